@@ -1,0 +1,1 @@
+"""Schedules as data: actions, programs, rules, lowering, simulation. No torch, no devices."""

@@ -1,0 +1,1 @@
+"""Schedules: one small pure function per family, found by name in `registry`."""

@@ -1,0 +1,134 @@
+"""Runs one rank's row of a lowered program: one function per op, one loop, one span per action.
+
+    for action in row:            F   take input, run the stage, keep the output for its SEND
+        operation[action.op]      B   take output gradient, run backward, keep the input gradient
+                                  SEND_*  hand what was kept to the channel
+                                  RECV_*  post a buffer on the channel
+
+Only F and B can wait, and only for their input. The wait is outside their span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.model.data import StepBatch
+from engine.plan.action import Action, Op
+from engine.plan.lower import Channel as Edge
+from engine.plan.lower import channel_of, incoming
+from engine.plan.program import Program
+from engine.plan.spans import Span, lane_of
+from engine.run.clock import Clock, Mark
+from engine.run.p2p import Channel
+from engine.run.stage import Stage
+
+
+class Executor:
+    """Executes the same row step after step.
+
+    `hidden_shape` is that of every message, `[batch, seq, hidden]`, in `hidden_dtype`.
+    """
+
+    def __init__(
+        self,
+        lowered: Program,
+        rank: int,
+        stages: dict[int, Stage],
+        channels: dict[Edge, Channel],
+        clock: Clock,
+        hidden_shape: tuple[int, ...],
+        hidden_dtype: torch.dtype,
+    ) -> None:
+        self._program, self._rank, self._row = lowered, rank, lowered.actions[rank]
+        self._stages, self._channels, self._clock = stages, channels, clock
+        self._hidden_shape, self._hidden_dtype = hidden_shape, hidden_dtype
+        self._operations: dict[Op, Callable[[Action], None]] = {
+            Op.F: self._forward,
+            Op.B: self._backward,
+            Op.SEND_F: self._send,
+            Op.SEND_B: self._send,
+            Op.RECV_F: self._receive,
+            Op.RECV_B: self._receive,
+        }
+        self._outbox: dict[tuple[Op, int, int], Tensor] = {}
+        self._losses: list[Tensor] = []
+        self._timed: list[tuple[Action, Mark, Mark]] = []
+        self._batch: StepBatch | None = None
+        self.peak_held = 0
+
+    def run(self, batch: StepBatch) -> Tensor | None:
+        """Execute one step's actions. `batch` is on the stages' device.
+
+        Returns the step's mean loss per token (a scalar on the device) where the last stage is,
+        None elsewhere. Does not wait for the device.
+        """
+        self._batch = batch
+        self._losses.clear()
+        self._timed.clear()
+        for action in self._row:
+            self._operations[action.op](action)
+        return torch.stack(self._losses).sum() if self._losses else None
+
+    def time_action(self, action: Action, work: Callable[[], None]) -> None:
+        """Do something else inside the step, with a span of its own (the optimizer)."""
+        start = self._clock.mark()
+        work()
+        self._timed.append((action, start, self._clock.mark()))
+
+    def collect_spans(self, step: int) -> list[Span]:
+        """The spans of the step that just ran. Blocks until its transfers and kernels are done."""
+        transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
+        self._clock.end_step()
+        timed = [(action, start, end, 0) for action, start, end in self._timed]
+        timed += [(t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None]
+        return [self._span(step, *one) for one in timed]
+
+    def _span(self, step: int, action: Action, start: Mark, end: Mark, num_bytes: int) -> Span:
+        stage, op, microbatch = action
+        start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
+        lane = lane_of(op)
+        return Span(step, self._rank, lane, stage, op, microbatch, start_ns, end_ns, num_bytes)
+
+    def _forward(self, action: Action) -> None:
+        """Effect: the stage holds the microbatch. Blocks until its input is there."""
+        stage, _, microbatch = action
+        assert self._batch is not None
+        module = self._stages[stage].module
+        x = self._batch.inputs[microbatch] if module.is_first else self._take(action)
+        targets = self._batch.targets[microbatch] if module.is_last else None
+        start = self._clock.mark()
+        output = self._stages[stage].forward(microbatch, x, targets)
+        self._timed.append((action, start, self._clock.mark()))
+        if module.is_last:
+            self._losses.append(output)
+        else:
+            self._outbox[Op.SEND_F, stage, microbatch] = output
+        self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
+
+    def _backward(self, action: Action) -> None:
+        """Effect: gradients accumulated, the microbatch released. Blocks until its gradient is there."""
+        stage, _, microbatch = action
+        gradient = None if self._stages[stage].module.is_last else self._take(action)
+        start = self._clock.mark()
+        input_gradient = self._stages[stage].backward(microbatch, gradient)
+        self._timed.append((action, start, self._clock.mark()))
+        if input_gradient is not None:
+            self._outbox[Op.SEND_B, stage, microbatch] = input_gradient
+
+    def _send(self, action: Action) -> None:
+        """Effect: the message is queued. Never blocks; done when the peer has received it."""
+        message = self._outbox.pop((action.op, action.stage, action.microbatch))
+        self._channels[channel_of(action)].send(action, message)
+
+    def _receive(self, action: Action) -> None:
+        """Effect: a buffer is posted. Never blocks; done when the message is in it."""
+        channel = self._channels[channel_of(action)]
+        channel.post(action, self._hidden_shape, self._hidden_dtype)
+
+    def _take(self, action: Action) -> Tensor:
+        receive = incoming(action, self._program)
+        assert receive is not None
+        return self._channels[channel_of(receive)].take()

@@ -1,0 +1,297 @@
+"""Messages between stages: the only user of torch's point-to-point calls.
+
+A directed stage edge is one channel. Its messages keep order, sending never blocks the rank, and
+receives are posted ahead of need into buffers of their own.
+
+    program           channel                          peer
+    SEND  --send-->   queued, moves when both ready    RECV
+    RECV  --post-->   buffer waits for the message
+    F, B  --take-->   blocks until it is there
+
+Three kinds, one interface:
+- `HostChannel`: gloo. A thread per channel waits for each transfer, so that its end is stamped when
+  it happens, not when the rank next looks. For CUDA ranks that share a device (NCCL refuses them)
+  it also copies to and from pinned host memory.
+- `NcclChannel`: a communicator and a CUDA stream per channel; the host never waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.plan.action import Action
+from engine.plan.lower import Channel as Edge
+from engine.run.clock import Clock, Mark
+
+
+class TransferError(RuntimeError):
+    """A message was lost: the peer died, or the transport failed."""
+
+
+@dataclass
+class Transfer:
+    """One end of one message."""
+
+    action: Action
+    num_bytes: int
+    start: Mark
+    end: Mark | None = None
+
+
+class Channel(Protocol):
+    """One end, sending or receiving, of a directed stage edge."""
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Queue a message. Never blocks; `tensor` is let go once it has been moved."""
+
+    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Make a buffer ready for the next message. Never blocks."""
+
+    def take(self) -> Tensor:
+        """The oldest posted message. Blocks the host (gloo) or the compute stream (NCCL)."""
+
+    def finish_step(self) -> list[Transfer]:
+        """Block until every transfer is over; return and forget them. Raises TransferError."""
+
+    def close(self) -> None:
+        """Free threads and buffers; the channel is not used again."""
+
+
+class HostChannel:
+    """A channel over gloo, messages told apart by the edge's tag."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device, clock: Clock
+    ) -> None:
+        self._group, self._peer, self._tag = group, peer, tag
+        self._device, self._clock = device, clock
+        self._transfers: list[Transfer] = []
+        self._pending: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._arrived: SimpleQueue[Tensor | BaseException] = SimpleQueue()
+        self._finished: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._complete_in_order, daemon=True)
+        self._thread.start()
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        self._release_finished()
+        transfer = self._begin(action, tensor)
+        if self._device.type == "cuda":
+            staged, ready = _copy_to_host(tensor)
+            self._pending.put(lambda: self._finish_staged_send(transfer, staged, ready))
+        else:
+            work = dist.isend(tensor.contiguous(), self._peer, self._group, self._tag)
+            self._pending.put(lambda: self._finish(transfer, work))
+
+    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._release_finished()
+        buffer = torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
+        transfer = self._begin(action, buffer)
+        work = dist.irecv(buffer, self._peer, self._group, self._tag)
+        self._pending.put(lambda: self._finish_receive(transfer, work, buffer))
+
+    def take(self) -> Tensor:
+        arrived = self._arrived.get()
+        self._release_finished()
+        if isinstance(arrived, BaseException):
+            raise TransferError(f"receive from rank {self._peer}: {arrived}") from arrived
+        return arrived.to(self._device, non_blocking=True)
+
+    def finish_step(self) -> list[Transfer]:
+        is_idle = threading.Event()
+        self._pending.put(is_idle.set)
+        is_idle.wait()
+        self._release_finished()
+        if self._error is not None:
+            raise TransferError(f"transfer with rank {self._peer}: {self._error}")
+        finished, self._transfers = self._transfers, []
+        return finished
+
+    def close(self) -> None:
+        self._pending.put(None)
+        self._thread.join()
+
+    def _begin(self, action: Action, tensor: Tensor) -> Transfer:
+        transfer = Transfer(action, tensor.nbytes, self._clock.mark())
+        self._transfers.append(transfer)
+        return transfer
+
+    def _complete_in_order(self) -> None:
+        while (complete := self._pending.get()) is not None:
+            try:
+                complete()
+            except Exception as error:  # handed to the rank's own thread
+                self._error = error
+                self._arrived.put(error)
+            self._finished.put(complete)
+
+    def _release_finished(self) -> None:
+        """Let go of moved buffers on the rank's own thread.
+
+        Only that thread allocates, so this is early enough for the peak; and the profiler counts
+        frees on the thread that it was started on.
+        """
+        while not self._finished.empty():
+            self._finished.get()
+
+    def _finish(self, transfer: Transfer, work: dist.Work | None) -> None:
+        assert work is not None
+        work.wait()
+        transfer.end = self._clock.mark()
+
+    def _finish_receive(
+        self, transfer: Transfer, work: dist.Work | None, buffer: Tensor
+    ) -> None:
+        self._finish(transfer, work)
+        self._arrived.put(buffer)
+
+    def _finish_staged_send(
+        self, transfer: Transfer, staged: Tensor, ready: torch.cuda.Event
+    ) -> None:
+        ready.synchronize()  # in this thread: the rank itself runs on
+        self._finish(transfer, dist.isend(staged, self._peer, self._group, self._tag))
+
+
+def _copy_to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Start a copy to pinned memory on the current stream; the event tells when it is there."""
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged.copy_(tensor, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return staged, ready
+
+
+class NcclChannel:
+    """A channel with its own communicator and stream; ordering is by stream events alone."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, peer: int, device: torch.device, clock: Clock
+    ) -> None:
+        self._group, self._peer, self._device, self._clock = group, peer, device, clock
+        self._stream = torch.cuda.Stream(device)
+        self._transfers: list[Transfer] = []
+        self._arrived: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            transfer = Transfer(action, tensor.nbytes, self._clock.mark())
+            self._hold_stream(dist.isend(tensor, self._peer, self._group))
+            transfer.end = self._clock.mark()
+        tensor.record_stream(self._stream)  # the allocator reuses it only after the send
+        self._transfers.append(transfer)
+
+    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        with torch.cuda.stream(self._stream):
+            buffer = torch.empty(shape, dtype=dtype, device=self._device)
+            transfer = Transfer(action, buffer.nbytes, self._clock.mark())
+            self._hold_stream(dist.irecv(buffer, self._peer, self._group))
+            transfer.end = self._clock.mark()
+            arrival = torch.cuda.Event()
+            arrival.record()
+        self._transfers.append(transfer)
+        self._arrived.append((buffer, arrival))
+
+    def take(self) -> Tensor:
+        buffer, arrival = self._arrived.popleft()
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_event(arrival)
+        buffer.record_stream(compute)
+        return buffer
+
+    def finish_step(self) -> list[Transfer]:
+        self._stream.synchronize()
+        finished, self._transfers = self._transfers, []
+        return finished
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+    @staticmethod
+    def _hold_stream(work: dist.Work | None) -> None:
+        """Make the channel's stream, not the host, wait for NCCL's."""
+        assert work is not None
+        work.wait()
+
+
+class Fabric:
+    """Opens channels between ranks of the default process group.
+
+    Made once per process and used for case after case: communicators are expensive, so NCCL's are
+    kept by edge. Every rank of the default group must construct it, in the same order.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock, is_device_shared: bool) -> None:
+        self.device, self.clock = device, clock
+        self._uses_nccl = device.type == "cuda" and not is_device_shared
+        self._host_group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._nccl_groups: dict[tuple[Edge, int, int], dist.ProcessGroup] = {}
+        self._pair_groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+
+    @property
+    def transport(self) -> str:
+        if self._uses_nccl:
+            return "nccl"
+        return "gloo" if self.device.type == "cpu" else "gloo via host memory"
+
+    def open_channels(self, edges: list[Edge], ranks: tuple[int, ...]) -> dict[Edge, Channel]:
+        """This rank's end of each edge; `ranks[stage]` owns a stage.
+
+        Every rank of the program must call it with the same arguments: communicators are made in
+        the order of `edges`, one after the other, so that no two ranks wait for each other.
+        """
+        me = dist.get_rank() if dist.is_initialized() else 0
+        channels: dict[Edge, Channel] = {}
+        for index, edge in enumerate(edges):
+            source, target = ranks[edge.source], ranks[edge.target]
+            if me in (source, target):
+                peer = target if me == source else source
+                group = self._nccl_group(edge, source, target) if self._uses_nccl else None
+                channels[edge] = self._open(group, peer, index)
+        return channels
+
+    def pair_group(self, first: int, second: int) -> dist.ProcessGroup:
+        """A group of two ranks for collectives; both must ask for it, in the same order."""
+        key = (min(first, second), max(first, second))
+        if key not in self._pair_groups:
+            backend = "nccl" if self._uses_nccl else "gloo"
+            group = dist.new_group(list(key), backend=backend, use_local_synchronization=True)
+            self._pair_groups[key] = group
+        return self._pair_groups[key]
+
+    def _open(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> Channel:
+        if group is not None:
+            return NcclChannel(group, peer, self.device, self.clock)
+        assert self._host_group is not None
+        return HostChannel(self._host_group, peer, tag, self.device, self.clock)
+
+    def _nccl_group(self, edge: Edge, source: int, target: int) -> dist.ProcessGroup:
+        key = (edge, source, target)
+        if key not in self._nccl_groups:
+            group = dist.new_group([source, target], backend="nccl", use_local_synchronization=True)
+            self._nccl_groups[key] = group
+            self._connect(group, source, target)
+        return self._nccl_groups[key]
+
+    def _connect(self, group: dist.ProcessGroup, source: int, target: int) -> None:
+        """Move one number, so that the communicator exists before anything is timed.
+
+        NCCL builds it at first use and blocks the host until both ends are there: inside a step,
+        with ends used in different orders, that could hang.
+        """
+        number = torch.zeros(1, device=self.device)
+        if dist.get_rank() == source:
+            dist.send(number, target, group)
+        else:
+            dist.recv(number, source, group)
+        torch.cuda.synchronize(self.device)

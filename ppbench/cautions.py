@@ -1,0 +1,60 @@
+"""Every warning that a figure can carry, each with its remedy.
+
+A caution never hides a figure and never changes it; it travels with the row into every listing
+and report.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Caution(Enum):
+    """Name of the caution -> what is wrong, and what to do about it."""
+
+    oversubscribed = (
+        "More rank threads than CPU cores: ranks took turns on a core, so bubble and step time say "
+        "nothing about the schedule. Use no more ranks than cores."
+    )
+    noisy_steps = (
+        "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
+        "machine or raise measure.steps."
+    )
+    few_steps = (
+        "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
+    )
+    no_warmup = (
+        "No warm-up steps: the first measured step includes allocation and caches being filled. "
+        "Set measure.warmup_steps to 1 or more."
+    )
+
+    @property
+    def remedy(self) -> str:
+        return self.value
+
+
+MAX_RELATIVE_DEVIATION = 0.10
+MIN_STEPS = 3
+
+
+def cautions_for(
+    *,
+    device: str,
+    rank_threads: int,
+    num_cores: int,
+    warmup_steps: int,
+    num_steps: int,
+    relative_deviation: float,
+) -> list[Caution]:
+    """The cautions that a run's circumstances call for, in order of severity.
+
+    `rank_threads` is ranks × threads on one machine, `relative_deviation` the median absolute
+    deviation of the step times over their median.
+    """
+    holds = {
+        Caution.oversubscribed: device == "cpu" and rank_threads > num_cores,
+        Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
+        Caution.few_steps: num_steps < MIN_STEPS,
+        Caution.no_warmup: warmup_steps == 0,
+    }
+    return [caution for caution, is_true in holds.items() if is_true]

@@ -1,0 +1,1 @@
+"""From a TOML file to frozen cases: parsed, checked, located when wrong, expanded."""

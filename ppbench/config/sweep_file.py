@@ -1,0 +1,303 @@
+"""Reads a sweep file: parse, override, check, expand into frozen cases.
+
+    text --tomllib--> tree --(--set)--> tree --schema--> settings x grid - exclude --> cases
+
+Every refusal names file, line, key, value and what is allowed, and happens before anything is
+written or started.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from engine.model.partition import PartitionError, partition_layers
+from engine.model.presets import PRESETS
+from ppbench.config.case import Case, Measure, Sweep
+from ppbench.config.locate import line_of
+from ppbench.config.problems import describe, shown
+from ppbench.config.schema import SweepFile, known_keys
+from ppbench.errors import SweepFileError, UsageError, nearest
+
+MAX_CASES = 100_000
+_NOT_AN_AXIS = ("name",)
+_MEASURE = "measure."
+Tree = dict[str, object]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The file as the user sees it, for messages."""
+
+    file: str
+    text: str
+    overridden: frozenset[str]
+
+    def error(self, path: tuple[str | int, ...], problem: str) -> SweepFileError:
+        key = ".".join(str(step) for step in path if isinstance(step, str))
+        if key in self.overridden or key.removeprefix("grid.") in self.overridden:
+            return SweepFileError("--set", None, key, problem)
+        line = next((n for end in _shortened(path) if (n := line_of(self.text, end))), None)
+        return SweepFileError(self.file, line, key, problem)
+
+
+def _shortened(path: tuple[str | int, ...]) -> Iterable[tuple[str | int, ...]]:
+    """The path, then its parents: an absent key is reported where its table stands."""
+    return (path[:length] for length in range(len(path), 0, -1))
+
+
+def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Sweep:
+    """The cases of a sweep file.
+
+    `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is what
+    `device = "auto"` means here. Raises UsageError for a file that cannot be read or an override
+    that cannot be parsed, SweepFileError for everything in the file.
+    """
+    text = _read_text(file)
+    tree = _parse(file, text)
+    pairs = [_parse_override(override) for override in overrides]
+    for key, value in pairs:
+        _override(tree, key, value)
+    source = _Source(str(file), text, frozenset(key for key, _ in pairs))
+    grid = _flat(source, tree.pop("grid", {}), ("grid",))
+    exclude = _read_exclude(source, tree.pop("exclude", []))
+    tree.setdefault("name", file.stem)
+    _validated(source, tree, ())
+    axes = _checked_axes(source, tree, grid)
+    cases = tuple(_expand(source, tree, axes, exclude, default_device))
+    if not cases:
+        raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
+    _check_unique(source, cases)
+    return Sweep(str(tree["name"]), str(file), cases, tuple(_field(key) for key in axes))
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not a text file: {error.reason} at byte {error.start}") from error
+
+
+def _parse(file: Path, text: str) -> Tree:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).partition(" (at ")
+        line = place.removeprefix("line ").partition(",")[0]
+        number = int(line) if line.isdigit() else max(1, len(text.splitlines()))
+        raise SweepFileError(str(file), number, None, f"not valid TOML: {message}") from None
+
+
+def _parse_override(override: str) -> tuple[str, object]:
+    """`train.microbatch_size=2`; a value that is not TOML is taken as a string."""
+    key, separator, value = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise UsageError(f"--set {override}: expected KEY=VALUE, such as train.microbatch_size=2")
+    bare = key.removeprefix("grid.")
+    if bare not in known_keys():
+        raise UsageError(f'--set {override}: unknown key "{bare}"{nearest(bare, known_keys())}')
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
+def _override(tree: Tree, key: str, value: object) -> None:
+    """Replace an axis if the key is one (or the value is an array), else the setting."""
+    bare = key.removeprefix("grid.")
+    grid = tree.setdefault("grid", {})
+    is_axis = isinstance(grid, dict) and _take(grid, bare)
+    wants_axis = key != bare or (isinstance(value, list) and bare != "model.partition")
+    if isinstance(grid, dict) and (is_axis or wants_axis):
+        grid[bare] = value if isinstance(value, list) else [value]
+    else:
+        _put(tree, bare, value)
+
+
+def _take(table: Tree, key: str) -> bool:
+    """Remove a dotted key, written nested or quoted; whether it was there."""
+    if key in table:
+        del table[key]
+        return True
+    head, _, rest = key.partition(".")
+    inner = table.get(head)
+    return bool(rest) and isinstance(inner, dict) and _take(inner, rest)
+
+
+def _put(tree: Tree, key: str, value: object) -> None:
+    """Set a dotted key. A section that is not a table is left for the schema to refuse."""
+    head, _, rest = key.partition(".")
+    if not rest:
+        tree[head] = value
+    elif isinstance(inner := tree.setdefault(head, {}), dict):
+        tree[head] = {**inner, rest: value}
+
+
+def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
+    """Nested tables as dotted keys; every key must be known."""
+    if not isinstance(table, dict):
+        raise source.error(path, f"expected a table, got {shown(table)}")
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            inner = _flat(source, {f"{key}.{k}": v for k, v in value.items()}, path)
+            flat.update(inner)
+        elif key in known_keys() and key not in _NOT_AN_AXIS:
+            flat[key] = value
+        else:
+            known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
+            raise source.error((*path, *_written(table, key)), f"unknown key{nearest(key, known)}")
+    return flat
+
+
+def _written(table: Mapping[str, object], key: str) -> tuple[str, ...]:
+    return (key,) if key in table else tuple(key.split("."))
+
+
+def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
+    if not isinstance(tables, list):
+        raise source.error(("exclude",), "expected [[exclude]], an array of tables")
+    excluded = []
+    for index, table in enumerate(tables):
+        flat = _flat(source, table, ("exclude", index))
+        if not flat:
+            raise source.error(("exclude", index), "is empty and would exclude every case")
+        excluded.append(
+            {key: _checked_value(source, key, v, ("exclude", index)) for key, v in flat.items()}
+        )
+    return excluded
+
+
+def _checked_axes(source: _Source, tree: Tree, grid: dict[str, object]) -> dict[str, list[object]]:
+    axes: dict[str, list[object]] = {}
+    for key, values in grid.items():
+        listed = values if isinstance(values, list) else [values]
+        if not listed:
+            raise source.error(("grid", key), "an axis needs at least one value, got []")
+        checked = [
+            _checked_value(source, key, value, ("grid",), index)
+            for index, value in enumerate(listed)
+        ]
+        for index, value in enumerate(checked):
+            if value in checked[:index]:
+                raise source.error(("grid", key), f"{shown(value)} is listed twice")
+        axes[key] = checked
+    num_cases = math.prod(len(values) for values in axes.values())
+    if num_cases > MAX_CASES:
+        raise source.error(("grid",), f"{num_cases:,} cases; at most {MAX_CASES:,} are possible")
+    return axes
+
+
+def _checked_value(
+    source: _Source,
+    key: str,
+    value: object,
+    table: tuple[str | int, ...],
+    index: int | None = None,
+) -> object:
+    """One axis or exclude value, checked as if it were set by itself; aliases resolved."""
+    trial: Tree = {"name": "x"}
+    _put(trial, key, value)
+    try:
+        settings = SweepFile.model_validate(trial).model_dump()
+    except ValidationError as error:
+        written = (key,) if line_of(source.text, (*table, key)) else tuple(key.split("."))
+        where = (*table, *written) if index is None else (*table, *written, index)
+        raise source.error(where, describe(error.errors()[0], SweepFile)) from None
+    head, _, rest = key.partition(".")
+    return settings[head][rest] if rest else settings[head]
+
+
+def _validated(source: _Source, tree: Tree, where: tuple[str | int, ...]) -> SweepFile:
+    try:
+        return SweepFile.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = where or tuple(first["loc"])
+        raise source.error(path, describe(first, SweepFile)) from None
+
+
+def _expand(
+    source: _Source,
+    tree: Tree,
+    axes: dict[str, list[object]],
+    exclude: list[dict[str, object]],
+    default_device: str,
+) -> Iterable[tuple[Case, Measure]]:
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        combined: Tree = dict(tree)
+        for key, value in point.items():
+            _put(combined, key, value)
+        settings = _flattened(_validated(source, combined, ("grid",)))
+        if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
+            continue
+        if settings["device"] == "auto":
+            settings["device"] = default_device
+        case, measure = _frozen(settings)
+        _check_possible(source, case, axes)
+        yield case, measure
+
+
+def _flattened(checked: SweepFile) -> dict[str, object]:
+    """Dotted key -> value of every setting."""
+    flat: dict[str, object] = {}
+    for key, value in checked.model_dump().items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{inner}": v for inner, v in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _field(key: str) -> str:
+    """The name of the case's field for a dotted key."""
+    return key.removeprefix(_MEASURE) if key.startswith(_MEASURE) else key.replace(".", "_")
+
+
+def _frozen(settings: dict[str, object]) -> tuple[Case, Measure]:
+    measure = {_field(k): v for k, v in settings.items() if k.startswith(_MEASURE)}
+    case = {
+        _field(k): v
+        for k, v in settings.items()
+        if not k.startswith(_MEASURE) and k not in _NOT_AN_AXIS
+    }
+    return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
+
+
+def _check_possible(source: _Source, case: Case, axes: dict[str, list[object]]) -> None:
+    """Combinations whose parts are valid but that no model can run."""
+    preset = PRESETS[case.model_preset]
+    if case.seq_len > preset.max_position_embeddings:
+        problem = (
+            f"{case.seq_len} is longer than the {preset.max_position_embeddings} positions "
+            f"of {case.model_preset}"
+        )
+        raise source.error(_path_of("seq_len", axes), problem)
+    try:
+        partition_layers(case.model_partition, preset.num_hidden_layers, case.world_size)
+    except PartitionError as error:
+        problem = f"{error} (model {case.model_preset}, world_size {case.world_size})"
+        raise source.error(_path_of("model.partition", axes), problem) from None
+
+
+def _path_of(key: str, axes: dict[str, list[object]]) -> tuple[str | int, ...]:
+    return ("grid", key) if key in axes else tuple(key.split("."))
+
+
+def _check_unique(source: _Source, cases: tuple[tuple[Case, Measure], ...]) -> None:
+    """Two spellings of one setting (such as `auto` and `cpu`) would measure a case twice."""
+    seen = set()
+    for planned in cases:
+        if planned in seen:
+            raise source.error(("grid",), f"describes case {planned[0].case_id} twice")
+        seen.add(planned)

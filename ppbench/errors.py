@@ -1,0 +1,51 @@
+"""Every error that a user can cause, with the exit code that the command line gives it.
+
+    PpbenchError
+    ├── UsageError            2  something that was typed: a command line, a path, a run id
+    │   └── SweepFileError    2  a sweep file, with file, line and key
+    ├── StoreError            2  the results folder cannot be read or written
+    └── LaunchError           4  the workers could not be started
+
+A message says what, where, what was expected and the fix, in that order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PpbenchError(Exception):
+    """Shown to the user as its message alone; `exit_code` is the process's."""
+
+    exit_code = 2
+
+
+class UsageError(PpbenchError):
+    """Something on the command line cannot be used."""
+
+
+class SweepFileError(UsageError):
+    """A sweep file cannot be used: `file:line: key: problem`."""
+
+    def __init__(self, file: str, line: int | None, key: str | None, problem: str) -> None:
+        where = file if line is None else f"{file}:{line}"
+        super().__init__(": ".join(part for part in (where, key, problem) if part))
+
+
+class StoreError(PpbenchError):
+    """The results folder cannot be read or written."""
+
+
+class LaunchError(PpbenchError):
+    """The workers could not be started or ended without doing their work."""
+
+    exit_code = 4
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f'; did you mean "{close[0]}"?' if close else "."
+    return f"{hint} Known: {', '.join(names)}"
