@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -46,7 +47,7 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
     """One pydantic error as `problem; what is allowed`."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown key{nearest(str(error['loc'][-1]), _siblings(error['loc'], schema))}"
+        return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema))
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {shown(value)}"
     if kind == "literal_error":
@@ -66,6 +67,10 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
         name, words = bounds[kind]
         return f"{value} is out of range; must be {words} {context[name]}"
     return f"{error['msg']}; got {shown(value)}"
+
+
+def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
+    return f"unknown key, set to {shown(value)}{nearest(key, known)}"
 
 
 def _unknown_word(value: object, expected: str) -> str:

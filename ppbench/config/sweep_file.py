@@ -21,7 +21,7 @@ from engine.model.partition import PartitionError, partition_layers
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.config.locate import line_of
-from ppbench.config.problems import describe, shown
+from ppbench.config.problems import describe, shown, unknown_key
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
 
@@ -115,22 +115,21 @@ def _override(tree: Tree, key: str, value: object) -> None:
     """Replace an axis if the key is one (or the value is an array), else the setting."""
     bare = key.removeprefix("grid.")
     grid = tree.setdefault("grid", {})
-    is_axis = isinstance(grid, dict) and _take(grid, bare)
+    if not isinstance(grid, dict):
+        return  # left for the check of [grid] to refuse
+    is_axis = bare in grid or _take(grid, bare)
     wants_axis = key != bare or (isinstance(value, list) and bare != "model.partition")
-    if isinstance(grid, dict) and (is_axis or wants_axis):
+    if is_axis or wants_axis:
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
 
 
 def _take(table: Tree, key: str) -> bool:
-    """Remove a dotted key, written nested or quoted; whether it was there."""
-    if key in table:
-        del table[key]
-        return True
+    """Remove a dotted key that is written as nested tables; whether it was there."""
     head, _, rest = key.partition(".")
     inner = table.get(head)
-    return bool(rest) and isinstance(inner, dict) and _take(inner, rest)
+    return isinstance(inner, dict) and inner.pop(rest, None) is not None
 
 
 def _put(tree: Tree, key: str, value: object) -> None:
@@ -155,7 +154,8 @@ def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[s
             flat[key] = value
         else:
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
-            raise source.error((*path, *_written(table, key)), f"unknown key{nearest(key, known)}")
+            problem = unknown_key(key, value, known)
+            raise source.error((*path, *_written(table, key)), problem)
     return flat
 
 
@@ -288,6 +288,18 @@ def _check_possible(source: _Source, case: Case, axes: dict[str, list[object]]) 
     except PartitionError as error:
         problem = f"{error} (model {case.model_preset}, world_size {case.world_size})"
         raise source.error(_path_of("model.partition", axes), problem) from None
+    _check_text_file(source, case, axes)
+
+
+def _check_text_file(source: _Source, case: Case, axes: dict[str, list[object]]) -> None:
+    kind, _, path = case.data_source.partition(":")
+    if kind != "text":
+        return
+    key = _path_of("data.source", axes)
+    if not Path(path).is_file():
+        raise source.error(key, f"no such file: {path} (relative to the working directory)")
+    if (size := Path(path).stat().st_size) <= case.seq_len:
+        raise source.error(key, f"{path} has {size} bytes; seq_len {case.seq_len} needs more")
 
 
 def _path_of(key: str, axes: dict[str, list[object]]) -> tuple[str | int, ...]:

@@ -1,0 +1,121 @@
+"""Spans to figures. Pure functions, the same for measured and for simulated spans.
+
+"Bubble" has rival definitions in the literature; all three are computed and each is stored under
+its own name. With C the compute time summed over ranks, p ranks, T the step's duration:
+
+    bubble_fraction         1 - C / (p T)
+    bubble_idle_over_ideal  (p T - C) / C
+    bubble_max_stage_span   1 - (C / p) / (longest span of one rank, its first start to last end)
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
+
+STEP_FIGURES = (
+    "step_ns",
+    "optimizer_ns",
+    "step_with_optimizer_ns",
+    "tokens_per_s",
+    "bubble_fraction",
+    "bubble_idle_over_ideal",
+    "bubble_max_stage_span",
+)
+
+
+def step_figures(spans: pd.DataFrame, world_size: int, tokens_per_step: int) -> pd.DataFrame:
+    """One row per step, in order of `step`, with the columns `step` and `STEP_FIGURES`.
+
+    `spans` has the columns of `engine.plan.spans.Span`. Times are nanoseconds. Without optimizer
+    spans (a simulation) the step ends with its last action.
+    """
+    program = spans[spans["op"] != Op.OPT.value]
+    start = program.groupby("step")["start_ns"].min()
+    end = program.groupby("step")["end_ns"].max()
+    optimizer = spans[spans["op"] == Op.OPT.value]
+    optimizer_end = optimizer.groupby("step")["end_ns"].max().reindex(end.index)
+    full_end = optimizer_end.fillna(end).astype("int64").clip(lower=end)
+    optimizer_ns = (optimizer["end_ns"] - optimizer["start_ns"]).groupby(optimizer["step"]).max()
+    figures = pd.DataFrame(
+        {
+            "step_ns": end - start,
+            "optimizer_ns": optimizer_ns.reindex(end.index).fillna(0).astype("int64"),
+            "step_with_optimizer_ns": full_end - start,
+        }
+    )
+    figures["tokens_per_s"] = tokens_per_step / (figures["step_with_optimizer_ns"] / 1e9)
+    bubbles = _bubbles(spans, figures["step_ns"], world_size)
+    return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()
+
+
+def _bubbles(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.DataFrame:
+    compute = compute_spans(spans)
+    total = (compute["end_ns"] - compute["start_ns"]).groupby(compute["step"]).sum()
+    by_rank = compute.groupby(["step", "rank"])
+    rank_span = by_rank["end_ns"].max() - by_rank["start_ns"].min()
+    longest = rank_span.groupby("step").max()
+    capacity = world_size * step_ns
+    return pd.DataFrame(
+        {
+            "bubble_fraction": 1 - total / capacity,
+            "bubble_idle_over_ideal": (capacity - total) / total,
+            "bubble_max_stage_span": 1 - total / world_size / longest,
+        }
+    )
+
+
+def compute_spans(spans: pd.DataFrame) -> pd.DataFrame:
+    """The F, B, I and W spans."""
+    return spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
+
+
+def rank_figures(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.DataFrame:
+    """One row per rank: `rank`, `compute_ns`, `idle_fraction`, each the median over steps.
+
+    `step_ns` is indexed by step. A rank without compute is idle throughout.
+    """
+    compute = compute_spans(spans)
+    duration = compute["end_ns"] - compute["start_ns"]
+    per_step = duration.groupby([compute["step"], compute["rank"]]).sum().unstack(fill_value=0)
+    per_step = per_step.reindex(index=step_ns.index, columns=range(world_size), fill_value=0)
+    idle = 1 - per_step.div(step_ns, axis=0)
+    figures = pd.DataFrame({"compute_ns": per_step.median(), "idle_fraction": idle.median()})
+    return figures.rename_axis("rank").reset_index()
+
+
+def run_figures(steps: pd.DataFrame) -> dict[str, float]:
+    """The median over steps of every step figure, and the steps' relative deviation.
+
+    `step_relative_deviation` is the median absolute deviation of the full step time over its
+    median: a few slow steps do not move it.
+    """
+    medians = {name: float(steps[name].median()) for name in STEP_FIGURES}
+    full = steps["step_with_optimizer_ns"]
+    deviation = (full - full.median()).abs().median() / full.median()
+    return {**medians, "step_relative_deviation": float(deviation)}
+
+
+def median_step(steps: pd.DataFrame) -> int:
+    """The step whose full time is the median (the lower of the two middle ones)."""
+    ordered = steps.sort_values(["step_with_optimizer_ns", "step"])
+    return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
+
+
+def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
+    """For each span, when it really began.
+
+    A receive is posted long before its message exists. Its bytes can move only when both ends are
+    ready, so it (and its send) begin at the later of the two starts. Other spans begin when they
+    start. Indexed as `spans`.
+    """
+    transfers = spans[spans["op"].isin([op.value for op in SEND_OPS | RECV_OPS])]
+    direction = transfers["op"].str[-1]
+    sender = transfers["stage"].where(
+        transfers["op"].isin([op.value for op in SEND_OPS]),
+        transfers["stage"] + direction.map({"F": -1, "B": 1}),
+    )
+    message = [transfers["step"], direction, sender, transfers["microbatch"]]
+    began = transfers.groupby(message)["start_ns"].transform("max")
+    return spans["start_ns"].mask(spans.index.isin(transfers.index), began.reindex(spans.index))

@@ -1,0 +1,196 @@
+"""What a timing depends on besides the case: machine, software, commit.
+
+Read without importing torch, so that the controller and every worker derive the same fingerprint
+from the same facts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine and its software."""
+
+    hostname: str
+    platform: str
+    python: str
+    cpu: str
+    num_cores: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...]
+    interconnect: str | None
+    driver: str | None
+    torch: str
+    cuda: str | None
+    nccl: str | None
+    transformers: str
+
+    def fingerprint(self, device: str, threads_per_rank: int) -> str:
+        """Short hash of what makes the timings of two runs comparable."""
+        facts: dict[str, object] = {
+            "device": device,
+            "cpu": self.cpu,
+            "num_cores": self.num_cores,
+            "torch": self.torch,
+            "threads": threads_per_rank,
+        }
+        if device == "cuda":
+            facts |= {
+                "gpus": sorted(gpu.name for gpu in self.gpus),
+                "interconnect": self.interconnect,
+                "driver_major": (self.driver or "").partition(".")[0],
+                "cuda": self.cuda,
+                "nccl": self.nccl,
+            }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The state of a git work tree."""
+
+    commit: str
+    branch: str | None
+    is_dirty: bool
+    changes: str  # hash of the uncommitted changes, empty when clean
+
+
+@functools.cache
+def read_environment() -> Environment:
+    gpus, driver, interconnect = _read_gpus()
+    torch_facts = _torch_build()
+    return Environment(
+        hostname=platform.node(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        cpu=_cpu_model(),
+        num_cores=available_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=gpus,
+        interconnect=interconnect,
+        driver=driver,
+        torch=torch_facts.get("__version__", _version("torch") or "missing"),
+        cuda=torch_facts.get("cuda"),
+        nccl=_nccl_version(),
+        transformers=_version("transformers") or "missing",
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use, which a container may have fewer of than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_device() -> str:
+    """What `device = "auto"` means here."""
+    environment = read_environment()
+    return "cuda" if environment.gpus and environment.cuda else "cpu"
+
+
+def read_commit(folder: Path) -> Commit | None:
+    """The commit of the work tree around `folder`; None where there is none, or no git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no") or ""
+    diff = _git(folder, "diff", "HEAD") or ""
+    digest = hashlib.sha256((changes + diff).encode()).hexdigest()[:12] if changes else ""
+    branch = _git(folder, "symbolic-ref", "--short", "HEAD")
+    return Commit(commit, branch, bool(changes), digest)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    """GPUs, driver version and interconnect, from NVML; empty where there is no NVIDIA driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), None, None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(
+            Gpu(_text(pynvml.nvmlDeviceGetName(h)), pynvml.nvmlDeviceGetMemoryInfo(h).total)
+            for h in handles
+        )
+        links = min((_num_nvlinks(handle) for handle in handles), default=0)
+        interconnect = f"{links} NVLink" if links else "PCIe"
+        return gpus, _text(pynvml.nvmlSystemGetDriverVersion()), interconnect
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _num_nvlinks(handle: object) -> int:
+    import pynvml
+
+    count = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            count += pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError:
+            break
+    return count
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _nccl_version() -> str | None:
+    names = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+    return next((version for name in names if (version := _version(name))), None)
+
+
+def _torch_build() -> dict[str, str]:
+    """`__version__` and `cuda` from torch's own version file, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    found = re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, flags=re.MULTILINE)
+    return dict(found)

@@ -1,0 +1,122 @@
+"""What the controller and its workers tell each other: a job file and a journal.
+
+The job file lists what to run. The journal is a file of JSON lines that rank 0 appends to; the
+controller follows it for its display, and restarted workers read it to know what is left. Both
+live in one folder per launch, beside the workers' logs.
+
+    results/launches/<launch_id>/job.json
+                                 journal.jsonl
+                                 error-rank<r>.json   the exception that ended a rank
+                                 logs/                what each worker printed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ppbench.config.case import Case, Measure
+from ppbench.run.environment import Commit
+
+Event = dict[str, str | int | float | None]
+EventName = Literal["case", "step", "row", "end"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One run to do."""
+
+    case: Case
+    measure: Measure
+    launch: int
+    resume_key: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch's work and what every row of it carries."""
+
+    results: str
+    sweep_id: str
+    sweep_name: str
+    sweep_file: str
+    commit: Commit | None
+    items: tuple[Item, ...]
+
+
+def write_job(folder: Path, job: Job) -> Path:
+    folder.mkdir(parents=True)
+    path = folder / "job.json"
+    path.write_text(json.dumps(dataclasses.asdict(job)))
+    return path
+
+
+def read_job(path: Path) -> Job:
+    data = json.loads(path.read_text())
+    items = tuple(_read_item(item) for item in data.pop("items"))
+    commit = data.pop("commit")
+    return Job(**data, items=items, commit=None if commit is None else Commit(**commit))
+
+
+def _read_item(data: dict[str, object]) -> Item:
+    case, measure = data.pop("case"), data.pop("measure")
+    assert isinstance(case, dict) and isinstance(measure, dict)
+    if isinstance(case["model_partition"], list):
+        case["model_partition"] = tuple(case["model_partition"])
+    return Item(Case(**case), Measure(**measure), **data)  # type: ignore[arg-type]  # our own file
+
+
+class Journal:
+    """Appended by rank 0, followed by the controller."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal.jsonl"
+        self._offset = 0
+
+    def append(self, event: EventName, **details: str | int | float | None) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"event": event, **details}) + "\n")
+
+    def new_events(self) -> Iterator[Event]:
+        """Events since the last call; a line still being written is left for the next one."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield json.loads(line)
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The exception that ended a rank."""
+
+    rank: int
+    at: float  # seconds since the epoch
+    status: str
+    message: str
+    traceback: str
+
+
+def write_rank_error(folder: Path, rank: int, status: str, error: BaseException) -> None:
+    trace = "".join(traceback.format_exception(error))
+    record = RankError(rank, time.time(), status, f"{type(error).__name__}: {error}", trace)
+    (folder / f"error-rank{rank}.json").write_text(json.dumps(dataclasses.asdict(record)))
+
+
+def take_rank_errors(folder: Path) -> list[RankError]:
+    """Every rank's error, the earliest (the cause) first; their files are removed."""
+    errors = []
+    for path in folder.glob("error-rank*.json"):
+        errors.append(RankError(**json.loads(path.read_text())))
+        path.unlink()
+    return sorted(errors, key=lambda error: error.at)

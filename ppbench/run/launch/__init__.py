@@ -1,0 +1,1 @@
+"""Ways to start the workers; each starts the same `ppbench.run.worker`."""

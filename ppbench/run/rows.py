@@ -1,0 +1,124 @@
+"""Rows of the store from what the ranks of a case report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from engine.plan.schedules.registry import theoretical_bubble_fraction
+from ppbench import __version__
+from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.cautions import cautions_for
+from ppbench.config.case import Setting
+from ppbench.run.environment import read_environment
+from ppbench.run.job import Item, Job, RankError
+from ppbench.store import Store, new_run_id
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank measured."""
+
+    facts: dict[str, object]  # columns of `ranks`
+    spans: dict[str, list[object]]  # columns of the measured steps' spans
+    losses: list[float | None]  # of every step, warm-up included; None off the last stage
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What all ranks measured, in order of rank, and what holds for the whole case."""
+
+    ranks: list[RankResult]
+    facts: dict[str, object]  # columns of `runs`
+
+
+def write_result(job: Job, item: Item, result: CaseResult) -> str:
+    """Store a case that ran; returns its run id."""
+    case = item.case
+    spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
+    origin = spans["start_ns"].min()
+    spans[["start_ns", "end_ns"]] -= origin
+    steps = step_figures(spans, case.world_size, case.tokens_per_step)
+    losses = next(r.losses for r in result.ranks if r.losses and r.losses[0] is not None)
+    steps["loss"] = [losses[step] for step in steps["step"]]
+    by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
+    ranks = [
+        {**rank.facts, **figures}
+        for rank, figures in zip(result.ranks, by_rank.to_dict("records"), strict=True)
+    ]
+    figures = run_figures(steps)
+    run = {
+        **_row_of(job, item),
+        **result.facts,
+        **figures,
+        "status": "ok",
+        "bubble_fraction_theory": theoretical_bubble_fraction(
+            case.schedule, case.world_size, case.num_microbatches
+        ),
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "peak_held_microbatches": max(rank["peak_held_microbatches"] for rank in ranks),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "cautions": _cautions(item, figures["step_relative_deviation"]),
+    }
+    Store(Path(job.results)).write_run(run, steps.to_dict("records"), ranks, spans)
+    return str(run["run_id"])
+
+
+def failed_row(job: Job, item: Item, errors: list[RankError]) -> str:
+    """Store a case that did not finish; `errors` has the cause first, or nothing after a crash."""
+    if errors:
+        status = errors[0].status
+        text = f"rank {errors[0].rank}: {errors[0].message}\n{errors[0].traceback}"
+    else:
+        status, text = "crash", "a worker died without a Python error (killed or crashed)"
+    run = {**_row_of(job, item), "status": status, "error": text, "cautions": ""}
+    Store(Path(job.results)).write_run(run, [], [], pd.DataFrame())
+    return str(run["run_id"])
+
+
+def _row_of(job: Job, item: Item) -> dict[str, object]:
+    """What is known of a run before it has begun."""
+    environment, commit, case = read_environment(), job.commit, item.case
+    return {
+        "run_id": new_run_id(),
+        "sweep_id": job.sweep_id,
+        "sweep_name": job.sweep_name,
+        "sweep_file": job.sweep_file,
+        "resume_key": item.resume_key,
+        "case_id": case.case_id,
+        "launch": item.launch,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: _stored(value) for name, value in case.settings().items()},
+        "tokens_per_step": case.tokens_per_step,
+        "measure_warmup_steps": item.measure.warmup_steps,
+        "measure_steps": item.measure.steps,
+        "measure_verify": item.measure.verify,
+        "commit": None if commit is None else commit.commit,
+        "branch": None if commit is None else commit.branch,
+        "is_dirty": None if commit is None else commit.is_dirty,
+        "fingerprint": environment.fingerprint(case.device, case.launch_threads_per_rank),
+        "environment": environment.as_json(),
+        "ppbench_version": __version__,
+    }
+
+
+def _stored(value: Setting) -> Setting:
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+def _cautions(item: Item, relative_deviation: float) -> str:
+    case, measure = item.case, item.measure
+    found = cautions_for(
+        device=case.device,
+        rank_threads=case.world_size * case.launch_threads_per_rank,
+        num_cores=read_environment().num_cores,
+        warmup_steps=measure.warmup_steps,
+        num_steps=measure.steps,
+        relative_deviation=relative_deviation,
+    )
+    return ",".join(caution.name for caution in found)

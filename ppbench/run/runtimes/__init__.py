@@ -1,0 +1,1 @@
+"""What can run a case: one module per runtime."""

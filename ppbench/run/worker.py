@@ -1,0 +1,201 @@
+"""Process entry of a rank: lives for a whole launch and runs case after case.
+
+    python -m torch.distributed.run ... -m ppbench.run.worker JOB.json
+
+A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
+leaves its error in the launch's folder and dies; the agent restarts all workers, rank 0 turns the
+error into a row, and the next case begins.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from engine.plan.rules import ProgramError
+from engine.plan.spans import COLUMNS, Span
+from engine.run.clock import clock_for
+from engine.run.memory import MemoryPeaks, reset_process_peak
+from engine.run.p2p import Fabric
+from ppbench.run.job import Item, Job, Journal, read_job, take_rank_errors, write_rank_error
+from ppbench.run.rows import CaseResult, RankResult, failed_row, write_result
+from ppbench.run.runtimes.engine import EngineRuntime, VerificationError
+
+WAIT_FOREVER = timedelta(days=30)
+"""Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
+
+
+def main(job_file: Path) -> None:
+    """Run what the journal says is left of the job."""
+    _join_other_ranks()
+    folder, job = job_file.parent, read_job(job_file)
+    worker = _Worker(job, folder)
+    try:
+        for index in worker.remaining():
+            worker.run_item(index)
+    except Exception as error:
+        write_rank_error(folder, dist.get_rank(), _status_of(error), error)
+        raise
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _join_other_ranks() -> None:
+    """Make the default process group, which carries control messages only.
+
+    The agent keeps its store when it restarts the workers, and gloo would read the addresses of
+    the dead ones from it; a prefix per restart keeps them apart (pytorch issue 135712).
+    """
+    environ = os.environ
+    store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(f"ppbench-attempt-{attempt}", store),
+        rank=int(environ["RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        timeout=WAIT_FOREVER,
+    )
+
+
+def _status_of(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in str(error):
+        return "oom"
+    return "invalid" if isinstance(error, VerificationError | ProgramError) else "error"
+
+
+class _Worker:
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job, self._folder, self._journal = job, folder, Journal(folder)
+        self._rank = dist.get_rank()
+        self._fabrics: dict[tuple[str, bool], Fabric] = {}
+        self._members: dict[int, dist.ProcessGroup] = {}
+
+    def remaining(self) -> list[int]:
+        """Indices of the items without a row; rank 0 first accounts for one that was cut short."""
+        left: list[list[int]] = [self._account_for_the_past() if self._rank == 0 else []]
+        dist.broadcast_object_list(left, src=0)
+        return left[0]
+
+    def _account_for_the_past(self) -> list[int]:
+        events = list(self._journal.new_events())
+        started = [int(e["index"] or 0) for e in events if e["event"] == "case"]
+        finished = {int(e["index"] or 0) for e in events if e["event"] == "row"}
+        errors = take_rank_errors(self._folder)
+        for index in started:
+            if index not in finished:
+                run_id = failed_row(self._job, self._job.items[index], errors)
+                status = errors[0].status if errors else "crash"
+                self._journal.append("row", index=index, run_id=run_id, status=status)
+                finished.add(index)
+        return [index for index in range(len(self._job.items)) if index not in finished]
+
+    def run_item(self, index: int) -> None:
+        item = self._job.items[index]
+        if self._rank == 0:
+            self._journal.append("case", index=index)
+        group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
+        if self._rank < item.case.world_size:
+            result = _measure(item, fabric, group, self._journal if self._rank == 0 else None)
+            if result is not None:
+                run_id = write_result(self._job, item, result)
+                self._journal.append("row", index=index, run_id=run_id, status="ok")
+        gc.collect()
+        dist.barrier()
+
+    def _group_of(self, world_size: int) -> dist.ProcessGroup:
+        """Control messages among the first ranks. Every rank asks, so that all make it together."""
+        if world_size not in self._members:
+            ranks = list(range(world_size))
+            group = dist.new_group(ranks, backend="gloo", timeout=WAIT_FOREVER)
+            self._members[world_size] = group
+        return self._members[world_size]
+
+    def _fabric_for(self, item: Item) -> Fabric:
+        case = item.case
+        torch.set_num_threads(case.launch_threads_per_rank)
+        num_devices = torch.cuda.device_count() if case.device == "cuda" else 0
+        is_shared = case.device == "cuda" and case.world_size > num_devices
+        key = (case.device, is_shared)
+        if key not in self._fabrics:
+            device = _device_of(case.device, num_devices)
+            self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
+        return self._fabrics[key]
+
+
+def _device_of(kind: str, num_devices: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    if num_devices == 0:
+        raise RuntimeError("the case asks for cuda, and torch sees no CUDA device here")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % num_devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _measure(
+    item: Item, fabric: Fabric, group: dist.ProcessGroup, journal: Journal | None
+) -> CaseResult | None:
+    """Warm up, measure, then one more step for memory. The result is on rank 0."""
+    reset_process_peak()
+    runtime = EngineRuntime(item.case, fabric)
+    if item.measure.verify:
+        runtime.verify()
+    num_warmup, num_steps = item.measure.warmup_steps, item.measure.steps
+    spans: list[Span] = []
+    losses: list[float | None] = []
+    for step in range(num_warmup + num_steps):
+        dist.barrier(group)
+        result = runtime.step(step)
+        losses.append(result.loss)
+        if step >= num_warmup:
+            spans += result.spans
+        if journal is not None:
+            _report_step(journal, item, step, result.spans)
+    dist.barrier(group)
+    peaks = runtime.measure_memory(num_warmup + num_steps)
+    ours = _rank_result(runtime, peaks, spans, losses)
+    runtime.close()
+    gathered: list[RankResult | None] = [None] * item.case.world_size
+    dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
+    if journal is None:
+        return None
+    return CaseResult([rank for rank in gathered if rank is not None], runtime.run_facts())
+
+
+def _report_step(journal: Journal, item: Item, step: int, spans: Sequence[Span]) -> None:
+    """Tell the controller, between steps, how fast rank 0 saw the last one."""
+    duration_ns = max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    total = item.measure.warmup_steps + item.measure.steps
+    tokens_per_s = item.case.tokens_per_step / (duration_ns / 1e9)
+    journal.append("step", step=step + 1, num_steps=total, tokens_per_s=tokens_per_s)
+
+
+def _rank_result(
+    runtime: EngineRuntime,
+    peaks: MemoryPeaks,
+    spans: list[Span],
+    losses: list[float | None],
+) -> RankResult:
+    facts = {
+        **runtime.rank_facts(),
+        "peak_memory_bytes": peaks.peak_bytes,
+        "reserved_bytes": peaks.reserved_bytes,
+        "process_peak_bytes": peaks.process_peak_bytes,
+        "hostname": platform.node(),
+        "peak_held_microbatches": runtime.peak_held,
+    }
+    columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
+    return RankResult(facts, columns, losses)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

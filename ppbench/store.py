@@ -1,0 +1,281 @@
+"""Runs on disk: parquet in and out. The only user of pyarrow.
+
+    results/runs/<run_id>.parquet    one row: the workload, its figures, its circumstances
+    results/steps/<run_id>.parquet   a row per measured step
+    results/ranks/<run_id>.parquet   a row per rank
+    results/spans/<run_id>.parquet   a row per timed action
+
+A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
+One file per run, so that sweeps never write the same file and a crash costs one run at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.plan.spans import COLUMNS as SPAN_COLUMNS
+from ppbench.config.case import Case
+from ppbench.errors import StoreError, UsageError
+
+SCHEMA_VERSION = 1
+LAST = "last"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the store: its name, its type and what it holds."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+
+
+_CASE_MEANINGS = {
+    "schedule": "name of the schedule, aliases resolved",
+    "world_size": "number of ranks in the pipeline",
+    "num_microbatches": "microbatches of a step",
+    "seq_len": "tokens of a sequence",
+    "device": "`cpu` or `cuda`",
+    "model_preset": "named model configuration",
+    "model_dtype": "dtype of parameters and activations",
+    "model_partition": "how layers are cut into stages: `uniform` or a list of counts",
+    "model_seed": "seed of the initial weights",
+    "data_source": "where tokens come from",
+    "data_seed": "seed of the batches",
+    "train_optimizer": "optimizer",
+    "train_learning_rate": "learning rate",
+    "train_microbatch_size": "sequences of a microbatch",
+    "launch_threads_per_rank": "CPU threads of a rank",
+}
+_ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+
+
+def _case_columns() -> list[Column]:
+    fields = dataclasses.fields(Case)
+    return [
+        Column(f.name, _ARROW.get(str(f.type), pa.string()), _CASE_MEANINGS[f.name]) for f in fields
+    ]
+
+
+_RUN_ID = Column("run_id", pa.string(), "identifies the run; sorts by time")
+_VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
+
+RUNS: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("sweep_id", pa.string(), "hash of the sweep's name, runs, commit and machine"),
+    Column("sweep_name", pa.string(), "name of the sweep"),
+    Column("sweep_file", pa.string(), "path of the sweep file as given"),
+    Column("resume_key", pa.string(), "hash that tells whether this run has been done already"),
+    Column("case_id", pa.string(), "hash of the workload"),
+    Column("launch", pa.int64(), "which start of the worker processes, from 0"),
+    Column("status", pa.string(), "`ok`, `oom`, `error`, `crash` or `invalid`"),
+    Column("error", pa.string(), "what went wrong, when status is not `ok`"),
+    Column("created_at", pa.string(), "when the run ended, ISO 8601, UTC"),
+    *_case_columns(),
+    Column("measure_warmup_steps", pa.int64(), "steps run before measuring"),
+    Column("measure_steps", pa.int64(), "measured steps"),
+    Column("measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"),
+    Column("tokens_per_step", pa.int64(), "tokens trained on in a step"),
+    Column("tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"),
+    Column("step_ns", pa.float64(), "first action's start to last action's end; median over steps"),
+    Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
+    Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
+    Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns); median"),
+    Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time; median"),
+    Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span; median"),
+    Column("bubble_fraction_theory", pa.float64(), "equal stages and free transfers"),
+    Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),
+    Column("peak_memory_bytes", pa.int64(), "allocator peak of the rank that has the highest"),
+    Column("peak_held_microbatches", pa.int64(), "most microbatches held by one rank at once"),
+    Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
+    Column("last_loss", pa.float64(), "loss per token of the last measured step"),
+    Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
+    Column("num_stages", pa.int64(), "stages of the pipeline"),
+    Column("layers_per_stage", pa.string(), "layers of each stage, JSON list"),
+    Column("transport", pa.string(), "what moved the messages: `gloo`, `nccl`, `none`, ..."),
+    Column("cautions", pa.string(), "names of the cautions, comma-separated; empty if none"),
+    Column("program", pa.string(), "the program that ran, before lowering, JSON"),
+    Column("commit", pa.string(), "commit of the repository around the sweep file"),
+    Column("branch", pa.string(), "its branch"),
+    Column("is_dirty", pa.bool_(), "whether that work tree had uncommitted changes"),
+    Column("fingerprint", pa.string(), "hash of what makes timings comparable"),
+    Column("environment", pa.string(), "what the fingerprint was made from, and more; JSON"),
+    Column("ppbench_version", pa.string(), "version that wrote the row"),
+)
+STEPS: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("step", pa.int64(), "number of the step; warm-up steps come before the first"),
+    Column("step_ns", pa.int64(), "first action's start to last action's end over all ranks"),
+    Column("optimizer_ns", pa.int64(), "longest optimizer span of any rank"),
+    Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
+    Column("tokens_per_s", pa.float64(), "tokens over step_with_optimizer_ns"),
+    Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns)"),
+    Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time"),
+    Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span"),
+    Column("loss", pa.float64(), "mean loss per token"),
+)
+RANKS: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("rank", pa.int64(), "rank in the pipeline"),
+    Column("hostname", pa.string(), "machine of the rank"),
+    Column("device", pa.string(), "device of the rank"),
+    Column("stages", pa.string(), "stages it owns, JSON list"),
+    Column("num_layers", pa.int64(), "decoder layers it owns"),
+    Column("num_parameters", pa.int64(), "parameters it holds"),
+    Column("compute_ns", pa.float64(), "time in F, B, I and W; median over steps"),
+    Column("idle_fraction", pa.float64(), "1 - compute_ns / step_ns; median over steps"),
+    Column("peak_memory_bytes", pa.int64(), "bytes allocated to tensors at the worst moment of a step"),
+    Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (CUDA)"),
+    Column("process_peak_bytes", pa.int64(), "resident high-water mark of the process"),
+    Column("peak_held_microbatches", pa.int64(), "most microbatches held at once"),
+    Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
+)
+_SPAN_MEANINGS = {
+    "step": (pa.int32(), "number of the step"),
+    "rank": (pa.int32(), "rank that did it"),
+    "lane": (pa.string(), "`compute`, `send` or `recv`"),
+    "stage": (pa.int32(), "stage; -1 for the optimizer"),
+    "op": (pa.string(), "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B or OPT"),
+    "microbatch": (pa.int32(), "microbatch; -1 for the optimizer"),
+    "start_ns": (pa.int64(), "start on the clock of rank 0; a receive starts when it is posted"),
+    "end_ns": (pa.int64(), "end on the same clock"),
+    "num_bytes": (pa.int64(), "bytes moved by a transfer; 0 for compute"),
+}
+SPANS: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    *(Column(name, *_SPAN_MEANINGS[name]) for name in SPAN_COLUMNS),
+)
+TABLES: dict[str, tuple[Column, ...]] = {
+    "runs": RUNS,
+    "steps": STEPS,
+    "ranks": RANKS,
+    "spans": SPANS,
+}
+Row = Mapping[str, object]
+
+
+def new_run_id() -> str:
+    """Sorts by time; two made in the same millisecond differ at random."""
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
+
+
+class Store:
+    """A results folder. Reading one that does not exist gives empty tables."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check_writable(self) -> None:
+        """Make the folder; raises StoreError when nothing can be written to it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".probe-{secrets.token_hex(4)}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder}: results cannot be written here: {error.strerror}; "
+                "choose another folder with --results DIR"
+            ) from error
+
+    def write_run(
+        self, run: Row, steps: Sequence[Row], ranks: Sequence[Row], spans: pd.DataFrame
+    ) -> None:
+        """Store one run. `run` must hold a `run_id`; columns that are left out are null."""
+        run_id = str(run["run_id"])
+        tables = {
+            "spans": spans,
+            "ranks": pd.DataFrame(list(ranks)),
+            "steps": pd.DataFrame(list(steps)),
+            "runs": pd.DataFrame([run]),
+        }
+        for name, frame in tables.items():
+            self._write(name, run_id, frame)
+
+    def _write(self, name: str, run_id: str, frame: pd.DataFrame) -> None:
+        path = self.folder / name / f"{run_id}.parquet"
+        table = _as_table(frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION), TABLES[name])
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as file:
+                pq.write_table(table, file, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def runs(self) -> pd.DataFrame:
+        """Every run, oldest first."""
+        paths = sorted((self.folder / "runs").glob("*.parquet"))
+        return self._read("runs", paths)
+
+    def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
+        """`steps`, `ranks` or `spans` of the given runs."""
+        paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
+        return self._read(name, [path for path in paths if path.exists()])
+
+    def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
+        tables = [_empty(TABLES[name])]
+        for path in paths:
+            try:
+                tables.append(pq.read_table(path))
+            except (OSError, pa.ArrowInvalid) as error:
+                raise StoreError(
+                    f"{path}: not a readable parquet file ({error}); move it away to go on"
+                ) from error
+        return pa.concat_tables(tables, promote_options="permissive").to_pandas()
+
+    def find(self, name: str) -> pd.Series:
+        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+        runs = self.runs()
+        if runs.empty:
+            raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
+        if name == LAST:
+            return runs.iloc[-1]
+        found = runs[runs["run_id"].str.startswith(name)]
+        if len(found) == 1:
+            return found.iloc[0]
+        if found.empty:
+            raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
+        some = ", ".join(found["run_id"].head(5))
+        raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
+
+
+def _as_table(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pa.Table:
+    unknown = set(frame.columns) - {column.name for column in columns}
+    assert not unknown, f"columns without a meaning: {sorted(unknown)}"
+    schema = pa.schema([(column.name, column.type) for column in columns])
+    return pa.Table.from_pandas(
+        frame.reindex(columns=schema.names), schema=schema, preserve_index=False
+    )
+
+
+def _empty(columns: tuple[Column, ...]) -> pa.Table:
+    return pa.schema([(column.name, column.type) for column in columns]).empty_table()
+
+
+def columns_as_markdown() -> str:
+    """Every table's columns and what they hold."""
+    parts = []
+    for name, columns in TABLES.items():
+        rows = "".join(f"| `{c.name}` | {c.type} | {c.meaning} |\n" for c in columns)
+        parts.append(f"## {name}\n\n| column | type | meaning |\n|---|---|---|\n{rows}")
+    return "\n".join(parts)
