@@ -1,6 +1,6 @@
 """One configuration, ready to step: model, data, program, channels and optimizer put together.
 
-    step = zero gradients, run the program, sum the gradients of tied weights, optimizer
+step = zero gradients, run the program, sum the gradients of tied weights, optimizer
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.model.data import Data, DataSpec, StepBatch
+from engine.model.presets import PRESETS
 from engine.model.split import ModelSpec, build_stage
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, Action, Op
 from engine.plan.lower import Channel as Edge
@@ -50,12 +51,25 @@ class StepResult:
     spans: list[Span]
 
 
+def connect(config: TrainerConfig, fabric: Fabric) -> None:
+    """Make the communicators that a trainer of this configuration uses.
+
+    Collective: every rank of the default process group calls it, also those that will not train.
+    Raises what building the program raises.
+    """
+    if config.world_size > 1:
+        lowered = lower(_checked_program(config))
+        ranks = lowered.placement.ranks
+        is_tied = PRESETS[config.model.preset].tie_word_embeddings
+        fabric.connect(_edges(lowered), ranks, (ranks[0], ranks[-1]) if is_tied else None)
+
+
 class Trainer:
     """This rank's part of a pipeline.
 
-    Every rank below `config.world_size` builds one with the same configuration and calls `step`
-    with the same numbers; the first `world_size` ranks of the default process group take part.
-    With one rank nothing is communicated and no process group is needed.
+    The first `config.world_size` ranks of the default process group build one each, with the same
+    configuration, after all ranks have called `connect`, and call `step` with the same numbers.
+    With one rank nothing is communicated and neither a process group nor `connect` is needed.
 
     Raises UnknownScheduleError, ProgramError, PartitionError or DataError before anything runs.
     """
@@ -64,10 +78,7 @@ class Trainer:
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
-        self.program = build_program(
-            config.schedule, config.world_size, config.data.num_microbatches
-        )
-        check(self.program)
+        self.program = _checked_program(config)
         lowered = lower(self.program)
         placement = self.program.placement
         self.modules = {
@@ -78,9 +89,8 @@ class Trainer:
         self._channels = fabric.open_channels(_edges(lowered), placement.ranks)
         self._clock = fabric.clock
         self._tied = [p for m in self.modules.values() if (p := m.tied_parameter()) is not None]
-        self._tied_group = (
-            fabric.pair_group(placement.ranks[0], placement.ranks[-1]) if self._tied else None
-        )
+        self._tied_ranks = (placement.ranks[0], placement.ranks[-1])
+        self._fabric = fabric
         self._executor = self._build_executor(lowered)
         self._optimizer = _build_optimizer(config, list(self.parameters().values()))
 
@@ -151,7 +161,8 @@ class Trainer:
     def _sum_tied_gradients(self) -> None:
         """Blocks until the other owner is here. Both end with the same sum, bit for bit."""
         for parameter in self._tied:
-            dist.all_reduce(parameter.grad, group=self._tied_group)
+            assert parameter.grad is not None
+            self._fabric.sum_over_pair(parameter.grad, self._tied_ranks)
 
     def _optimizer_state(self) -> Iterator[Tensor]:
         if self._optimizer is not None:
@@ -172,6 +183,12 @@ class Trainer:
         )
 
 
+def _checked_program(config: TrainerConfig) -> Program:
+    program = build_program(config.schedule, config.world_size, config.data.num_microbatches)
+    check(program)
+    return program
+
+
 def _edges(lowered: Program) -> list[Edge]:
     """Every channel of the program, in one order on all ranks."""
     transfers = (a for row in lowered.actions for a in row if a.op not in COMPUTE_OPS)
@@ -185,7 +202,8 @@ def _build_optimizer(
     if not parameters:
         return None
     if config.optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f'unknown optimizer "{config.optimizer}"; known: {", ".join(OPTIMIZERS)}'
-        )
-    return OPTIMIZERS[config.optimizer](parameters, lr=config.learning_rate, fused=True)
+        raise ValueError(f'unknown optimizer "{config.optimizer}"; known: {", ".join(OPTIMIZERS)}')
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer](
+        parameters, lr=config.learning_rate, fused=True
+    )
+    return optimizer

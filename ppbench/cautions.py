@@ -20,9 +20,7 @@ class Caution(Enum):
         "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
         "machine or raise measure.steps."
     )
-    few_steps = (
-        "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
-    )
+    few_steps = "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
     no_warmup = (
         "No warm-up steps: the first measured step includes allocation and caches being filled. "
         "Set measure.warmup_steps to 1 or more."

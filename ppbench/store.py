@@ -85,9 +85,13 @@ RUNS: tuple[Column, ...] = (
     *_case_columns(),
     Column("measure_warmup_steps", pa.int64(), "steps run before measuring"),
     Column("measure_steps", pa.int64(), "measured steps"),
-    Column("measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"),
+    Column(
+        "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
+    ),
     Column("tokens_per_step", pa.int64(), "tokens trained on in a step"),
-    Column("tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"),
+    Column(
+        "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
+    ),
     Column("step_ns", pa.float64(), "first action's start to last action's end; median over steps"),
     Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
     Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
@@ -137,7 +141,9 @@ RANKS: tuple[Column, ...] = (
     Column("num_parameters", pa.int64(), "parameters it holds"),
     Column("compute_ns", pa.float64(), "time in F, B, I and W; median over steps"),
     Column("idle_fraction", pa.float64(), "1 - compute_ns / step_ns; median over steps"),
-    Column("peak_memory_bytes", pa.int64(), "bytes allocated to tensors at the worst moment of a step"),
+    Column(
+        "peak_memory_bytes", pa.int64(), "bytes allocated to tensors at the worst moment of a step"
+    ),
     Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (CUDA)"),
     Column("process_peak_bytes", pa.int64(), "resident high-water mark of the process"),
     Column("peak_held_microbatches", pa.int64(), "most microbatches held at once"),
@@ -194,14 +200,14 @@ class Store:
             ) from error
 
     def write_run(
-        self, run: Row, steps: Sequence[Row], ranks: Sequence[Row], spans: pd.DataFrame
+        self, run: Row, steps: pd.DataFrame, ranks: Sequence[Row], spans: pd.DataFrame
     ) -> None:
         """Store one run. `run` must hold a `run_id`; columns that are left out are null."""
         run_id = str(run["run_id"])
         tables = {
             "spans": spans,
             "ranks": pd.DataFrame(list(ranks)),
-            "steps": pd.DataFrame(list(steps)),
+            "steps": steps,
             "runs": pd.DataFrame([run]),
         }
         for name, frame in tables.items():
@@ -241,7 +247,8 @@ class Store:
                 raise StoreError(
                     f"{path}: not a readable parquet file ({error}); move it away to go on"
                 ) from error
-        return pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        frame: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        return frame
 
     def find(self, name: str) -> pd.Series:
         """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""

@@ -5,7 +5,7 @@ Plain numbers, so that a sweep can be validated and a table of sizes printed wit
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,6 @@ class Preset:
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
 
-    def config_fields(self) -> dict[str, int | float | bool]:
-        """Keyword arguments for the configuration class (rotary base excluded)."""
-        fields = asdict(self)
-        del fields["rope_theta"]
-        return fields
-
     @property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer: attention, gated MLP, two norms."""
@@ -46,8 +40,10 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    # Byte-level and small enough that a step takes milliseconds on one CPU core.
+    # Byte-level and small enough that a step takes milliseconds on one CPU core: for tests,
+    # and for the demo.
     "llama-tiny": Preset(256, 64, 192, 4, 4, 4, 1024, 16),
+    "llama-tiny-tied": Preset(256, 64, 192, 4, 4, 2, 1024, 16, tie_word_embeddings=True),
     "llama-8m": Preset(256, 256, 960, 8, 4, 4, 2048, 64),
     # GPT-2-small-sized Llama with the Llama 2 vocabulary.
     "llama-160m": Preset(32_000, 768, 3072, 12, 12, 12, 2048, 64),

@@ -62,7 +62,9 @@ class StageModule(nn.Module):
     `[batch, seq, hidden]`; the last returns logits `[batch, seq, vocab]`, the others hidden states.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: range, is_first: bool, is_last: bool):
+    def __init__(
+        self, model: PreTrainedModel, layers: range, is_first: bool, is_last: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self.layers = layers
@@ -95,15 +97,27 @@ class StageModule(nn.Module):
         """The weight that the first and the last stage share, if the model ties them."""
         if not self.model.config.tie_word_embeddings or self.is_first == self.is_last:
             return None
-        owner = self.model.get_input_embeddings if self.is_first else self.model.get_output_embeddings
-        weight: nn.Parameter = owner().weight
+        owner = (
+            self.model.get_input_embeddings if self.is_first else self.model.get_output_embeddings
+        )
+        weight = owner().weight
+        assert isinstance(weight, nn.Parameter)
         return weight
 
 
 def model_config(spec: ModelSpec) -> LlamaConfig:
     preset = PRESETS[spec.preset]
     return LlamaConfig(
-        **preset.config_fields(),
+        vocab_size=preset.vocab_size,
+        hidden_size=preset.hidden_size,
+        intermediate_size=preset.intermediate_size,
+        num_hidden_layers=preset.num_hidden_layers,
+        num_attention_heads=preset.num_attention_heads,
+        num_key_value_heads=preset.num_key_value_heads,
+        head_dim=preset.head_dim,
+        max_position_embeddings=preset.max_position_embeddings,
+        rms_norm_eps=preset.rms_norm_eps,
+        tie_word_embeddings=preset.tie_word_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": preset.rope_theta},
         pad_token_id=None,
         bos_token_id=None,
@@ -111,9 +125,7 @@ def model_config(spec: ModelSpec) -> LlamaConfig:
     )
 
 
-def build_stage(
-    spec: ModelSpec, stage: int, num_stages: int, device: torch.device
-) -> StageModule:
+def build_stage(spec: ModelSpec, stage: int, num_stages: int, device: torch.device) -> StageModule:
     """Stage `stage` of `num_stages`, its parameters on `device` and nothing else's anywhere.
 
     Weights depend on the parameter's name and `spec.seed` alone. Raises PartitionError when the
@@ -142,6 +154,7 @@ def build_stage(
 
 def _drop_layers(model: PreTrainedModel, owned: range) -> None:
     layers = model.base_model.layers
+    assert isinstance(layers, nn.ModuleList)
     for index, layer in enumerate(layers):
         if index not in owned:
             layers[index] = _Absent(layer)

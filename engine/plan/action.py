@@ -16,7 +16,7 @@ class Op(StrEnum):
 
     F = "F"  # forward of one microbatch through one stage
     B = "B"  # full backward: input gradient and weight gradients
-    I = "I"  # input-gradient half of the backward  # noqa: E741 - the field's own name
+    I = "I"  # input-gradient half of the backward
     W = "W"  # weight-gradient half of the backward
     SEND_F = "SEND_F"  # hand the stage's output to the next stage; never blocks
     RECV_F = "RECV_F"  # post the receive of the stage's input; never blocks, its F waits for it

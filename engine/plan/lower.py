@@ -163,17 +163,13 @@ def _check_channels_agree(lowered: Program) -> None:
                 raise ProgramError(lowered, rank, position, reason)
 
 
-def _on_channels(
-    lowered: Program, ops: frozenset[Op]
-) -> dict[Channel, list[tuple[int, int, int]]]:
+def _on_channels(lowered: Program, ops: frozenset[Op]) -> dict[Channel, list[tuple[int, int, int]]]:
     """Channel -> (rank, position, microbatch) of each of its transfers, in program order."""
     found: dict[Channel, list[tuple[int, int, int]]] = {}
     for rank, row in enumerate(lowered.actions):
         for position, action in enumerate(row):
             if action.op in ops:
-                found.setdefault(channel_of(action), []).append(
-                    (rank, position, action.microbatch)
-                )
+                found.setdefault(channel_of(action), []).append((rank, position, action.microbatch))
     return found
 
 

@@ -77,7 +77,8 @@ class CudaClock:
         """Host marks (taken by a channel that goes through the host) are read as they are."""
         if isinstance(mark, int):
             return mark
-        return self._anchor_ns + round(self._anchor.elapsed_time(mark) * 1e6)
+        elapsed_ms: float = self._anchor.elapsed_time(mark)
+        return self._anchor_ns + round(elapsed_ms * 1e6)
 
 
 class FakeClock:

@@ -109,7 +109,7 @@ class Executor:
         self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
 
     def _backward(self, action: Action) -> None:
-        """Effect: gradients accumulated, the microbatch released. Blocks until its gradient is there."""
+        """Effect: gradients added, the microbatch released. Blocks until its gradient is there."""
         stage, _, microbatch = action
         gradient = None if self._stages[stage].module.is_last else self._take(action)
         start = self._clock.mark()

@@ -7,6 +7,7 @@ before. Both: the process's high-water mark.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 _STATUS = Path("/proc/self/status")
@@ -69,11 +71,13 @@ def _allocation_events(profiler: profile) -> list[int]:
 
     Read from the raw results: the public event list folds them into the operators around them.
     """
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]  # set once stopped
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    assert results is not None
     events = [
-        (event.start_ns(), event.nbytes())
+        (event.start_ns(), int(event.nbytes()))  # type: ignore[attr-defined]  # stub lags
         for event in results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
     ]
     return [num_bytes for _, num_bytes in sorted(events, key=lambda event: event[0])]
 
@@ -93,7 +97,5 @@ def process_peak_bytes() -> int | None:
 
 def reset_process_peak() -> None:
     """Make the high-water mark start again from now, where Linux allows it."""
-    try:
+    with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text("5")
-    except OSError:
-        pass

@@ -148,9 +148,7 @@ class HostChannel:
         work.wait()
         transfer.end = self._clock.mark()
 
-    def _finish_receive(
-        self, transfer: Transfer, work: dist.Work | None, buffer: Tensor
-    ) -> None:
+    def _finish_receive(self, transfer: Transfer, work: dist.Work | None, buffer: Tensor) -> None:
         self._finish(transfer, work)
         self._arrived.put(buffer)
 
@@ -227,8 +225,9 @@ class NcclChannel:
 class Fabric:
     """Opens channels between ranks of the default process group.
 
-    Made once per process and used for case after case: communicators are expensive, so NCCL's are
-    kept by edge. Every rank of the default group must construct it, in the same order.
+    Made once per process and used for case after case: communicators are expensive, so they are
+    kept. The constructor and `connect` are collective: every rank of the default group calls them,
+    in the same order, whether it takes part in the case or not.
     """
 
     def __init__(self, device: torch.device, clock: Clock, is_device_shared: bool) -> None:
@@ -244,30 +243,49 @@ class Fabric:
             return "nccl"
         return "gloo" if self.device.type == "cpu" else "gloo via host memory"
 
-    def open_channels(self, edges: list[Edge], ranks: tuple[int, ...]) -> dict[Edge, Channel]:
-        """This rank's end of each edge; `ranks[stage]` owns a stage.
+    def connect(
+        self, edges: list[Edge], ranks: tuple[int, ...], tied: tuple[int, int] | None
+    ) -> None:
+        """Make the communicators that are missing. Collective; blocks until they exist.
 
-        Every rank of the program must call it with the same arguments: communicators are made in
-        the order of `edges`, one after the other, so that no two ranks wait for each other.
+        `ranks[stage]` owns a stage; `tied` are the two ranks that share a weight, if any.
         """
+        if self._uses_nccl:
+            for edge in edges:
+                self._connect_edge(edge, ranks[edge.source], ranks[edge.target])
+        if tied is not None and tied not in self._pair_groups:
+            backend = "nccl" if self._uses_nccl else "gloo"
+            self._pair_groups[tied] = dist.new_group(list(tied), backend=backend)
+
+    def _connect_edge(self, edge: Edge, source: int, target: int) -> None:
+        """One communicator, and one number through it, so that it is ready before any timing.
+
+        NCCL builds it at first use and blocks the host until both ends are there: inside a step,
+        with ends used in different orders, that could hang.
+        """
+        key = (edge, source, target)
+        if key in self._nccl_groups:
+            return
+        group = self._nccl_groups[key] = dist.new_group([source, target], backend="nccl")
+        number = torch.zeros(1, device=self.device)
+        if dist.get_rank() == source:
+            dist.send(number, target, group)
+        elif dist.get_rank() == target:
+            dist.recv(number, source, group)
+        torch.cuda.synchronize(self.device)
+
+    def open_channels(self, edges: list[Edge], ranks: tuple[int, ...]) -> dict[Edge, Channel]:
+        """This rank's end of each edge that it has one of; all must have been connected."""
         me = dist.get_rank() if dist.is_initialized() else 0
         channels: dict[Edge, Channel] = {}
-        for index, edge in enumerate(edges):
+        for tag, edge in enumerate(edges):
             source, target = ranks[edge.source], ranks[edge.target]
             if me in (source, target):
                 peer = target if me == source else source
-                group = self._nccl_group(edge, source, target) if self._uses_nccl else None
-                channels[edge] = self._open(group, peer, index)
+                channels[edge] = self._open(
+                    self._nccl_groups.get((edge, source, target)), peer, tag
+                )
         return channels
-
-    def pair_group(self, first: int, second: int) -> dist.ProcessGroup:
-        """A group of two ranks for collectives; both must ask for it, in the same order."""
-        key = (min(first, second), max(first, second))
-        if key not in self._pair_groups:
-            backend = "nccl" if self._uses_nccl else "gloo"
-            group = dist.new_group(list(key), backend=backend, use_local_synchronization=True)
-            self._pair_groups[key] = group
-        return self._pair_groups[key]
 
     def _open(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> Channel:
         if group is not None:
@@ -275,23 +293,6 @@ class Fabric:
         assert self._host_group is not None
         return HostChannel(self._host_group, peer, tag, self.device, self.clock)
 
-    def _nccl_group(self, edge: Edge, source: int, target: int) -> dist.ProcessGroup:
-        key = (edge, source, target)
-        if key not in self._nccl_groups:
-            group = dist.new_group([source, target], backend="nccl", use_local_synchronization=True)
-            self._nccl_groups[key] = group
-            self._connect(group, source, target)
-        return self._nccl_groups[key]
-
-    def _connect(self, group: dist.ProcessGroup, source: int, target: int) -> None:
-        """Move one number, so that the communicator exists before anything is timed.
-
-        NCCL builds it at first use and blocks the host until both ends are there: inside a step,
-        with ends used in different orders, that could hang.
-        """
-        number = torch.zeros(1, device=self.device)
-        if dist.get_rank() == source:
-            dist.send(number, target, group)
-        else:
-            dist.recv(number, source, group)
-        torch.cuda.synchronize(self.device)
+    def sum_over_pair(self, tensor: Tensor, pair: tuple[int, int]) -> None:
+        """Add the two ranks' tensors in place. Blocks until both are here; equal bit for bit."""
+        dist.all_reduce(tensor, group=self._pair_groups[pair])

@@ -45,7 +45,7 @@ class Stage:
         `targets` `[batch, seq]`, this microbatch's share of the step's mean loss per token.
         """
         leaf = None if self.module.is_first else x.requires_grad_()
-        output = self.module(x)
+        output: Tensor = self.module(x)
         if self.module.is_last:
             assert targets is not None
             output = self._loss(output, targets)

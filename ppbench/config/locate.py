@@ -42,7 +42,9 @@ def holds(tree: object, path: Path) -> bool:
     for step in path:
         if isinstance(tree, dict) and step in tree:
             tree = tree[step]
-        elif isinstance(tree, list) and isinstance(step, int) and step < len(tree):
+        elif isinstance(tree, list) and isinstance(step, int):
+            if step >= len(tree):
+                return False
             tree = tree[step]
         else:
             return False

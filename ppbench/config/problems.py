@@ -84,8 +84,10 @@ def _siblings(path: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]
     """The keys that are known where an unknown one stands."""
     section: object = schema
     for step in path[:-1]:
-        assert isinstance(section, type) and issubclass(section, BaseModel)
+        assert isinstance(section, type)
+        assert issubclass(section, BaseModel)
         section = section.model_fields[str(step)].annotation
-    assert isinstance(section, type) and issubclass(section, BaseModel)
+    assert isinstance(section, type)
+    assert issubclass(section, BaseModel)
     extra = ["grid", "exclude"] if section is schema else []
     return [*section.model_fields, *extra]

@@ -69,7 +69,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     exclude = _read_exclude(source, tree.pop("exclude", []))
     tree.setdefault("name", file.stem)
     _validated(source, tree, ())
-    axes = _checked_axes(source, tree, grid)
+    axes = _checked_axes(source, grid)
     cases = tuple(_expand(source, tree, axes, exclude, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
@@ -83,7 +83,9 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: not a text file: {error.reason} at byte {error.start}") from error
+        raise UsageError(
+            f"{file}: not a text file: {error.reason} at byte {error.start}"
+        ) from error
 
 
 def _parse(file: Path, text: str) -> Tree:
@@ -177,7 +179,7 @@ def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
     return excluded
 
 
-def _checked_axes(source: _Source, tree: Tree, grid: dict[str, object]) -> dict[str, list[object]]:
+def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[object]]:
     axes: dict[str, list[object]] = {}
     for key, values in grid.items():
         listed = values if isinstance(values, list) else [values]

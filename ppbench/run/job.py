@@ -66,7 +66,8 @@ def read_job(path: Path) -> Job:
 
 def _read_item(data: dict[str, object]) -> Item:
     case, measure = data.pop("case"), data.pop("measure")
-    assert isinstance(case, dict) and isinstance(measure, dict)
+    assert isinstance(case, dict)
+    assert isinstance(measure, dict)
     if isinstance(case["model_partition"], list):
         case["model_partition"] = tuple(case["model_partition"])
     return Item(Case(**case), Measure(**measure), **data)  # type: ignore[arg-type]  # our own file
@@ -79,7 +80,7 @@ class Journal:
         self._path = folder / "journal.jsonl"
         self._offset = 0
 
-    def append(self, event: EventName, **details: str | int | float | None) -> None:
+    def append(self, event: EventName, **details: str | float | None) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps({"event": event, **details}) + "\n")
 

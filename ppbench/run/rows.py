@@ -65,7 +65,7 @@ def write_result(job: Job, item: Item, result: CaseResult) -> str:
         "last_loss": losses[-1],
         "cautions": _cautions(item, figures["step_relative_deviation"]),
     }
-    Store(Path(job.results)).write_run(run, steps.to_dict("records"), ranks, spans)
+    Store(Path(job.results)).write_run(run, steps, ranks, spans)
     return str(run["run_id"])
 
 
@@ -77,7 +77,7 @@ def failed_row(job: Job, item: Item, errors: list[RankError]) -> str:
     else:
         status, text = "crash", "a worker died without a Python error (killed or crashed)"
     run = {**_row_of(job, item), "status": status, "error": text, "cautions": ""}
-    Store(Path(job.results)).write_run(run, [], [], pd.DataFrame())
+    Store(Path(job.results)).write_run(run, pd.DataFrame(), [], pd.DataFrame())
     return str(run["run_id"])
 
 

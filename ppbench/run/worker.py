@@ -19,15 +19,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric
+from engine.trainer import connect
 from ppbench.run.job import Item, Job, Journal, read_job, take_rank_errors, write_rank_error
 from ppbench.run.rows import CaseResult, RankResult, failed_row, write_result
-from ppbench.run.runtimes.engine import EngineRuntime, VerificationError
+from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
@@ -55,11 +57,11 @@ def _join_other_ranks() -> None:
     the dead ones from it; a prefix per restart keeps them apart (pytorch issue 135712).
     """
     environ = os.environ
-    store = dist.TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "gloo",
-        store=dist.PrefixStore(f"ppbench-attempt-{attempt}", store),
+        store=PrefixStore(f"ppbench-attempt-{attempt}", store),
         rank=int(environ["RANK"]),
         world_size=int(environ["WORLD_SIZE"]),
         timeout=WAIT_FOREVER,
@@ -103,6 +105,7 @@ class _Worker:
         if self._rank == 0:
             self._journal.append("case", index=index)
         group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
+        connect(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
             result = _measure(item, fabric, group, self._journal if self._rank == 0 else None)
             if result is not None:
@@ -193,7 +196,9 @@ def _rank_result(
         "hostname": platform.node(),
         "peak_held_microbatches": runtime.peak_held,
     }
-    columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
+    columns: dict[str, list[object]] = {
+        name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)
+    }
     return RankResult(facts, columns, losses)
 
 

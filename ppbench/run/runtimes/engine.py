@@ -108,8 +108,9 @@ class EngineRuntime:
 def _gradient_of(whole: StageModule, name: str) -> Tensor | None:
     """The unsplit gradient; a tied head has that of the embeddings."""
     parameters = whole.own_parameters()
+    embedding = whole.model.get_input_embeddings().weight
     if name not in parameters:
-        return whole.model.get_input_embeddings().weight.grad
+        name = next(key for key, value in parameters.items() if value is embedding)
     return parameters[name].grad
 
 

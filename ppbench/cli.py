@@ -1,0 +1,141 @@
+"""The command line: parse, call, print. No logic.
+
+Everything heavy is imported by the command that needs it, so that `--help` costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench import __version__
+from ppbench.errors import PpbenchError
+from ppbench.format import Format
+
+app = typer.Typer(
+    help="Benchmark and profile pipeline-parallel training in PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
+HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
+
+RESULTS = Path("results")
+REPORTS = Path("reports")
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point of `ppbench`: a known error becomes its message and exit code."""
+    try:
+        app()
+    except PpbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ppbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep file, TOML.")],
+    results: Results = RESULTS,
+    reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases; run none.")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
+    ] = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Run every case of a sweep file and write a report."""
+    from ppbench import commands
+
+    try:
+        if dry_run:
+            print(commands.list_cases(file, overrides or [], how))
+        else:
+            outcome = commands.sweep(file, overrides or [], results, reports, rerun, how)
+            print(outcome.table)
+            print(
+                f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr
+            )
+            raise typer.Exit(outcome.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; finished runs are kept. Go on with the same command.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command("ls")
+def list_runs(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+    """List the runs in the store, oldest first."""
+    from ppbench import commands
+
+    print(commands.list_runs(results, how))
+
+
+@app.command()
+def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+    """Everything that is known of a run: figures, ranks, steps."""
+    from ppbench import commands
+
+    print(commands.show(run, results, how))
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs; by default those of the last sweep."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
+    ] = None,
+    results: Results = RESULTS,
+) -> None:
+    """Write an HTML report of runs."""
+    from ppbench import commands
+
+    print(commands.report(runs or [], output, results, REPORTS))
+
+
+@app.command()
+def timeline(
+    run: Run,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
+    ] = None,
+    results: Results = RESULTS,
+) -> None:
+    """Write the Gantt timeline of a run as an HTML page."""
+    from ppbench import commands
+
+    print(commands.timeline(run, output, results, REPORTS))
+
+
+@app.command()
+def env(how: HowToPrint = Format.table) -> None:
+    """What this machine is, as far as timings depend on it."""
+    from ppbench import commands
+
+    print(commands.environment(how))

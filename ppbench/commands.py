@@ -1,0 +1,186 @@
+"""What each command does, from parsed arguments to printed text. The command line calls these."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from ppbench.config.case import Sweep
+from ppbench.config.sweep_file import read_sweep
+from ppbench.errors import UsageError
+from ppbench.format import Format
+from ppbench.listing import as_records, facts, render
+from ppbench.report.page import write_report, write_timeline
+from ppbench.run.environment import default_device, read_environment
+from ppbench.run.progress import display_for
+from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
+from ppbench.store import Store
+
+EXIT_FAILED_RUNS = 4
+WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
+FIGURES = [
+    "tokens_per_s",
+    "step_ns",
+    "bubble_fraction",
+    "bubble_fraction_theory",
+    "peak_memory_bytes",
+    "cautions",
+]
+RANK_COLUMNS = [
+    "rank",
+    "device",
+    "stages",
+    "num_layers",
+    "num_parameters",
+    "compute_ns",
+    "idle_fraction",
+    "peak_memory_bytes",
+    "peak_held_microbatches",
+    "planned_peak_held_microbatches",
+]
+STEP_COLUMNS = ["step", "step_ns", "optimizer_ns", "tokens_per_s", "bubble_fraction", "loss"]
+BULKY = ["program", "environment"]
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What `ppbench sweep` prints and returns."""
+
+    table: str
+    report: Path
+    exit_code: int
+
+
+def list_cases(file: Path, overrides: Sequence[str], how: Format) -> str:
+    """The cases of a sweep file, none of them run."""
+    planned = read_sweep(file, overrides, default_device())
+    columns = ["case_id", *_shown_axes(planned)]
+    return render(planned_cases(planned), how, columns)
+
+
+def sweep(
+    file: Path,
+    overrides: Sequence[str],
+    results: Path,
+    reports: Path,
+    is_rerun: bool,
+    how: Format,
+) -> SweepOutcome:
+    """Run what is missing of a sweep, then report on all of it."""
+    read = read_sweep(file, overrides, default_device())
+    store = Store(results)
+    plan = plan_sweep(read, store, is_rerun)
+    num_done = len(plan.items) - len(plan.missing)
+    if num_done:
+        print(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again",
+              file=sys.stderr)  # fmt: skip
+    if plan.missing:
+        run_plan(plan, store, display_for(Console(stderr=True)))
+    runs = runs_of(plan, store)
+    path = reports / f"{read.name}-{plan.sweep_id}.html"
+    write_report(
+        path,
+        store,
+        runs,
+        title=read.name,
+        command=_command_line(file, overrides),
+        sweep_text=file.read_text(encoding="utf-8"),
+    )
+    table = render(runs, how, ["run_id", *_shown_axes(read), "status", *FIGURES])
+    all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
+    return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
+
+
+def _shown_axes(read: Sweep) -> list[str]:
+    return list(read.axes) or WORKLOAD
+
+
+def _command_line(file: Path, overrides: Sequence[str]) -> str:
+    settings = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(["ppbench", "sweep", str(file), *settings])
+
+
+def list_runs(results: Path, how: Format) -> str:
+    """Every run of the store."""
+    runs = Store(results).runs().drop(columns=BULKY)
+    columns = ["run_id", "sweep_name", "status", *WORKLOAD, *FIGURES, "commit"]
+    return render(runs, how, columns)
+
+
+def show(name: str, results: Path, how: Format) -> str:
+    """One run: its row, its ranks, its steps."""
+    store = Store(results)
+    run = store.find(name)
+    row = as_records(pd.DataFrame([run]))[0]
+    ranks, steps = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps"))
+    if how is Format.json:
+        data = {"run": row, "ranks": as_records(ranks), "steps": as_records(steps)}
+        return json.dumps(data, indent=2, allow_nan=False)
+    known = {
+        key: value for key, value in row.items() if value not in (None, "") and key not in BULKY
+    }
+    parts = [facts(known if how is not Format.csv else row, how)]
+    if how is not Format.csv:
+        parts += [render(ranks, how, RANK_COLUMNS), render(steps, how, STEP_COLUMNS)]
+    return "\n\n".join(parts)
+
+
+def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
+    """Write a report of the named runs, or of the last sweep's; returns its path."""
+    store = Store(results)
+    if names:
+        ids = [store.find(name)["run_id"] for name in names]
+        every = store.runs()
+        runs = every[every["run_id"].isin(ids)]
+    else:
+        runs = _last_sweep(store)
+    title = str(runs.iloc[-1]["sweep_name"])
+    path = output or reports / f"{title}-{runs.iloc[-1]['sweep_id']}.html"
+    command = shlex.join(["ppbench", "report", *names])
+    write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
+    return path
+
+
+def _last_sweep(store: Store) -> pd.DataFrame:
+    """The newest run of each case and launch of the sweep that the last run belongs to."""
+    last, every = store.find("last"), store.runs()
+    runs: pd.DataFrame = every[every["sweep_id"] == last["sweep_id"]]
+    return runs.drop_duplicates("resume_key", keep="last")
+
+
+def _sweep_text(runs: pd.DataFrame) -> str | None:
+    """The sweep file, if all runs come from one and it is still there."""
+    files = runs["sweep_file"].unique()
+    path = Path(files[0])
+    return path.read_text(encoding="utf-8") if len(files) == 1 and path.is_file() else None
+
+
+def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Path:
+    """Write the timeline of one run; returns its path."""
+    store = Store(results)
+    run = store.find(name)
+    if run["status"] != "ok":
+        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no timeline")
+    path = output or reports / f"timeline-{run['run_id']}.html"
+    write_timeline(path, store, run)
+    return path
+
+
+def environment(how: Format) -> str:
+    """The machine's facts, and the fingerprint of its default device with one thread per rank."""
+    found = read_environment()
+    device = default_device()
+    data: dict[str, object] = {
+        **dataclasses.asdict(found),
+        "default_device": device,
+        "fingerprint": found.fingerprint(device, threads_per_rank=1),
+    }
+    return facts(data, how)

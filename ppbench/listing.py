@@ -1,0 +1,154 @@
+"""Tables as text, in the four formats that every listing takes.
+
+`table` and `markdown` are for people: chosen columns, figures in their usual units. `json` and
+`csv` are for programs: every column, raw, under the store's own names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ppbench.format import Format
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column for people: its heading and how a value is written."""
+
+    heading: str
+    write: Callable[[object], str] = str
+    is_number: bool = True
+
+
+def _number(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
+    def write(value: object) -> str:
+        return pattern.format(float(str(value)) * factor)
+
+    return write
+
+
+def _short(length: int) -> Callable[[object], str]:
+    return lambda value: str(value)[:length]
+
+
+MIB = 1 / 2**20
+_UNBOUNDED = 10_000
+FIELDS: dict[str, Field] = {
+    "run_id": Field("run", is_number=False),
+    "case_id": Field("case", is_number=False),
+    "created_at": Field("when", lambda value: str(value)[:16].replace("T", " "), is_number=False),
+    "sweep_name": Field("sweep", is_number=False),
+    "status": Field("status", is_number=False),
+    "schedule": Field("schedule", is_number=False),
+    "world_size": Field("ranks", _number("{:.0f}")),
+    "num_microbatches": Field("microbatches", _number("{:.0f}")),
+    "seq_len": Field("seq len", _number("{:.0f}")),
+    "tokens_per_s": Field("tokens/s", _number("{:,.0f}")),
+    "step_ns": Field("step ms", _number("{:,.1f}", 1e-6)),
+    "optimizer_ns": Field("optimizer ms", _number("{:,.1f}", 1e-6)),
+    "step_with_optimizer_ns": Field("with optimizer ms", _number("{:,.1f}", 1e-6)),
+    "compute_ns": Field("compute ms", _number("{:,.1f}", 1e-6)),
+    "bubble_fraction": Field("bubble", _number("{:.1f} %", 100)),
+    "bubble_fraction_theory": Field("in theory", _number("{:.1f} %", 100)),
+    "bubble_idle_over_ideal": Field("idle/ideal", _number("{:.3f}")),
+    "bubble_max_stage_span": Field("by longest span", _number("{:.1f} %", 100)),
+    "idle_fraction": Field("idle", _number("{:.1f} %", 100)),
+    "step_relative_deviation": Field("deviation", _number("{:.1f} %", 100)),
+    "peak_memory_bytes": Field("peak MiB", _number("{:,.1f}", MIB)),
+    "reserved_bytes": Field("reserved MiB", _number("{:,.1f}", MIB)),
+    "process_peak_bytes": Field("process MiB", _number("{:,.1f}", MIB)),
+    "peak_held_microbatches": Field("held", _number("{:.0f}")),
+    "planned_peak_held_microbatches": Field("held, planned", _number("{:.0f}")),
+    "num_parameters": Field("parameters", _number("{:,.0f}")),
+    "loss": Field("loss", _number("{:.4f}")),
+    "first_loss": Field("first loss", _number("{:.4f}")),
+    "last_loss": Field("last loss", _number("{:.4f}")),
+    "commit": Field("commit", _short(9), is_number=False),
+    "fingerprint": Field("fingerprint", is_number=False),
+    "cautions": Field("cautions", is_number=False),
+    "stages": Field("stages", is_number=False),
+    "device": Field("device", is_number=False),
+}
+
+
+def render(frame: pd.DataFrame, how: Format, columns: list[str]) -> str:
+    """The table as text. `columns` are those that people see; programs get all of them."""
+    match how:
+        case Format.json:
+            return json.dumps(as_records(frame), indent=2, allow_nan=False)
+        case Format.csv:
+            return frame.to_csv(index=False).rstrip("\n")
+        case Format.markdown:
+            return _markdown(frame, columns)
+        case Format.table:
+            return _table(frame, columns)
+
+
+def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """Rows as plain values; missing ones are None, whole numbers stay whole."""
+    records: list[dict[str, object]] = json.loads(
+        frame.convert_dtypes().to_json(orient="records", double_precision=15)
+    )
+    return records
+
+
+def field_of(column: str) -> Field:
+    return FIELDS.get(column) or Field(column.replace("_", " "), is_number=False)
+
+
+def _cells(frame: pd.DataFrame, columns: list[str]) -> list[list[str]]:
+    fields = [field_of(column) for column in columns]
+    return [
+        [
+            "" if pd.isna(value) else field.write(value)
+            for field, value in zip(fields, row, strict=True)
+        ]
+        for row in frame[columns].itertuples(index=False)
+    ]
+
+
+def _markdown(frame: pd.DataFrame, columns: list[str]) -> str:
+    fields = [field_of(column) for column in columns]
+    lines = [
+        "| " + " | ".join(field.heading for field in fields) + " |",
+        "|" + "|".join("---:" if field.is_number else "---" for field in fields) + "|",
+    ]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for row in _cells(frame, columns)
+    ]
+    return "\n".join(lines)
+
+
+def _table(frame: pd.DataFrame, columns: list[str]) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for field in (field_of(column) for column in columns):
+        table.add_column(field.heading, justify="right" if field.is_number else "left")
+    for row in _cells(frame, columns):
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_UNBOUNDED)  # a file or a pipe has no edge
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
+
+
+def facts(values: dict[str, object], how: Format) -> str:
+    """One thing's facts, a line each."""
+    if how is Format.json:
+        return json.dumps(values, indent=2, allow_nan=False)
+    frame = pd.DataFrame({"key": list(values), "value": [_plain(v) for v in values.values()]})
+    return render(frame, how, ["key", "value"])
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

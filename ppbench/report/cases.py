@@ -1,0 +1,89 @@
+"""Runs gathered into cases: which settings vary, what a case is called, its figures over launches.
+
+The launch is the replicate, so a case shows the median over its launches and never an average of
+all their steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from ppbench.cautions import Caution
+from ppbench.config.case import Case
+from ppbench.report.units import is_missing
+
+Axes = Sequence[str]
+SETTINGS = tuple(field.name for field in dataclasses.fields(Case))
+FIGURES = (
+    "tokens_per_s",
+    "step_ns",
+    "bubble_fraction",
+    "bubble_fraction_theory",
+    "peak_memory_bytes",
+)
+_COUNTED = {"world_size": "rank", "num_microbatches": "microbatch", "seq_len": "token"}
+_PLURALS = {"rank": "ranks", "microbatch": "microbatches", "token": "tokens"}
+_SECTIONS = ("model_", "data_", "train_", "launch_")
+_NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
+_USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
+
+
+def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
+    """The settings that differ between the runs, in the order of `Case`."""
+    return tuple(name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1)
+
+
+def axis_text(axis: str, value: object) -> str:
+    """A setting in words: `2 ranks`, `128 tokens`, `1f1b`, `learning rate 0.001`."""
+    if axis in _COUNTED:
+        word = _COUNTED[axis]
+        return f"{value} {word if value == 1 else _PLURALS[word]}"
+    if axis in _NAMED_BY_VALUE:
+        return str(value)
+    section = next((s for s in _SECTIONS if axis.startswith(s)), "")
+    return f"{axis.removeprefix(section).replace('_', ' ')} {value}"
+
+
+def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
+    """`2 ranks, 8 microbatches, 128 tokens`: the given settings of a run or a case."""
+    return ", ".join(axis_text(axis, row[axis]) for axis in axes)
+
+
+def case_text(row: pd.Series, axes: Axes) -> str:
+    """What a case is called beside the others: its varying settings, or the usual ones."""
+    return settings_text(row, axes or _USUAL)
+
+
+def cautions_of(row: pd.Series) -> list[str]:
+    """Names of the cautions that a run carries."""
+    names = row["cautions"]
+    return [] if is_missing(names) else [name for name in str(names).split(",") if name]
+
+
+def is_oversubscribed(row: pd.Series) -> bool:
+    """Whether ranks shared cores: the run's bubble and step time then mean nothing."""
+    return Caution.oversubscribed.name in cautions_of(row)
+
+
+def ok_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["status"] == "ok"]
+
+
+def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """One row per case among the ok runs, in the runs' order.
+
+    Columns: `case_id`, the settings, `FIGURES` (each the median over launches),
+    `is_oversubscribed` (any launch), `num_launches`, and `text`, the case in words.
+    """
+    measured = ok_runs(runs)
+    groups = measured.groupby("case_id", sort=False)
+    cases = groups[list(SETTINGS)].first()
+    cases[list(FIGURES)] = groups[list(FIGURES)].median()
+    crowded = measured.loc[[is_oversubscribed(row) for _, row in measured.iterrows()], "case_id"]
+    cases["is_oversubscribed"] = cases.index.isin(crowded)
+    cases["num_launches"] = groups.size()
+    cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]
+    return cases.reset_index()

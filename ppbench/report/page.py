@@ -1,0 +1,253 @@
+"""Pages: one HTML file each, complete in itself, the same bytes for the same runs.
+
+plotly.js is inlined once and figures are embedded as JSON, rather than through plotly's own
+`to_html`: that repeats its settings per figure, gives every chart a random id and draws all of
+them at once. The page's policy forbids every network request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
+from ppbench.errors import StoreError
+from ppbench.report import figures
+from ppbench.report.answer import answer
+from ppbench.report.cases import Axes, case_text, ok_runs, varying_axes
+from ppbench.report.summary import bubbles, cautioned, failures, summary
+from ppbench.report.timelines import groups, timeline
+from ppbench.report.units import (
+    MISSING,
+    is_missing,
+    milliseconds,
+    percent,
+    size,
+    tokens_per_s,
+    written,
+)
+from ppbench.store import Store
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NO_AXES: Axes = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure over all cases, with its heading and how to read it."""
+
+    name: str
+    heading: str
+    explanation: str
+    figure: go.Figure
+
+
+def render_report(
+    store: Store, runs: pd.DataFrame, *, title: str, command: str, sweep_text: str | None
+) -> str:
+    """The report of `runs` (rows of `store.runs()`) as HTML.
+
+    `command` is what reproduces it; `sweep_text` is the sweep file's content, if it is known.
+    """
+    axes = varying_axes(runs)
+    template = _environment().get_template("report.html")
+    return template.render(
+        title=title,
+        plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
+        subtitle=_subtitle(runs),
+        answer=answer(runs, axes),
+        cautions=cautioned(runs, axes),
+        num_cases=runs["case_id"].nunique(),
+        failures=failures(runs, axes),
+        summary=summary(runs, axes),
+        charts=_charts(store, runs, axes),
+        groups=groups(store, runs, axes),
+        bubbles=bubbles(ok_runs(runs), axes),
+        environments=_environments(runs),
+        command=command,
+        sweep_text=sweep_text,
+        sweep_file=_common(runs, "sweep_file"),
+    )
+
+
+def write_report(
+    path: Path,
+    store: Store,
+    runs: pd.DataFrame,
+    *,
+    title: str,
+    command: str,
+    sweep_text: str | None,
+) -> None:
+    """Render the report and write it to `path`. Raises StoreError when that cannot be done."""
+    _write(path, render_report(store, runs, title=title, command=command, sweep_text=sweep_text))
+
+
+def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
+    """Write a page with the Gantt chart of one run's median step and the run's facts.
+
+    Raises StoreError when the run has no spans, or when the file cannot be written.
+    """
+    name = case_text(run, _NO_AXES)
+    line = timeline(store, run, name)
+    if line is None:
+        raise StoreError(
+            f"run {run['run_id']}: no spans are stored for it (status {run['status']}); "
+            "choose a run that is ok: ppbench ls"
+        )
+    template = _environment().get_template("timeline.html")
+    page = template.render(
+        title=name,
+        plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
+        timeline=line,
+        facts=_facts(run),
+    )
+    _write(path, page)
+
+
+def _write(path: Path, text: str) -> None:
+    """Aside first, then renamed: a reader never meets half a page."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}; choose another path with -o FILE"
+        ) from error
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["figure_json"] = _figure_json
+    return environment
+
+
+def _figure_json(figure: go.Figure) -> Markup:
+    """The figure for a `<script>`: without any `<` it can neither end the element nor start one."""
+    text = to_json_plotly(figure, engine="json")
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped on this very line
+
+
+def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
+    measured = ok_runs(runs)
+    if measured.empty:
+        return []
+    ranks = store.table("ranks", measured["run_id"])
+    return [
+        Chart(
+            "throughput",
+            "Throughput",
+            "Tokens of a step over its full time, optimizer included.",
+            figures.throughput(measured, axes),
+        ),
+        Chart(
+            "bubble",
+            "Bubble",
+            "Bars: the share of rank-time without compute, as measured. Diamonds: what the "
+            "schedule leaves idle even with equal stages and free transfers.",
+            figures.bubble(measured, axes),
+        ),
+        Chart(
+            "memory",
+            "Peak memory",
+            "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
+            figures.peak_memory(measured, ranks, axes),
+        ),
+    ]
+
+
+def _subtitle(runs: pd.DataFrame) -> str:
+    """How many runs of how many cases, on what, measured when."""
+    days = sorted({str(moment)[:10] for moment in runs["created_at"].dropna()})
+    when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    parts = [
+        f"{_count(len(runs), 'run')} of {_count(runs['case_id'].nunique(), 'case')}",
+        _common(runs, "model_preset"),
+        _common(runs, "device"),
+        when,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _common(runs: pd.DataFrame, column: str) -> str:
+    """The value that all runs share, or nothing."""
+    values = runs[column].dropna().unique()
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def _environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
+    """The facts of every distinct environment and commit among the runs, in the runs' order."""
+    distinct = runs.drop_duplicates(["fingerprint", "environment", "commit", "branch", "is_dirty"])
+    return [_environment_facts(run) for _, run in distinct.iterrows()]
+
+
+def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
+    text = run["environment"]
+    details: dict[str, object] = {} if is_missing(text) else json.loads(str(text))
+    facts = [_environment_fact(name, value) for name, value in details.items()]
+    return [
+        ("commit", _commit(run)),
+        ("fingerprint", _plain(run["fingerprint"])),
+        ("ppbench", _plain(run["ppbench_version"])),
+        *((name, text) for name, text in facts if text != MISSING),
+    ]
+
+
+def _environment_fact(name: str, value: object) -> tuple[str, str]:
+    words = name.removesuffix("_bytes").replace("_", " ")
+    return words, size(value) if name.endswith("_bytes") else _plain(value)
+
+
+def _commit(run: pd.Series) -> str:
+    if is_missing(run["commit"]):
+        return "not in a repository"
+    dirty = ", with uncommitted changes" if run["is_dirty"] is True or run["is_dirty"] == 1 else ""
+    branch = "" if is_missing(run["branch"]) else f" on {run['branch']}"
+    return f"{run['commit']}{branch}{dirty}"
+
+
+def _plain(value: object) -> str:
+    """A fact from the environment as text; nothing for what the machine does not have."""
+    if is_missing(value) or value == []:
+        return MISSING
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _facts(run: pd.Series) -> list[tuple[str, str]]:
+    return [
+        ("throughput", tokens_per_s(run["tokens_per_s"])),
+        ("step", milliseconds(run["step_ns"])),
+        ("bubble", percent(run["bubble_fraction"])),
+        ("in theory", percent(run["bubble_fraction_theory"])),
+        ("peak memory", size(run["peak_memory_bytes"])),
+        ("held microbatches", written(run["peak_held_microbatches"], "{:.0f}")),
+        ("model", str(run["model_preset"])),
+        ("device", str(run["device"])),
+        ("cautions", _plain(run["cautions"]) or "none"),
+        ("run", str(run["run_id"])),
+    ]

@@ -1,0 +1,150 @@
+"""The tables of a report: one row per run, with the value that each cell sorts by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ppbench.cautions import Caution
+from ppbench.report.cases import Axes, case_text, cautions_of
+from ppbench.report.units import MIB, NS_PER_MS, is_missing, written
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text to show, and the number that it sorts by (None: by its text)."""
+
+    text: str
+    number: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, what it means, and how a run's cell is made."""
+
+    heading: str
+    meaning: str
+    is_number: bool
+    cell: Callable[[pd.Series], Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, and one tuple of cells per run."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Cautioned:
+    """A caution, its remedy, and the cases that carry it."""
+
+    name: str
+    remedy: str
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not succeed: its headline, and everything that was said."""
+
+    case: str
+    status: str
+    headline: str
+    error: str
+
+
+def summary(runs: pd.DataFrame, axes: Axes) -> Table:
+    """Every run with its varying settings and its figures."""
+    columns = [_setting(axis, runs) for axis in axes]
+    if len(runs["launch"].unique()) > 1:
+        columns.append(_figure("launch", "launch", "which start of the workers", "{:.0f}"))
+    columns.append(_word("status", "status", "whether the run succeeded"))
+    return _table([*columns, *_FIGURES, _CAUTIONS], runs)
+
+
+def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
+    """The three definitions of the bubble side by side, for the ok runs."""
+    return _table([*(_setting(axis, runs) for axis in axes), *_BUBBLES], runs)
+
+
+def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
+    """Every caution that some run carries, with its remedy, in order of severity."""
+    carriers: dict[str, dict[str, None]] = {}
+    for _, run in runs.iterrows():
+        for name in cautions_of(run):
+            carriers.setdefault(name, {})[case_text(run, axes)] = None
+    order = [caution.name for caution in Caution]
+    names = sorted(carriers, key=lambda name: order.index(name) if name in order else len(order))
+    return [Cautioned(name, _remedy(name), tuple(carriers[name])) for name in names]
+
+
+def failures(runs: pd.DataFrame, axes: Axes) -> list[Failure]:
+    """The runs whose status is not `ok`."""
+    return [_failure(run, axes) for _, run in runs[runs["status"] != "ok"].iterrows()]
+
+
+def _failure(run: pd.Series, axes: Axes) -> Failure:
+    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+    headline = error.splitlines()[0] if error else "no error was recorded"
+    return Failure(case_text(run, axes), str(run["status"]), headline, error)
+
+
+def _remedy(name: str) -> str:
+    known = Caution.__members__.get(name)
+    return known.remedy if known else "Not known to this version of ppbench; a newer one wrote it."
+
+
+def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
+    rows = tuple(tuple(column.cell(run) for column in columns) for _, run in runs.iterrows())
+    return Table(tuple(columns), rows)
+
+
+def _setting(axis: str, runs: pd.DataFrame) -> Column:
+    is_number = bool(pd.api.types.is_numeric_dtype(runs[axis]))
+    heading = {"world_size": "ranks", "num_microbatches": "microbatches", "seq_len": "seq len"}
+
+    def cell(run: pd.Series) -> Cell:
+        return Cell(str(run[axis]), float(run[axis]) if is_number else None)
+
+    return Column(heading.get(axis, axis.replace("_", " ")), axis, is_number, cell)
+
+
+def _word(name: str, heading: str, meaning: str) -> Column:
+    return Column(heading, meaning, False, lambda run: Cell(str(run[name])))
+
+
+def _figure(name: str, heading: str, meaning: str, pattern: str, factor: float = 1.0) -> Column:
+    def cell(run: pd.Series) -> Cell:
+        value = run[name]
+        number = None if is_missing(value) else float(value) * factor
+        return Cell(written(value, pattern, factor), number)
+
+    return Column(heading, meaning, True, cell)
+
+
+_CAUTIONS = Column(
+    "cautions", "what to beware of", False, lambda run: Cell(", ".join(cautions_of(run)))
+)
+_FIGURES = (
+    _figure("tokens_per_s", "tokens/s", "optimizer included; median over steps", "{:,.0f}"),
+    _figure(
+        "step_ns", "step ms", "first to last action; median over steps", "{:,.1f}", 1 / NS_PER_MS
+    ),
+    _figure("bubble_fraction", "bubble", "share of rank-time without compute", "{:.1f} %", 100),
+    _figure("bubble_fraction_theory", "in theory", "equal stages, free transfers", "{:.1f} %", 100),
+    _figure("peak_memory_bytes", "peak MiB", "allocator peak, highest rank", "{:,.1f}", 1 / MIB),
+    _figure("peak_held_microbatches", "held", "most microbatches held by one rank", "{:.0f}"),
+    _figure("last_loss", "loss", "per token, last measured step", "{:.4f}"),
+)
+_BUBBLES = (
+    _figure("bubble_fraction", "bubble_fraction", "share of rank-time", "{:.1f} %", 100),
+    _figure("bubble_idle_over_ideal", "bubble_idle_over_ideal", "idle / compute", "{:.1f} %", 100),
+    _figure(
+        "bubble_max_stage_span", "bubble_max_stage_span", "by the longest rank", "{:.1f} %", 100
+    ),
+    _figure("bubble_fraction_theory", "theory", "equal stages, free transfers", "{:.1f} %", 100),
+)

@@ -1,0 +1,100 @@
+"""The timelines of a report: one Gantt figure per ok run, gathered so that rivals share an axis.
+
+Runs that differ only in schedule form a group and are drawn on one time axis: AFAB above 1F1B
+compares at a glance only when a millisecond is as long in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ppbench.analysis.metrics import median_step
+from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
+from ppbench.report.figures import gantt
+from ppbench.report.units import milliseconds, percent, tokens_per_s
+from ppbench.store import Store
+
+NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run's median step, ready to be drawn."""
+
+    run_id: str
+    name: str
+    facts: str
+    figure: go.Figure
+
+
+@dataclass(frozen=True)
+class Group:
+    """Timelines that differ only in schedule (or launch)."""
+
+    title: str
+    timelines: tuple[Timeline, ...]
+    is_open: bool
+
+
+def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeline | None:
+    """The Gantt chart of a run's median step; None when the run has no spans stored."""
+    spans = store.table("spans", [run["run_id"]])
+    steps = store.table("steps", [run["run_id"]])
+    if spans.empty or steps.empty:
+        return None
+    step = median_step(steps)
+    shown = spans[spans["step"] == step]
+    if shown.empty:
+        return None
+    return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title))
+
+
+def facts(run: pd.Series, step: int) -> str:
+    """What a timeline's heading tells of its run."""
+    parts = [
+        f"step {step}, the median one",
+        tokens_per_s(run["tokens_per_s"]),
+        f"step {milliseconds(run['step_ns'])}",
+        f"bubble {percent(run['bubble_fraction'])}",
+        f"theory {percent(run['bubble_fraction_theory'])}",
+    ]
+    return " · ".join([*parts, "oversubscribed"] if is_oversubscribed(run) else parts)
+
+
+def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
+    """The timelines of all ok runs; groups worth comparing first, and the first of them open."""
+    measured = ok_runs(runs)
+    others = [axis for axis in axes if axis != "schedule"]
+    titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
+    members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
+    ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
+    found = [_group(store, title, members[title], n < NUM_OPEN) for n, title in enumerate(ordered)]
+    return [group for group in found if group.timelines]
+
+
+def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
+    """How much a group deserves to be seen first: sound, with rivals, large."""
+    first = members.iloc[0]
+    is_sound = not any(is_oversubscribed(run) for _, run in members.iterrows())
+    num_schedules = int(members["schedule"].nunique())
+    return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
+
+
+def _group(store: Store, title: str, members: pd.DataFrame, is_open: bool) -> Group:
+    has_launches = len(members["launch"].unique()) > 1
+    found = []
+    for _, run in members.iterrows():
+        launch = f", launch {run['launch']}" if has_launches else ""
+        found.append(timeline(store, run, axis_text("schedule", run["schedule"]) + launch))
+    timelines = tuple(line for line in found if line is not None)
+    _share_axis(timelines)
+    return Group(title, timelines, is_open)
+
+
+def _share_axis(timelines: tuple[Timeline, ...]) -> None:
+    ends = [line.figure.layout.xaxis.range[1] for line in timelines]
+    for line in timelines:
+        line.figure.update_xaxes(range=[0, max(ends)])

@@ -1,0 +1,55 @@
+"""Stored figures in the units that people read. Missing figures are an en dash."""
+
+from __future__ import annotations
+
+import math
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+NS_PER_MS = 1e6
+MISSING = "–"
+
+
+def is_missing(value: object) -> bool:
+    """Whether the store holds no figure here."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def written(value: object, pattern: str, factor: float = 1.0) -> str:
+    """`value` times `factor` by a format such as `{:,.1f} ms`."""
+    return MISSING if is_missing(value) else pattern.format(float(str(value)) * factor)
+
+
+def percent(fraction: object) -> str:
+    return written(fraction, "{:.1f} %", 100)
+
+
+def milliseconds(duration_ns: object) -> str:
+    return written(duration_ns, "{:,.1f} ms", 1 / NS_PER_MS)
+
+
+def tokens_per_s(value: object) -> str:
+    return written(value, "{:,.0f} tokens/s")
+
+
+def size(num_bytes: object) -> str:
+    """In MiB, or in GiB from 1 GiB."""
+    if is_missing(num_bytes) or float(str(num_bytes)) < GIB:
+        return written(num_bytes, "{:,.1f} MiB", 1 / MIB)
+    return written(num_bytes, "{:,.2f} GiB", 1 / GIB)
+
+
+def size_unit(largest_bytes: float) -> tuple[str, int]:
+    """The unit, and its bytes, in which a figure shows sizes up to `largest_bytes`."""
+    units = {"GiB": GIB, "MiB": MIB}
+    return next(((name, n) for name, n in units.items() if largest_bytes >= n), ("KiB", KIB))
+
+
+def comparison(ratio: float, what: str) -> str:
+    """`12 % more memory than`, `3 % less memory than` or `as much memory as`."""
+    if is_missing(ratio):
+        return f"an unknown amount of {what} beside"
+    change = abs(ratio - 1)
+    if change < 0.005:
+        return f"as much {what} as"
+    digits = 0 if change >= 0.095 else 1
+    return f"{change * 100:.{digits}f} % {'more' if ratio > 1 else 'less'} {what} than"

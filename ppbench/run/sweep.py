@@ -1,0 +1,177 @@
+"""Runs a sweep: what is left of it, launch by launch; then what is known of all of it.
+
+cases x launches --(minus runs in the store)--> items --job file--> workers --journal--> display
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.config.case import Case, Measure, Sweep
+from ppbench.errors import LaunchError, UsageError
+from ppbench.run.environment import Commit, read_commit, read_environment
+from ppbench.run.job import Event, Item, Job, Journal, write_job
+from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.progress import Display
+from ppbench.store import Store, new_run_id
+
+POLL_S = 0.2
+MAX_FRUITLESS_STARTS = 2
+LOG_LINES = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a sweep should have in the store when it is done, and what is missing."""
+
+    sweep: Sweep
+    sweep_id: str
+    commit: Commit | None
+    items: tuple[Item, ...]
+    missing: tuple[Item, ...]
+
+
+def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
+    """Find out what there is to do. Writes nothing.
+
+    A run counts as done when the store has an `ok` row for the same workload, measurement, launch,
+    commit with the same uncommitted changes, and machine.
+    """
+    _check_devices(sweep)
+    commit = read_commit(Path(sweep.file).resolve().parent)
+    items = tuple(
+        Item(case, measure, launch, _resume_key(case, measure, launch, commit))
+        for launch in range(max(measure.launches for _, measure in sweep.cases))
+        for case, measure in sweep.cases
+        if launch < measure.launches
+    )
+    runs = store.runs()
+    done = set() if is_rerun else set(runs.loc[runs["status"] == "ok", "resume_key"])
+    missing = tuple(item for item in items if item.resume_key not in done)
+    return Plan(sweep, _sweep_id(sweep, items), commit, items, missing)
+
+
+def _check_devices(sweep: Sweep) -> None:
+    environment = read_environment()
+    if any(case.device == "cuda" for case, _ in sweep.cases) and not environment.gpus:
+        raise UsageError(
+            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, and none was found '
+            'here; use device = "cpu" or --set device=cpu'
+        )
+
+
+def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None) -> str:
+    environment = read_environment()
+    return _short_hash(
+        case.case_id,
+        measure.warmup_steps,
+        measure.steps,
+        measure.verify,
+        launch,
+        None if commit is None else (commit.commit, commit.changes),
+        environment.fingerprint(case.device, case.launch_threads_per_rank),
+    )
+
+
+def _sweep_id(sweep: Sweep, items: tuple[Item, ...]) -> str:
+    return _short_hash(sweep.name, sorted(item.resume_key for item in items))
+
+
+def _short_hash(*facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+
+
+def run_plan(plan: Plan, store: Store, display: Display) -> None:
+    """Run what is missing. Every finished case is in the store when the next one begins.
+
+    Raises StoreError before starting if nothing can be written, LaunchError if the workers do not
+    come up. On KeyboardInterrupt the workers are ended and what is finished stays.
+    """
+    store.check_writable()
+    for launch in sorted({item.launch for item in plan.missing}):
+        items = tuple(item for item in plan.missing if item.launch == launch)
+        _run_launch(plan, items, store, display)
+
+
+def _run_launch(plan: Plan, items: tuple[Item, ...], store: Store, display: Display) -> None:
+    sweep = plan.sweep
+    job = Job(str(store.folder), plan.sweep_id, sweep.name, sweep.file, plan.commit, items)
+    folder = store.folder / "launches" / new_run_id()
+    job_file = write_job(folder, job)
+    display.begin(list(items), sweep.axes)
+    launch = LocalLaunch(
+        job_file,
+        num_ranks=max(item.case.world_size for item in items),
+        threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
+        max_restarts=len(items),
+    )
+    try:
+        _follow(launch, folder, display)
+    finally:
+        launch.stop()
+        display.end()
+
+
+def _follow(launch: LocalLaunch, folder: Path, display: Display) -> None:
+    """Pass the journal's events on until the agent has ended."""
+    journal = Journal(folder)
+    has_begun = False
+    while True:
+        exit_code = launch.poll()
+        for event in journal.new_events():
+            has_begun = True
+            _show(event, display)
+        if exit_code == 0:
+            return
+        if exit_code is not None or (not has_begun and _num_starts(folder) > MAX_FRUITLESS_STARTS):
+            raise LaunchError(
+                f"the workers ended without finishing the sweep.\n{_log_tail(folder)}"
+            )
+        time.sleep(POLL_S)
+
+
+def _show(event: Event, display: Display) -> None:
+    match event["event"]:
+        case "case":
+            display.case_begins(int(event["index"] or 0))
+        case "step":
+            step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
+            display.step_ends(step, num_steps, float(event["tokens_per_s"] or 0))
+        case "row":
+            index, status = int(event["index"] or 0), str(event["status"])
+            display.case_ends(index, status, str(event["run_id"]))
+
+
+def _num_starts(folder: Path) -> int:
+    return len(list(folder.glob("logs/*/attempt_*")))
+
+
+def _log_tail(folder: Path) -> str:
+    """The end of the newest worker's log, or of the agent's; where the rest is."""
+    logs = [path for path in folder.glob("logs/*/attempt_*/*/stderr.log") if path.stat().st_size]
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=folder / "agent.log")
+    lines = newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join([*lines, f"All logs: {folder}"])
+
+
+def runs_of(plan: Plan, store: Store) -> pd.DataFrame:
+    """The newest row of each of the plan's items that has one, in the plan's order."""
+    order = {item.resume_key: position for position, item in enumerate(plan.items)}
+    runs = store.runs()
+    runs = runs[runs["resume_key"].isin(order)].drop_duplicates("resume_key", keep="last")
+    return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
+
+
+def planned_cases(sweep: Sweep) -> pd.DataFrame:
+    """What `--dry-run` shows: a row per case with its id, its settings and its measurement."""
+    rows = [
+        {"case_id": case.case_id, **case.settings(), **asdict(measure)}
+        for case, measure in sweep.cases
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,109 @@
+"""Timing is exact under a fake clock; memory and transfers are what the program says."""
+
+import torch
+from pipeline import config
+from ranks import Ranks
+
+from engine.model.data import DataSpec
+from engine.model.split import ModelSpec
+from engine.plan.action import NO_INDEX, Op
+from engine.plan.spans import Lane, Span
+from engine.run.clock import FakeClock, HostClock
+from engine.run.p2p import Fabric
+from engine.trainer import Trainer, TrainerConfig, connect
+
+
+def one_rank(num_microbatches):
+    data = DataSpec(seq_len=8, num_microbatches=num_microbatches)
+    return TrainerConfig(model=ModelSpec("llama-tiny"), data=data, schedule="1f1b")
+
+
+def test_each_action_has_one_span_with_the_clocks_times():
+    clock = FakeClock([0, 10, 12, 30, 40, 45, 45, 70, 80, 81])
+    trainer = Trainer(one_rank(2), Fabric(torch.device("cpu"), clock, is_device_shared=False))
+    spans = trainer.step(7).spans
+    assert spans == [
+        Span(7, 0, Lane.COMPUTE, 0, Op.F, 0, 0, 10, 0),
+        Span(7, 0, Lane.COMPUTE, 0, Op.B, 0, 12, 30, 0),
+        Span(7, 0, Lane.COMPUTE, 0, Op.F, 1, 40, 45, 0),
+        Span(7, 0, Lane.COMPUTE, 0, Op.B, 1, 45, 70, 0),
+        Span(7, 0, Lane.COMPUTE, NO_INDEX, Op.OPT, NO_INDEX, 80, 81, 0),
+    ]
+
+
+def test_one_rank_needs_no_process_group():
+    assert not torch.distributed.is_initialized()
+    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    trainer = Trainer(one_rank(3), fabric)
+    losses = [trainer.step(0).loss for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+def spans_of_a_step(fabric: Fabric, is_member: bool, settings: TrainerConfig):
+    connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    trainer.step(0)
+    spans = trainer.step(1).spans
+    trainer.close()
+    return spans
+
+
+def test_every_action_of_the_program_leaves_one_span(ranks: Ranks):
+    settings = config("1f1b", 3, 4)
+    spans = [span for of_rank in ranks.run(3, spans_of_a_step, settings) for span in of_rank]
+    done = sorted((s.op, s.stage, s.microbatch) for s in spans if s.op is not Op.OPT)
+    stages, middle_and_first, middle_and_last = range(3), range(2), range(1, 3)
+    expected = [(op, s, m) for op in (Op.F, Op.B) for s in stages for m in range(4)]
+    for op in (Op.SEND_F, Op.RECV_B):
+        expected += [(op, s, m) for s in middle_and_first for m in range(4)]
+    for op in (Op.RECV_F, Op.SEND_B):
+        expected += [(op, s, m) for s in middle_and_last for m in range(4)]
+    assert done == sorted(expected)
+    assert all(span.start_ns <= span.end_ns for span in spans)
+
+
+def test_measured_spans_obey_the_dependencies_across_ranks(ranks: Ranks):
+    settings = config("1f1b", 3, 4)
+    spans = [span for of_rank in ranks.run(3, spans_of_a_step, settings) for span in of_rank]
+    at = {(s.op, s.stage, s.microbatch): s for s in spans}
+    for microbatch in range(4):
+        for stage in (1, 2):
+            send, receive = at[Op.SEND_F, stage - 1, microbatch], at[Op.RECV_F, stage, microbatch]
+            assert at[Op.F, stage - 1, microbatch].end_ns <= send.start_ns
+            assert send.start_ns < receive.end_ns
+            assert receive.end_ns <= at[Op.F, stage, microbatch].start_ns
+            backward, earlier = at[Op.B, stage, microbatch], at[Op.B, stage - 1, microbatch]
+            assert backward.end_ns <= earlier.start_ns
+
+
+def test_a_transfer_counts_the_bytes_of_its_message(ranks: Ranks):
+    settings = config("afab", 2, 2)
+    spans = [span for of_rank in ranks.run(2, spans_of_a_step, settings) for span in of_rank]
+    float64_bytes, hidden, seq_len = 8, 64, settings.data.seq_len
+    moved = {span.num_bytes for span in spans if span.lane is not Lane.COMPUTE}
+    assert moved == {float64_bytes * hidden * seq_len}
+
+
+def peak_bytes(fabric: Fabric, is_member: bool, settings: TrainerConfig):
+    connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    trainer.step(0)
+    peaks = trainer.measure_memory(1)
+    trainer.close()
+    return peaks.peak_bytes
+
+
+def test_afab_grows_with_the_microbatches_and_1f1b_does_not(ranks: Ranks):
+    peak = {
+        (name, m): ranks.run(2, peak_bytes, config(name, 2, m, seq_len=128))
+        for name in ("afab", "1f1b")
+        for m in (2, 8)
+    }
+    for rank in (0, 1):
+        assert peak["afab", 8][rank] > 1.5 * peak["afab", 2][rank]
+        assert peak["1f1b", 8][rank] < 1.05 * peak["1f1b", 2][rank]
+        assert peak["1f1b", 8][rank] < 0.7 * peak["afab", 8][rank]

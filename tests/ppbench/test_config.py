@@ -1,0 +1,194 @@
+"""Sweep files: what they expand to, and how each mistake is located."""
+
+from pathlib import Path
+
+import pytest
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.locate import line_of
+from ppbench.config.schema import known_keys
+from ppbench.config.sweep_file import read_sweep
+from ppbench.errors import SweepFileError, UsageError
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+VALID = """\
+name = "trial"
+
+[model]
+preset = "llama-8m"
+
+[train]
+microbatch_size = 1
+
+[measure]
+steps = 8
+
+[grid]
+schedule = ["afab", "1f1b"]
+world_size = [1, 2]
+num_microbatches = [
+    4,
+    8,
+]
+
+[[exclude]]
+world_size = 1
+schedule = "afab"
+"""
+
+
+def read(tmp_path, text, *overrides):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return read_sweep(path, overrides, "cpu")
+
+
+def cases(sweep):
+    return [(c.schedule, c.world_size, c.num_microbatches) for c, _ in sweep.cases]
+
+
+def test_the_grid_is_expanded_in_order_without_what_is_excluded(tmp_path):
+    sweep = read(tmp_path, VALID)
+    assert cases(sweep) == [
+        ("afab", 2, 4), ("afab", 2, 8),
+        ("1f1b", 1, 4), ("1f1b", 1, 8), ("1f1b", 2, 4), ("1f1b", 2, 8),
+    ]  # fmt: skip
+    assert sweep.axes == ("schedule", "world_size", "num_microbatches")
+    assert sweep.cases[0][1] == Measure(steps=8)
+
+
+def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
+    sweep = read(tmp_path, "")
+    assert sweep.cases == ((Case(), Measure()),)
+    assert sweep.name == "sweep"
+
+
+@pytest.mark.parametrize("key", [k for k in known_keys() if k not in ("name", "device")])
+def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
+    default = {**Case().settings(), **{f"measure_{k}": v for k, v in vars(Measure()).items()}}
+    value = default[key.replace(".", "_")]
+    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    for written in (key, f'"{key}"'):
+        sweep = read(tmp_path, f"[grid]\n{written} = [{text}]")
+        assert len(sweep.cases) == 1
+        assert sweep.axes == (key.removeprefix("measure.").replace(".", "_"),)
+
+
+def test_aliases_are_resolved_and_device_auto_is_what_is_there(tmp_path):
+    ((case, _),) = read(tmp_path, '[grid]\nschedule = ["gpipe"]').cases
+    assert (case.schedule, case.device) == ("afab", "cpu")
+
+
+def test_overrides_replace_an_axis_or_set_a_key(tmp_path):
+    sweep = read(tmp_path, VALID, "world_size=4", "train.microbatch_size=3", 'schedule=["1f1b"]')
+    assert cases(sweep) == [("1f1b", 4, 4), ("1f1b", 4, 8)]
+    assert {case.train_microbatch_size for case, _ in sweep.cases} == {3}
+
+
+def test_an_override_that_is_not_toml_is_a_string(tmp_path):
+    assert {c.schedule for c, _ in read(tmp_path, "", "schedule=gpipe").cases} == {"afab"}
+
+
+def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
+    ids = {c.case_id for c, _ in read(tmp_path, "[grid]\nmeasure.steps = [1, 2]").cases}
+    assert ids == {Case().case_id}
+    assert Case(seq_len=64).case_id == "a67ef6505992" != Case().case_id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "what"),
+    [
+        ("steps = 8", "stepz = 8", "10: measure.stepz", 'did you mean "steps"?'),
+        ("[grid]", "[grit]", "12: grit", 'did you mean "grid"?'),
+        ('"1f1b"]', '"1f1v"]', "13: grid.schedule", 'did you mean "1f1b"? Known: afab, 1f1b, gpipe'),
+        ("[1, 2]", "0", "14: grid.world_size", "0 is out of range; must be at least 1"),
+        ("[1, 2]", "[1, -3]", "14: grid.world_size", "-3 is out of range"),
+        ("[1, 2]", '[1, "two"]', "14: grid.world_size", 'an integer, got "two" (a string)'),
+        ("[1, 2]", "[]", "14: grid.world_size", "at least one value"),
+        ("[1, 2]", "[2, 2]", "14: grid.world_size", "listed twice"),
+        ("[1, 2]", "[1, 2", "15", "not valid TOML"),
+        ("    8,", '    "8",', "17: grid.num_microbatches", 'got "8" (a string)'),
+        ("microbatch_size = 1", 'microbatch_size = "1"', "7: train.microbatch_size", "an integer"),
+        ("microbatch_size = 1", "microbatch_size = 1.5", "7: train.microbatch_size", "a float"),
+        ("microbatch_size = 1", "microbatch_size = true", "7: train.microbatch_size", "a boolean"),
+        ("steps = 8", "steps = 8\nsteps = 9", "11", "not valid TOML"),
+        ('"llama-8m"', '"llama-9m"', "4: model.preset", 'did you mean "llama-8m"?'),
+        ('preset = "llama-8m"', 'dtype = "float23"', "4: model.dtype", 'did you mean "float32"?'),
+        ('preset = "llama-8m"', "partition = [3, 6]", "4: model.partition", "sums to 9 layers; the model has 8"),
+        ('preset = "llama-8m"', "partition = 3", "4: model.partition", "number of layers"),
+        ('name = "trial"', 'name = "../x"', "1: name", "letters, digits"),
+        ('name = "trial"', "model = 3", "3", "not valid TOML"),
+        ('name = "trial"', "seq_len = 4096", "1: seq_len", "longer than the 2048 positions"),
+        ('name = "trial"', "[train]\nlearning_rate = nan", "7", "not valid TOML"),
+        ('schedule = "afab"\n', 'scheduel = "afab"\n', "22: exclude.scheduel", "schedule"),
+        ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "every case"),
+        ('schedule = "afab"\n', 'schedule = "gpipes"\n', "22: exclude.schedule", "gpipe"),
+        ('schedule = "afab"\n', "[[exclude]]\nworld_size = 2\n", "20: exclude", "nothing to run"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, what):
+    assert old in VALID
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, VALID.replace(old, new, 1))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
+    assert what in message
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("world_size", "expected KEY=VALUE"),
+        ("wrold_size=2", 'did you mean "world_size"?'),
+        ("world_size=none", '--set: grid.world_size: expected an integer, got "none"'),
+        ("grid.world_size=[0]", "--set: grid.world_size: 0 is out of range"),
+        ("measure.steps=0", "--set: measure.steps: 0 is out of range"),
+    ],
+)
+def test_a_bad_override_is_named(tmp_path, override, what):
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, VALID, override)
+    assert what in str(caught.value)
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        read_sweep(tmp_path / "none.toml", [], "cpu")
+    with pytest.raises(UsageError, match="directory"):
+        read_sweep(tmp_path, [], "cpu")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not a text file"):
+        read_sweep(tmp_path / "binary", [], "cpu")
+
+
+def test_a_missing_text_source_is_found_before_anything_runs(tmp_path):
+    with pytest.raises(SweepFileError, match=r":2: data.source: no such file: no/such"):
+        read(tmp_path, '[data]\nsource = "text:no/such"')
+
+
+def test_a_grid_that_is_too_large_is_refused_without_expanding_it(tmp_path):
+    axis = list(range(1, 400))
+    text = f"[grid]\nnum_microbatches = {axis}\nseq_len = {axis}\nworld_size = {axis}"
+    with pytest.raises(SweepFileError, match="63,521,199 cases; at most 100,000"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.toml")), ids=lambda path: path.name)
+def test_the_shipped_sweeps_are_valid(path):
+    assert read_sweep(path, [], "cpu").cases
+
+
+def test_the_demo_compares_both_schedules_over_the_promised_axes():
+    sweep = read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu")
+    found = {axis: {getattr(c, axis) for c, _ in sweep.cases} for axis in sweep.axes}
+    assert found["schedule"] == {"afab", "1f1b"}
+    assert found["world_size"] == {1, 2, 4}
+    assert len(found["num_microbatches"]) == len(found["seq_len"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [(("name",), 1), (("model", "preset"), 4), (("grid", "num_microbatches", 1), 17), (("x",), None)],
+)
+def test_a_key_is_found_on_its_line(path, line):
+    assert line_of(VALID, path) == line

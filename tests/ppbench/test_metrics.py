@@ -1,0 +1,107 @@
+"""Hand-written spans, exact expected figures."""
+
+import pandas as pd
+import pytest
+
+from engine.plan.action import Op
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import simulate
+from engine.plan.spans import COLUMNS
+from ppbench.analysis.metrics import (
+    median_step,
+    moving_start_ns,
+    rank_figures,
+    run_figures,
+    step_figures,
+)
+
+
+def frame(*rows):
+    """Rows of (rank, op, stage, microbatch, start, end), all of step 5."""
+    return pd.DataFrame(
+        [(5, rank, "?", stage, op, m, start, end, 0) for rank, op, stage, m, start, end in rows],
+        columns=list(COLUMNS),
+    )
+
+
+TWO_RANKS = frame(
+    (0, "F", 0, 0, 100, 200),
+    (0, "SEND_F", 0, 0, 200, 210),
+    (1, "RECV_F", 1, 0, 90, 210),
+    (1, "F", 1, 0, 210, 310),
+    (1, "B", 1, 0, 310, 410),
+    (1, "SEND_B", 1, 0, 410, 440),
+    (0, "RECV_B", 0, 0, 205, 440),
+    (0, "B", 0, 0, 440, 590),
+    (1, "OPT", -1, -1, 415, 435),
+    (0, "OPT", -1, -1, 590, 640),
+)
+
+
+def test_a_step_lasts_from_the_first_start_to_the_last_end_and_the_optimizer_is_apart():
+    (step,) = step_figures(TWO_RANKS, world_size=2, tokens_per_step=55).to_dict("records")
+    assert step["step"] == 5
+    assert step["step_ns"] == 590 - 90
+    assert step["optimizer_ns"] == 50
+    assert step["step_with_optimizer_ns"] == 640 - 90
+    assert step["tokens_per_s"] == 55 / (550 / 1e9)
+
+
+def test_the_three_bubbles_of_a_hand_written_step():
+    (step,) = step_figures(TWO_RANKS, 2, 1).to_dict("records")
+    compute, capacity = 100 + 100 + 100 + 150, 2 * 500
+    assert step["bubble_fraction"] == pytest.approx(1 - compute / capacity)
+    assert step["bubble_idle_over_ideal"] == pytest.approx((capacity - compute) / compute)
+    assert step["bubble_max_stage_span"] == pytest.approx(1 - compute / 2 / (590 - 100))
+
+
+def test_ranks_are_idle_for_what_they_do_not_compute():
+    steps = step_figures(TWO_RANKS, 2, 1).set_index("step")
+    ranks = rank_figures(TWO_RANKS, steps["step_ns"], world_size=3).to_dict("records")
+    assert [r["compute_ns"] for r in ranks] == [250, 200, 0]
+    assert [r["idle_fraction"] for r in ranks] == [0.5, 0.6, 1.0]
+
+
+def test_the_bubbles_of_a_simulated_1f1b_are_its_closed_forms():
+    cost = {Op.F: 1, Op.B: 1}
+    spans = pd.DataFrame(simulate(build_program("1f1b", 4, 8), lambda a: cost[a.op]))
+    (step,) = step_figures(spans, 4, 1).to_dict("records")
+    assert step["step_ns"] == step["step_with_optimizer_ns"] == 22
+    assert step["bubble_fraction"] == pytest.approx(3 / 11)
+    assert step["bubble_idle_over_ideal"] == pytest.approx(6 / 16)
+    assert step["bubble_max_stage_span"] == pytest.approx(3 / 11)
+
+
+def steps_of(*durations):
+    figures = dict.fromkeys(
+        ("step_ns", "optimizer_ns", "bubble_fraction", "bubble_idle_over_ideal"), 1.0
+    )
+    return pd.DataFrame(
+        [
+            {
+                **figures,
+                "step": number,
+                "step_with_optimizer_ns": duration,
+                "tokens_per_s": 1 / duration,
+                "bubble_max_stage_span": 0.5,
+            }
+            for number, duration in enumerate(durations)
+        ]
+    )
+
+
+def test_a_runs_figures_are_medians_and_one_slow_step_does_not_move_them():
+    figures = run_figures(steps_of(10, 12, 11, 900, 11))
+    assert figures["step_with_optimizer_ns"] == 11
+    assert figures["step_relative_deviation"] == pytest.approx(1 / 11)
+
+
+def test_the_median_step_is_a_step_that_was_measured():
+    assert median_step(steps_of(10, 30, 20, 40)) == 2
+
+
+def test_a_transfer_moves_from_when_both_ends_are_ready():
+    starts = dict(zip(TWO_RANKS["op"], moving_start_ns(TWO_RANKS), strict=False))
+    assert starts["RECV_F"] == starts["SEND_F"] == 200
+    assert starts["RECV_B"] == starts["SEND_B"] == 410
+    assert list(moving_start_ns(TWO_RANKS)[TWO_RANKS["op"] == "F"]) == [100, 210]

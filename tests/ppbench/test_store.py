@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from engine.plan.spans import COLUMNS
+from ppbench.config.case import Case
+from ppbench.errors import StoreError, UsageError
+from ppbench.store import SCHEMA_VERSION, TABLES, Store, columns_as_markdown, new_run_id
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(store, run_id, **columns):
+    run = {"run_id": run_id, "status": "ok", "tokens_per_s": 1.5, "world_size": 2, **columns}
+    steps = pd.DataFrame([{"step": 3, "step_ns": 10}])
+    ranks = [{"rank": 0, "peak_memory_bytes": 7, "reserved_bytes": None}]
+    spans = pd.DataFrame([(3, 0, "compute", 0, "F", 0, 1, 2, 0)], columns=list(COLUMNS))
+    store.write_run(run, steps, ranks, spans)
+
+
+def test_a_run_reads_back_from_every_table(tmp_path):
+    store = Store(tmp_path)
+    write(store, "b")
+    write(store, "a", commit="c0ffee")
+    assert list(store.runs()["run_id"]) == ["a", "b"]
+    assert list(store.runs()["commit"].fillna("")) == ["c0ffee", ""]
+    for name, column, value in (("steps", "step_ns", 10), ("spans", "end_ns", 2)):
+        (row,) = store.table(name, ["a"]).to_dict("records")
+        assert (row["run_id"], row["schema_version"], row[column]) == ("a", SCHEMA_VERSION, value)
+    assert store.table("ranks", ["a", "b"])["peak_memory_bytes"].tolist() == [7, 7]
+
+
+def test_a_failed_run_has_no_figures(tmp_path):
+    store = Store(tmp_path)
+    run = {"run_id": "x", "status": "oom", "error": "too big"}
+    store.write_run(run, pd.DataFrame(), [], pd.DataFrame())
+    (row,) = store.runs().to_dict("records")
+    assert (row["status"], row["error"]) == ("oom", "too big")
+    assert pd.isna(row["tokens_per_s"])
+    assert store.table("spans", ["x"]).empty
+
+
+def test_files_hold_exactly_the_documented_columns(tmp_path):
+    write(Store(tmp_path), "a")
+    for name, columns in TABLES.items():
+        schema = pq.read_schema(tmp_path / name / "a.parquet")
+        assert schema.names == [column.name for column in columns]
+        assert schema.types == [column.type for column in columns]
+
+
+def test_every_setting_of_a_case_is_a_column():
+    assert set(Case().settings()) <= {column.name for column in TABLES["runs"]}
+
+
+def test_the_results_readme_documents_every_column():
+    assert columns_as_markdown() in (ROOT / "results" / "README.md").read_text()
+
+
+def test_a_run_exists_only_once_its_last_file_does(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a")
+    (tmp_path / "runs" / "a.parquet").unlink()
+    assert store.runs().empty
+
+
+def test_nothing_is_left_beside_the_files(tmp_path):
+    write(Store(tmp_path), "a")
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["a.parquet"] * len(TABLES)
+
+
+def test_a_store_that_is_not_there_is_empty(tmp_path):
+    assert Store(tmp_path / "none").runs().empty
+    with pytest.raises(UsageError, match="ppbench sweep"):
+        Store(tmp_path / "none").find("last")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_is_found_by_a_unique_prefix_or_as_the_last(tmp_path):
+    store = Store(tmp_path)
+    for run_id in ("20260101-aa", "20260101-ab", "20260202-cc"):
+        write(store, run_id)
+    assert store.find("last")["run_id"] == store.find("202602")["run_id"] == "20260202-cc"
+    assert store.find("20260101-aa")["run_id"] == "20260101-aa"
+    with pytest.raises(UsageError, match="2 runs begin so: 20260101-aa, 20260101-ab"):
+        store.find("20260101")
+    with pytest.raises(UsageError, match="ppbench ls"):
+        store.find("x")
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    write(Store(tmp_path), "a")
+    (tmp_path / "runs" / "z.parquet").write_text("PAR1 nonsense")
+    with pytest.raises(StoreError, match=r"z\.parquet: not a readable parquet file"):
+        Store(tmp_path).runs()
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="choose another folder with --results"):
+        Store(tmp_path / "file" / "results").check_writable()
+
+
+def test_run_ids_sort_by_time_and_differ():
+    ids = [new_run_id() for _ in range(200)]
+    assert [i[:18] for i in ids] == sorted(i[:18] for i in ids)
+    assert len(set(ids)) == 200
