@@ -1,0 +1,262 @@
+"""The command line as people run it: a subprocess, its exit code and its words."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppbench.store import Store
+
+TINY = """\
+name = "tiny"
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+steps = 3
+verify = true
+
+[grid]
+schedule = ["afab", "1f1b"]
+world_size = [1, 2]
+num_microbatches = [4]
+seq_len = [32]
+"""
+PATIENCE_S = 180
+
+
+def ppbench(*arguments, folder):
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A folder in which a small sweep has been run, and what it printed."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "tiny.toml").write_text(TINY)
+    return folder, ppbench("sweep", "tiny.toml", folder=folder)
+
+
+def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
+    folder, done = swept
+    assert done.returncode == 0, done.stderr
+    runs = Store(folder / "results").runs()
+    assert list(zip(runs["schedule"], runs["world_size"], strict=True)) == [
+        ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
+    ]  # fmt: skip
+    assert set(runs["status"]) == {"ok"}
+    for column in ("tokens_per_s", "step_ns", "peak_memory_bytes", "schema_version"):
+        assert (runs[column] > 0).all(), column
+    assert runs["bubble_fraction"].between(0, 1).all()
+    assert runs["bubble_fraction_theory"].tolist() == pytest.approx([0, 0.2, 0, 0.2])
+    assert runs["fingerprint"].nunique() == 1
+    assert runs["first_loss"].nunique() == 1
+    assert runs["last_loss"].nunique() == 1
+    ranks = Store(folder / "results").table("ranks", runs["run_id"])
+    assert len(ranks) == 1 + 2 + 1 + 2
+    assert (ranks["peak_memory_bytes"] > 0).all()
+    assert (ranks["peak_held_microbatches"] == ranks["planned_peak_held_microbatches"]).all()
+
+
+def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
+    folder, done = swept
+    assert "case 4 of 4: schedule 1f1b, world_size 2, num_microbatches 4" in done.stderr
+    assert done.stdout.count("llama") == 0
+    assert len([line for line in done.stdout.splitlines() if " ok " in line]) == 4
+    path = done.stdout.splitlines()[-1].removeprefix("report: ")
+    assert (folder / path).read_text().startswith("<!doctype html>")
+
+
+def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
+    folder, _ = swept
+    before = len(Store(folder / "results").runs())
+    again = ppbench("sweep", "tiny.toml", folder=folder)
+    assert again.returncode == 0
+    assert "4 of 4 runs are done already" in again.stderr
+    assert len(Store(folder / "results").runs()) == before
+    ppbench("sweep", "tiny.toml", "--rerun", "--set", "world_size=1", folder=folder)
+    assert len(Store(folder / "results").runs()) == before + 2
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show", "last"], ["env"]], ids=lambda c: c[0])
+def test_every_listing_takes_every_format(swept, command):
+    folder, _ = swept
+    printed = {
+        how: ppbench(*command, "--format", how, folder=folder)
+        for how in ("table", "json", "csv", "markdown")
+    }
+    assert [p.returncode for p in printed.values()] == [0, 0, 0, 0], printed
+    assert json.loads(printed["json"].stdout)
+    header, *rows = csv.reader(io.StringIO(printed["csv"].stdout))
+    assert rows
+    assert all(len(row) == len(header) for row in rows)
+    assert printed["markdown"].stdout.startswith("| ")
+
+
+def test_json_of_a_run_holds_its_row_ranks_and_steps(swept):
+    folder, _ = swept
+    shown = json.loads(ppbench("show", "last", "--format", "json", folder=folder).stdout)
+    assert shown["run"]["status"] == "ok"
+    assert shown["run"]["error"] is None
+    assert len(shown["steps"]) == 3
+    assert [rank["rank"] for rank in shown["ranks"]] == list(range(shown["run"]["world_size"]))
+
+
+def test_report_and_timeline_write_the_file_they_are_told_to(swept):
+    folder, _ = swept
+    for command in (["report", "last"], ["report"], ["timeline", "last"]):
+        target = folder / "out" / f"{len(command)}{command[0]}.html"
+        done = ppbench(*command, "-o", str(target), folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(target)
+        assert "Plotly" in target.read_text()
+
+
+def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    done = ppbench("sweep", "tiny.toml", "--dry-run", "--format", "json", folder=tmp_path)
+    listed = json.loads(done.stdout)
+    assert [(c["schedule"], c["world_size"]) for c in listed] == [
+        ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
+    ]  # fmt: skip
+    assert len({case["case_id"] for case in listed}) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TINY.replace("steps = 3", "stepz = 3"), ["bad.toml:8: measure.stepz", '"steps"']),
+        (TINY.replace('"1f1b"]', '"1f1v"]'), ["bad.toml:12: grid.schedule", '"1f1b"', "afab"]),
+        (TINY.replace("[1, 2]", "0"), ["bad.toml:13: grid.world_size: 0", "at least 1"]),
+        (TINY.replace("[4]", '["4"]'), ["bad.toml:14: grid.num_microbatches", '"4" (a string)']),
+        ("{ not toml", ["bad.toml:1: not valid TOML"]),
+        (None, ["bad.toml: cannot read the sweep file: No such file"]),
+    ],
+    ids=["misspelt key", "unknown schedule", "no ranks", "string for number", "no TOML", "no file"],
+)
+def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "bad.toml").write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    done = ppbench("sweep", "bad.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: bad.toml")
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sweep"], ["nonsense"], ["show", "x"], ["timeline", "last"], ["report"], ["ls", "--format", "x"]],
+    ids=" ".join,
+)
+def test_bad_arguments_exit_with_2_and_no_traceback(tmp_path, arguments):
+    done = ppbench(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        return  # there is nothing to refuse here
+    (tmp_path / "tiny.toml").write_text(TINY)
+    done = ppbench("sweep", "tiny.toml", "--set", "device=cuda", folder=tmp_path)
+    assert done.returncode == 2
+    assert "needs an NVIDIA GPU" in done.stderr
+
+
+def test_a_case_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path):
+    text = TINY.replace("[grid]", '[grid]\n"train.microbatch_size" = [1, 1_000_000]')
+    (tmp_path / "tiny.toml").write_text(text)
+    done = ppbench("sweep", "tiny.toml", "--set", "world_size=2", folder=tmp_path)
+    assert done.returncode == 4
+    runs = Store(tmp_path / "results").runs()
+    found = dict(
+        zip(zip(runs["schedule"], runs["train_microbatch_size"], strict=True), runs["status"],
+            strict=True)
+    )  # fmt: skip
+    assert found == {
+        ("afab", 1): "ok", ("1f1b", 1): "ok",
+        ("afab", 1_000_000): "oom", ("1f1b", 1_000_000): "oom",
+    }  # fmt: skip
+    error = runs.loc[runs["status"] == "oom", "error"].iloc[0]
+    assert "MemoryError" in error
+    assert "Traceback" in error
+
+
+def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", "tiny.toml",
+               "--set", "measure.steps=60", "--set", "world_size=2", "--set", "seq_len=[64, 256]",
+               "--set", "measure.verify=false"]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.kill(worker_in_second_case(tmp_path), signal.SIGKILL)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 4, stderr
+    runs = Store(tmp_path / "results").runs()
+    assert sorted(runs["status"]) == ["crash", "ok", "ok", "ok"]
+    assert runs["case_id"].nunique() == 4
+    again = ppbench(*command[3:], folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "3 of 4 runs are done already" in again.stderr
+
+
+def worker_in_second_case(folder: Path) -> int:
+    """The process id of rank 1, once the second case is running its steps."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for journal in folder.glob("results/launches/*/journal.jsonl"):
+            events = [json.loads(line) for line in journal.read_text().splitlines(keepends=True)
+                      if line.endswith("\n")]  # fmt: skip
+            if events and events[-1]["event"] == "step" and any(e.get("index") == 1 for e in events):
+                return process_of_rank(1, journal.parent)
+        time.sleep(0.02)
+    raise AssertionError("the second case did not begin")
+
+
+def process_of_rank(rank: int, launch: Path) -> int:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            environment = (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if launch.name.encode() in command and f"RANK={rank}".encode() in environment:
+            return int(path.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_help_starts_without_torch_or_pandas():
+    code = (
+        "import sys; sys.argv = ['ppbench', '--help']\n"
+        "from ppbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'pyarrow', 'plotly', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("sweep", "ls", "show", "report", "timeline", "env"):
+        assert command in done.stdout
