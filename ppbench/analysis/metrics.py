@@ -114,7 +114,7 @@ def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
     direction = transfers["op"].str[-1]
     sender = transfers["stage"].where(
         transfers["op"].isin([op.value for op in SEND_OPS]),
-        transfers["stage"] + direction.map({"F": -1, "B": 1}),
+        transfers["stage"] + direction.map({"F": -1, "B": 1}).astype("int64"),
     )
     message = [transfers["step"], direction, sender, transfers["microbatch"]]
     began = transfers.groupby(message)["start_ns"].transform("max")

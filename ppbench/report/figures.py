@@ -96,8 +96,7 @@ def gantt(spans: pd.DataFrame, title: str) -> go.Figure:
 def _drawn(spans: pd.DataFrame) -> pd.DataFrame:
     """The spans with `begin_ms`, `width_ms` and `waited_ms`, in the order they were given."""
     origin_ns = spans["start_ns"].min()
-    has_transfers = bool((spans["lane"] != Lane.COMPUTE.value).any())  # not with one rank
-    moving_ns = moving_start_ns(spans) if has_transfers else spans["start_ns"]
+    moving_ns = moving_start_ns(spans)
     return spans.assign(
         begin_ms=(moving_ns - origin_ns) / NS_PER_MS,
         width_ms=(spans["end_ns"] - moving_ns).clip(lower=0) / NS_PER_MS,

@@ -97,6 +97,10 @@ class Journal:
                 yield json.loads(line)
 
 
+PEER_LOST = "crash"
+"""Status of a rank that failed because another one had died. If no rank tells more, one crashed."""
+
+
 @dataclass(frozen=True)
 class RankError:
     """The exception that ended a rank."""
@@ -115,9 +119,12 @@ def write_rank_error(folder: Path, rank: int, status: str, error: BaseException)
 
 
 def take_rank_errors(folder: Path) -> list[RankError]:
-    """Every rank's error, the earliest (the cause) first; their files are removed."""
+    """Every rank's error, the cause first; their files are removed.
+
+    The cause is the earliest error that does not merely tell that another rank is gone.
+    """
     errors = []
     for path in folder.glob("error-rank*.json"):
         errors.append(RankError(**json.loads(path.read_text())))
         path.unlink()
-    return sorted(errors, key=lambda error: error.at)
+    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at))

@@ -15,7 +15,7 @@ from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Setting
 from ppbench.run.environment import read_environment
-from ppbench.run.job import Item, Job, RankError
+from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.store import Store, new_run_id
 
 
@@ -69,16 +69,19 @@ def write_result(job: Job, item: Item, result: CaseResult) -> str:
     return str(run["run_id"])
 
 
-def failed_row(job: Job, item: Item, errors: list[RankError]) -> str:
-    """Store a case that did not finish; `errors` has the cause first, or nothing after a crash."""
-    if errors:
-        status = errors[0].status
-        text = f"rank {errors[0].rank}: {errors[0].message}\n{errors[0].traceback}"
-    else:
-        status, text = "crash", "a worker died without a Python error (killed or crashed)"
-    run = {**_row_of(job, item), "status": status, "error": text, "cautions": ""}
+def failed_row(job: Job, item: Item, errors: list[RankError]) -> tuple[str, str]:
+    """Store a case that did not finish; returns its run id and status.
+
+    `errors` has the cause first. When no rank left more than the loss of a peer, a worker died
+    without a Python error: it was killed, or crashed.
+    """
+    status = errors[0].status if errors else PEER_LOST
+    lines = [f"rank {error.rank}: {error.message}\n{error.traceback}" for error in errors[:1]]
+    if status == PEER_LOST:
+        lines.insert(0, "a worker died without a Python error: it was killed, or crashed")
+    run = {**_row_of(job, item), "status": status, "error": "\n".join(lines), "cautions": ""}
     Store(Path(job.results)).write_run(run, pd.DataFrame(), [], pd.DataFrame())
-    return str(run["run_id"])
+    return str(run["run_id"]), status
 
 
 def _row_of(job: Job, item: Item) -> dict[str, object]:

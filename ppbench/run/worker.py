@@ -25,9 +25,17 @@ from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
-from engine.run.p2p import Fabric
+from engine.run.p2p import Fabric, TransferError
 from engine.trainer import connect
-from ppbench.run.job import Item, Job, Journal, read_job, take_rank_errors, write_rank_error
+from ppbench.run.job import (
+    PEER_LOST,
+    Item,
+    Job,
+    Journal,
+    read_job,
+    take_rank_errors,
+    write_rank_error,
+)
 from ppbench.run.rows import CaseResult, RankResult, failed_row, write_result
 from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
 
@@ -69,8 +77,11 @@ def _join_other_ranks() -> None:
 
 
 def _status_of(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in str(error):
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in text:
         return "oom"
+    if isinstance(error, TransferError | dist.DistError) or "gloo" in text:
+        return PEER_LOST
     return "invalid" if isinstance(error, VerificationError | ProgramError) else "error"
 
 
@@ -94,8 +105,7 @@ class _Worker:
         errors = take_rank_errors(self._folder)
         for index in started:
             if index not in finished:
-                run_id = failed_row(self._job, self._job.items[index], errors)
-                status = errors[0].status if errors else "crash"
+                run_id, status = failed_row(self._job, self._job.items[index], errors)
                 self._journal.append("row", index=index, run_id=run_id, status=status)
                 finished.add(index)
         return [index for index in range(len(self._job.items)) if index not in finished]

@@ -163,7 +163,14 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, wor
 
 @pytest.mark.parametrize(
     "arguments",
-    [["sweep"], ["nonsense"], ["show", "x"], ["timeline", "last"], ["report"], ["ls", "--format", "x"]],
+    [
+        ["sweep"],
+        ["nonsense"],
+        ["show", "x"],
+        ["timeline", "last"],
+        ["report"],
+        ["ls", "--format", "x"],
+    ],
     ids=" ".join,
 )
 def test_bad_arguments_exit_with_2_and_no_traceback(tmp_path, arguments):
@@ -185,18 +192,15 @@ def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
 
 
 def test_a_case_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path):
-    text = TINY.replace("[grid]", '[grid]\n"train.microbatch_size" = [1, 1_000_000]')
+    text = TINY.replace("[grid]", '[grid]\n"train.microbatch_size" = [1_000_000, 1]')
+    text = text.replace("[32]", "[1024]").replace("[4]", "[64]")  # half a terabyte of token ids
+    text = text.replace("true", "false").replace('"afab", ', "").replace("steps = 3", "steps = 1")
     (tmp_path / "tiny.toml").write_text(text)
     done = ppbench("sweep", "tiny.toml", "--set", "world_size=2", folder=tmp_path)
     assert done.returncode == 4
     runs = Store(tmp_path / "results").runs()
-    found = dict(
-        zip(zip(runs["schedule"], runs["train_microbatch_size"], strict=True), runs["status"],
-            strict=True)
-    )  # fmt: skip
-    assert found == {
-        ("afab", 1): "ok", ("1f1b", 1): "ok",
-        ("afab", 1_000_000): "oom", ("1f1b", 1_000_000): "oom",
+    assert dict(zip(runs["train_microbatch_size"], runs["status"], strict=True)) == {
+        1_000_000: "oom", 1: "ok"
     }  # fmt: skip
     error = runs.loc[runs["status"] == "oom", "error"].iloc[0]
     assert "MemoryError" in error
@@ -212,7 +216,7 @@ def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         os.kill(worker_in_second_case(tmp_path), signal.SIGKILL)
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 4, stderr
     runs = Store(tmp_path / "results").runs()
     assert sorted(runs["status"]) == ["crash", "ok", "ok", "ok"]
@@ -229,7 +233,11 @@ def worker_in_second_case(folder: Path) -> int:
         for journal in folder.glob("results/launches/*/journal.jsonl"):
             events = [json.loads(line) for line in journal.read_text().splitlines(keepends=True)
                       if line.endswith("\n")]  # fmt: skip
-            if events and events[-1]["event"] == "step" and any(e.get("index") == 1 for e in events):
+            if (
+                events
+                and events[-1]["event"] == "step"
+                and any(e.get("index") == 1 for e in events)
+            ):
                 return process_of_rank(1, journal.parent)
         time.sleep(0.02)
     raise AssertionError("the second case did not begin")

@@ -105,3 +105,8 @@ def test_a_transfer_moves_from_when_both_ends_are_ready():
     assert starts["RECV_F"] == starts["SEND_F"] == 200
     assert starts["RECV_B"] == starts["SEND_B"] == 410
     assert list(moving_start_ns(TWO_RANKS)[TWO_RANKS["op"] == "F"]) == [100, 210]
+
+
+def test_one_rank_has_no_transfers_to_move():
+    compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
+    assert list(moving_start_ns(compute)) == list(compute["start_ns"])

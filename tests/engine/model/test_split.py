@@ -22,7 +22,9 @@ def test_weights_depend_on_name_and_seed_not_on_the_split(preset, num_stages):
 
 def test_another_seed_gives_other_weights():
     first, second = (
-        build_stage(ModelSpec("llama-tiny", seed=seed), 0, 1, CPU).own_parameters()["lm_head.weight"]
+        build_stage(ModelSpec("llama-tiny", seed=seed), 0, 1, CPU).own_parameters()[
+            "lm_head.weight"
+        ]
         for seed in (0, 1)
     )
     assert not torch.equal(first, second)

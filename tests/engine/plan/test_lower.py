@@ -14,12 +14,12 @@ def text(row):
 
 def test_a_send_follows_its_producer_and_a_receive_stands_one_action_ahead():
     lowered = lower(build_program("1f1b", 2, 2))
-    assert text(lowered.actions[0]) == "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0RECV_B1 0B1".replace(
+    assert text(
+        lowered.actions[0]
+    ) == "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0RECV_B1 0B1".replace(
         "0B0 0RECV_B1", "0RECV_B1 0B0"
     )
-    assert text(lowered.actions[1]) == (
-        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1"
-    )
+    assert text(lowered.actions[1]) == ("1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")
 
 
 def test_just_in_time_posts_each_receive_right_before_its_consumer():
@@ -34,7 +34,9 @@ def test_compute_order_is_unchanged_and_every_message_has_two_ends(name):
     for row, before in zip(lowered.actions, program.actions, strict=True):
         assert tuple(a for a in row if a.op in COMPUTE_OPS) == before
     ends = {
-        ops: sorted((channel_of(a), a.microbatch) for r in lowered.actions for a in r if a.op in ops)
+        ops: sorted(
+            (channel_of(a), a.microbatch) for r in lowered.actions for a in r if a.op in ops
+        )
         for ops in (SEND_OPS, RECV_OPS)
     }
     assert ends[SEND_OPS] == ends[RECV_OPS]
