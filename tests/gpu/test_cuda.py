@@ -25,7 +25,10 @@ PATIENCE_S = 300
 
 def config(schedule, world_size, *, preset="llama-tiny", dtype="float64", seq_len=32, m=4):
     return TrainerConfig(
-        ModelSpec(preset, dtype), DataSpec(seq_len=seq_len, num_microbatches=m), schedule, world_size
+        ModelSpec(preset, dtype),
+        DataSpec(seq_len=seq_len, num_microbatches=m),
+        schedule,
+        world_size,
     )
 
 
@@ -102,7 +105,9 @@ def assert_messages_follow_their_dependencies(outcomes):
     for op, stage, microbatch in list(at):
         if op is Op.F and stage > 0:
             assert at[Op.RECV_F, stage, microbatch].end_ns <= at[op, stage, microbatch].start_ns
-            assert at[op, stage - 1, microbatch].end_ns <= at[Op.SEND_F, stage - 1, microbatch].end_ns
+            assert (
+                at[op, stage - 1, microbatch].end_ns <= at[Op.SEND_F, stage - 1, microbatch].end_ns
+            )
 
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])

@@ -101,9 +101,9 @@ def test_afab_grows_with_the_microbatches_and_1f1b_does_not(ranks: Ranks):
     peak = {
         (name, m): ranks.run(2, peak_bytes, config(name, 2, m, seq_len=128))
         for name in ("afab", "1f1b")
-        for m in (2, 8)
+        for m in (4, 12)  # from 3 on, gradients are there while a warm pipeline holds p - r
     }
     for rank in (0, 1):
-        assert peak["afab", 8][rank] > 1.5 * peak["afab", 2][rank]
-        assert peak["1f1b", 8][rank] < 1.05 * peak["1f1b", 2][rank]
-        assert peak["1f1b", 8][rank] < 0.7 * peak["afab", 8][rank]
+        assert peak["afab", 12][rank] > 1.5 * peak["afab", 4][rank]
+        assert peak["1f1b", 12][rank] < 1.05 * peak["1f1b", 4][rank]
+        assert peak["1f1b", 12][rank] < 0.6 * peak["afab", 12][rank]
