@@ -8,6 +8,7 @@ before. Both: the process's high-water mark.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ def measure_peaks(
     `persistent` are the tensors alive before and after it (parameters, buffers, optimizer state);
     gradients must not be alive when it starts.
     """
+    gc.collect()  # a tensor that dies during the step would count as freed by it
     if device.type == "cuda":
         return _cuda_peaks(device, step)
     alive_bytes = total_bytes(persistent)

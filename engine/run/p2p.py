@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -66,6 +65,25 @@ class Channel(Protocol):
         """Free threads and buffers; the channel is not used again."""
 
 
+@dataclass
+class _Message:
+    """A message on its way: what must stay alive until it has been moved."""
+
+    transfer: Transfer
+    tensor: Tensor | None
+    work: dist.Work | None
+    is_incoming: bool
+    staged: torch.cuda.Event | None = None  # when the copy to host memory will be complete
+
+    def let_go(self) -> None:
+        """Drop the buffer on the calling thread.
+
+        That must be the rank's own: the profiler counts frees only on the thread that it was
+        started on, and only that thread allocates, so it is early enough for the peak.
+        """
+        self.tensor = self.work = None
+
+
 class HostChannel:
     """A channel over gloo, messages told apart by the edge's tag."""
 
@@ -74,43 +92,48 @@ class HostChannel:
     ) -> None:
         self._group, self._peer, self._tag = group, peer, tag
         self._device, self._clock = device, clock
+        self._is_staged = device.type == "cuda"
         self._transfers: list[Transfer] = []
-        self._pending: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._arrived: SimpleQueue[Tensor | BaseException] = SimpleQueue()
-        self._finished: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
+        self._arrived: SimpleQueue[_Message | BaseException] = SimpleQueue()
+        self._sent: SimpleQueue[_Message] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._complete_in_order, daemon=True)
         self._thread.start()
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        self._release_finished()
+        self._let_go_of_sent()
         transfer = self._begin(action, tensor)
-        if self._device.type == "cuda":
-            staged, ready = _copy_to_host(tensor)
-            self._pending.put(lambda: self._finish_staged_send(transfer, staged, ready))
+        if self._is_staged:
+            copy, staged = _copy_to_host(tensor)
+            message = _Message(transfer, copy, None, is_incoming=False, staged=staged)
         else:
-            work = dist.isend(tensor.contiguous(), self._peer, self._group, self._tag)
-            self._pending.put(lambda: self._finish(transfer, work))
+            tensor = tensor.contiguous()
+            work = dist.isend(tensor, self._peer, self._group, self._tag)
+            message = _Message(transfer, tensor, work, is_incoming=False)
+        self._pending.put(message)
 
     def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._release_finished()
-        buffer = torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
+        self._let_go_of_sent()
+        buffer = torch.empty(shape, dtype=dtype, pin_memory=self._is_staged)
         transfer = self._begin(action, buffer)
         work = dist.irecv(buffer, self._peer, self._group, self._tag)
-        self._pending.put(lambda: self._finish_receive(transfer, work, buffer))
+        self._pending.put(_Message(transfer, buffer, work, is_incoming=True))
 
     def take(self) -> Tensor:
         arrived = self._arrived.get()
-        self._release_finished()
         if isinstance(arrived, BaseException):
             raise TransferError(f"receive from rank {self._peer}: {arrived}") from arrived
-        return arrived.to(self._device, non_blocking=True)
+        buffer = arrived.tensor
+        assert buffer is not None
+        arrived.let_go()
+        return buffer.to(self._device, non_blocking=True)
 
     def finish_step(self) -> list[Transfer]:
         is_idle = threading.Event()
-        self._pending.put(is_idle.set)
+        self._pending.put(is_idle)
         is_idle.wait()
-        self._release_finished()
+        self._let_go_of_sent()
         if self._error is not None:
             raise TransferError(f"transfer with rank {self._peer}: {self._error}")
         finished, self._transfers = self._transfers, []
@@ -125,38 +148,31 @@ class HostChannel:
         self._transfers.append(transfer)
         return transfer
 
+    def _let_go_of_sent(self) -> None:
+        while not self._sent.empty():
+            self._sent.get().let_go()
+
     def _complete_in_order(self) -> None:
-        while (complete := self._pending.get()) is not None:
+        """The channel's thread: wait for each message in turn."""
+        while (item := self._pending.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             try:
-                complete()
+                self._complete(item)
             except Exception as error:  # handed to the rank's own thread
                 self._error = error
                 self._arrived.put(error)
-            self._finished.put(complete)
 
-    def _release_finished(self) -> None:
-        """Let go of moved buffers on the rank's own thread.
-
-        Only that thread allocates, so this is early enough for the peak; and the profiler counts
-        frees on the thread that it was started on.
-        """
-        while not self._finished.empty():
-            self._finished.get()
-
-    def _finish(self, transfer: Transfer, work: dist.Work | None) -> None:
-        assert work is not None
-        work.wait()
-        transfer.end = self._clock.mark()
-
-    def _finish_receive(self, transfer: Transfer, work: dist.Work | None, buffer: Tensor) -> None:
-        self._finish(transfer, work)
-        self._arrived.put(buffer)
-
-    def _finish_staged_send(
-        self, transfer: Transfer, staged: Tensor, ready: torch.cuda.Event
-    ) -> None:
-        ready.synchronize()  # in this thread: the rank itself runs on
-        self._finish(transfer, dist.isend(staged, self._peer, self._group, self._tag))
+    def _complete(self, message: _Message) -> None:
+        if message.staged is not None:
+            assert message.tensor is not None
+            message.staged.synchronize()  # blocks this thread; the rank runs on
+            message.work = dist.isend(message.tensor, self._peer, self._group, self._tag)
+        assert message.work is not None
+        message.work.wait()
+        message.transfer.end = self._clock.mark()
+        (self._arrived if message.is_incoming else self._sent).put(message)
 
 
 def _copy_to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
