@@ -111,7 +111,8 @@ def _command_line(file: Path, overrides: Sequence[str]) -> str:
 def list_runs(results: Path, how: Format) -> str:
     """Every run of the store."""
     runs = Store(results).runs().drop(columns=BULKY)
-    columns = ["run_id", "sweep_name", "status", *WORKLOAD, *FIGURES, "commit"]
+    brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
+    columns = ["run_id", "sweep_name", "status", *WORKLOAD, *brief]
     return render(runs, how, columns)
 
 

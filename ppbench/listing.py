@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +40,7 @@ def _short(length: int) -> Callable[[object], str]:
 
 
 MIB = 1 / 2**20
+_GAP = 3
 _UNBOUNDED = 10_000
 FIELDS: dict[str, Field] = {
     "run_id": Field("run", is_number=False),
@@ -129,17 +130,26 @@ def _markdown(frame: pd.DataFrame, columns: list[str]) -> str:
 
 
 def _table(frame: pd.DataFrame, columns: list[str]) -> str:
+    """Headings may wrap; cells never do, even if the terminal is too narrow and wraps the line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for field in (field_of(column) for column in columns):
-        table.add_column(field.heading, justify="right" if field.is_number else "left")
-    for row in _cells(frame, columns):
+    fields, cells = [field_of(column) for column in columns], _cells(frame, columns)
+    needed = 0
+    for position, field in enumerate(fields):
+        words = [*(row[position] for row in cells), *field.heading.split()]
+        width = max(map(len, words), default=0)
+        side: JustifyMethod = "right" if field.is_number else "left"
+        table.add_column(field.heading, justify=side, min_width=width)
+        needed += width + _GAP
+    for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_UNBOUNDED)  # a file or a pipe has no edge
+    # A file or a pipe has no edge.
+    width = max(console.width, needed) if console.is_terminal else _UNBOUNDED
+    console = Console(highlight=False, width=width)
     with console.capture() as capture:
         console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(line for line in lines if line)
 
 
 def facts(values: dict[str, object], how: Format) -> str:

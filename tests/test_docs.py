@@ -3,9 +3,9 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-import tomllib
 import typer
 
 from engine.model.presets import sizes_table
