@@ -228,6 +228,9 @@ class Store:
             aside.unlink(missing_ok=True)
             raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
+    def has_run(self, run_id: str) -> bool:
+        return (self.folder / "runs" / f"{run_id}.parquet").exists()
+
     def runs(self) -> pd.DataFrame:
         """Every run, oldest first."""
         paths = sorted((self.folder / "runs").glob("*.parquet"))

@@ -16,7 +16,7 @@ from ppbench.cautions import cautions_for
 from ppbench.config.case import Setting
 from ppbench.run.environment import read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
-from ppbench.store import Store, new_run_id
+from ppbench.store import Store
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CaseResult:
     facts: dict[str, object]  # columns of `runs`
 
 
-def write_result(job: Job, item: Item, result: CaseResult) -> str:
-    """Store a case that ran; returns its run id."""
+def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> None:
+    """Store a case that ran."""
     case = item.case
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
     origin = spans["start_ns"].min()
@@ -55,6 +55,7 @@ def write_result(job: Job, item: Item, result: CaseResult) -> str:
         **_row_of(job, item),
         **result.facts,
         **figures,
+        "run_id": run_id,
         "status": "ok",
         "bubble_fraction_theory": theoretical_bubble_fraction(
             case.schedule, case.world_size, case.num_microbatches
@@ -66,29 +67,30 @@ def write_result(job: Job, item: Item, result: CaseResult) -> str:
         "cautions": _cautions(item, figures["step_relative_deviation"]),
     }
     Store(Path(job.results)).write_run(run, steps, ranks, spans)
-    return str(run["run_id"])
 
 
-def failed_row(job: Job, item: Item, errors: list[RankError]) -> tuple[str, str]:
-    """Store a case that did not finish; returns its run id and status.
+def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> str:
+    """Account for a run whose workers died; returns its status.
 
-    `errors` has the cause first. When no rank left more than the loss of a peer, a worker died
-    without a Python error: it was killed, or crashed.
+    It is `ok` if its row was stored before they died. Otherwise it failed: `errors` has the cause
+    first, and when no rank left more than the loss of a peer, a worker was killed or crashed.
     """
+    store = Store(Path(job.results))
+    if store.has_run(run_id):
+        return "ok"
     status = errors[0].status if errors else PEER_LOST
     lines = [f"rank {error.rank}: {error.message}\n{error.traceback}" for error in errors[:1]]
     if status == PEER_LOST:
         lines.insert(0, "a worker died without a Python error: it was killed, or crashed")
-    run = {**_row_of(job, item), "status": status, "error": "\n".join(lines), "cautions": ""}
-    Store(Path(job.results)).write_run(run, pd.DataFrame(), [], pd.DataFrame())
-    return str(run["run_id"]), status
+    run = {**_row_of(job, item), "run_id": run_id, "status": status, "error": "\n".join(lines)}
+    store.write_run({**run, "cautions": ""}, pd.DataFrame(), [], pd.DataFrame())
+    return status
 
 
 def _row_of(job: Job, item: Item) -> dict[str, object]:
     """What is known of a run before it has begun."""
     environment, commit, case = read_environment(), job.commit, item.case
     return {
-        "run_id": new_run_id(),
         "sweep_id": job.sweep_id,
         "sweep_name": job.sweep_name,
         "sweep_file": job.sweep_file,

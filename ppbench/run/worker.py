@@ -36,8 +36,9 @@ from ppbench.run.job import (
     take_rank_errors,
     write_rank_error,
 )
-from ppbench.run.rows import CaseResult, RankResult, failed_row, write_result
+from ppbench.run.rows import CaseResult, RankResult, close_run, write_result
 from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
+from ppbench.store import new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
@@ -100,26 +101,26 @@ class _Worker:
 
     def _account_for_the_past(self) -> list[int]:
         events = list(self._journal.new_events())
-        started = [int(e["index"] or 0) for e in events if e["event"] == "case"]
+        started = {int(e["index"] or 0): str(e["run_id"]) for e in events if e["event"] == "case"}
         finished = {int(e["index"] or 0) for e in events if e["event"] == "row"}
         errors = take_rank_errors(self._folder)
-        for index in started:
+        for index, run_id in started.items():
             if index not in finished:
-                run_id, status = failed_row(self._job, self._job.items[index], errors)
+                status = close_run(self._job, self._job.items[index], run_id, errors)
                 self._journal.append("row", index=index, run_id=run_id, status=status)
                 finished.add(index)
         return [index for index in range(len(self._job.items)) if index not in finished]
 
     def run_item(self, index: int) -> None:
-        item = self._job.items[index]
+        item, run_id = self._job.items[index], new_run_id()
         if self._rank == 0:
-            self._journal.append("case", index=index)
+            self._journal.append("case", index=index, run_id=run_id)
         group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
         connect(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
             result = _measure(item, fabric, group, self._journal if self._rank == 0 else None)
             if result is not None:
-                run_id = write_result(self._job, item, result)
+                write_result(self._job, item, run_id, result)
                 self._journal.append("row", index=index, run_id=run_id, status="ok")
         gc.collect()
         dist.barrier()

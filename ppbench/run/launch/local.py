@@ -27,7 +27,7 @@ class LocalLaunch:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)},
+            env=_environment(threads_per_rank),
             start_new_session=True,  # Ctrl-C reaches the controller alone, which stops the agent
         )
 
@@ -45,6 +45,19 @@ class LocalLaunch:
                 os.killpg(self._agent.pid, signal.SIGKILL)
                 self._agent.wait()
         self._log.close()
+
+
+def _environment(threads_per_rank: int) -> dict[str, str]:
+    """Each channel has a CUDA stream of its own.
+
+    With fewer hardware queues than streams (the default is 8), a receive that waits could stand in
+    front of the compute that its peer waits for.
+    """
+    return {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads_per_rank),
+    }
 
 
 def local_command(job_file: Path, num_ranks: int, max_restarts: int) -> list[str]:
