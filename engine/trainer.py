@@ -99,6 +99,7 @@ class Trainer:
         batch = self.batch(step)
         self._clock.begin_step()
         loss = self._run_program(batch)
+        self._sum_tied_gradients()
         self._executor.time_action(OPTIMIZER_ACTION, self._update)
         spans = self._executor.collect_spans(step)
         return StepResult(None if loss is None else loss.item(), spans)
@@ -154,7 +155,6 @@ class Trainer:
             parameter.grad = None
 
     def _update(self) -> None:
-        self._sum_tied_gradients()
         if self._optimizer is not None:
             self._optimizer.step()
 

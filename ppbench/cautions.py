@@ -13,8 +13,8 @@ class Caution(Enum):
     """Name of the caution -> what is wrong, and what to do about it."""
 
     oversubscribed = (
-        "More rank threads than CPU cores: ranks took turns on a core, so bubble and step time say "
-        "nothing about the schedule. Use no more ranks than cores."
+        "More rank threads than CPU cores, or more ranks than GPUs: ranks took turns, so bubble "
+        "and step time say nothing about the schedule. Use no more ranks than devices."
     )
     noisy_steps = (
         "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
@@ -37,20 +37,17 @@ MIN_STEPS = 3
 
 def cautions_for(
     *,
-    device: str,
-    rank_threads: int,
-    num_cores: int,
+    is_oversubscribed: bool,
     warmup_steps: int,
     num_steps: int,
     relative_deviation: float,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
 
-    `rank_threads` is ranks × threads on one machine, `relative_deviation` the median absolute
-    deviation of the step times over their median.
+    `relative_deviation` is the median absolute deviation of the step times over their median.
     """
     holds = {
-        Caution.oversubscribed: device == "cpu" and rank_threads > num_cores,
+        Caution.oversubscribed: is_oversubscribed,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
         Caution.few_steps: num_steps < MIN_STEPS,
         Caution.no_warmup: warmup_steps == 0,

@@ -5,8 +5,10 @@ Everything heavy is imported by the command that needs it, so that `--help` cost
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -33,11 +35,18 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Entry point of `ppbench`: a known error becomes its message and exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         app()
     except PpbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """End as with Ctrl-C, so that no worker outlives a controller that was told to stop."""
+    raise KeyboardInterrupt
 
 
 def _show_version(wanted: bool) -> None:

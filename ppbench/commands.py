@@ -15,14 +15,14 @@ from rich.console import Console
 
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import UsageError
+from ppbench.errors import LaunchError, UsageError
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.page import write_report, write_timeline
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
-from ppbench.store import Store
+from ppbench.store import Store, check_writable
 
 EXIT_FAILED_RUNS = 4
 WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
@@ -74,29 +74,34 @@ def sweep(
     is_rerun: bool,
     how: Format,
 ) -> SweepOutcome:
-    """Run what is missing of a sweep, then report on all of it."""
+    """Run what is missing of a sweep, then report on all of it.
+
+    When the workers cannot go on, what is finished is reported all the same.
+    """
     read = read_sweep(file, overrides, default_device())
     store = Store(results)
     plan = plan_sweep(read, store, is_rerun)
-    num_done = len(plan.items) - len(plan.missing)
-    if num_done:
-        print(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again",
-              file=sys.stderr)  # fmt: skip
-    if plan.missing:
+    check_writable(results, "--results")
+    check_writable(reports, "--reports")
+    if num_done := len(plan.items) - len(plan.missing):
+        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    try:
         run_plan(plan, store, display_for(Console(stderr=True)))
+    except LaunchError as error:
+        _tell(f"error: {error}")
     runs = runs_of(plan, store)
+    command = _command_line(file, overrides)
     path = reports / f"{read.name}-{plan.sweep_id}.html"
-    write_report(
-        path,
-        store,
-        runs,
-        title=read.name,
-        command=_command_line(file, overrides),
-        sweep_text=file.read_text(encoding="utf-8"),
-    )
+    text = file.read_text(encoding="utf-8")
+    write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *FIGURES])
     all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
+
+
+def _tell(text: str) -> None:
+    """To the user, not into the results."""
+    print(text, file=sys.stderr)
 
 
 def _shown_axes(read: Sweep) -> list[str]:
@@ -182,6 +187,6 @@ def environment(how: Format) -> str:
     data: dict[str, object] = {
         **dataclasses.asdict(found),
         "default_device": device,
-        "fingerprint": found.fingerprint(device, threads_per_rank=1),
+        "fingerprint": found.fingerprint(device, world_size=1, threads_per_rank=1),
     }
     return facts(data, how)

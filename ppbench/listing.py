@@ -94,11 +94,10 @@ def render(frame: pd.DataFrame, how: Format, columns: list[str]) -> str:
 
 
 def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
-    """Rows as plain values; missing ones are None, whole numbers stay whole."""
-    records: list[dict[str, object]] = json.loads(
-        frame.convert_dtypes().to_json(orient="records", double_precision=15)
-    )
-    return records
+    """Rows as plain values, unrounded; missing ones are None, whole numbers stay whole."""
+    plain = frame.convert_dtypes()
+    rows = plain.astype(object).where(plain.notna(), None).to_dict("records")
+    return [{str(column): value for column, value in row.items()} for row in rows]
 
 
 def field_of(column: str) -> Field:

@@ -85,6 +85,7 @@ RUNS: tuple[Column, ...] = (
     *_case_columns(),
     Column("measure_warmup_steps", pa.int64(), "steps run before measuring"),
     Column("measure_steps", pa.int64(), "measured steps"),
+    Column("measure_launches", pa.int64(), "launches that the sweep asked for"),
     Column(
         "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
     ),
@@ -92,7 +93,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
     ),
-    Column("step_ns", pa.float64(), "first action's start to last action's end; median over steps"),
+    Column("step_ns", pa.float64(), "first computation's start to last action's end; median"),
     Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
     Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
     Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns); median"),
@@ -121,7 +122,7 @@ STEPS: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
     Column("step", pa.int64(), "number of the step; warm-up steps come before the first"),
-    Column("step_ns", pa.int64(), "first action's start to last action's end over all ranks"),
+    Column("step_ns", pa.int64(), "first computation's start to last action's end over all ranks"),
     Column("optimizer_ns", pa.int64(), "longest optimizer span of any rank"),
     Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
     Column("tokens_per_s", pa.float64(), "tokens over step_with_optimizer_ns"),
@@ -180,24 +181,24 @@ def new_run_id() -> str:
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
 
 
+def check_writable(folder: Path, option: str) -> None:
+    """Make the folder; raises StoreError, naming the option to change, when it takes no files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: cannot be written to: {error.strerror}; choose another with {option} DIR"
+        ) from error
+
+
 class Store:
     """A results folder. Reading one that does not exist gives empty tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    def check_writable(self) -> None:
-        """Make the folder; raises StoreError when nothing can be written to it."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".probe-{secrets.token_hex(4)}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise StoreError(
-                f"{self.folder}: results cannot be written here: {error.strerror}; "
-                "choose another folder with --results DIR"
-            ) from error
 
     def write_run(
         self, run: Row, steps: pd.DataFrame, ranks: Sequence[Row], spans: pd.DataFrame

@@ -17,10 +17,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
+
+CAUSAL = "engine_causal"
+"""transformers' SDPA attention under a name for which it builds no mask.
+
+Without a mask SDPA is causal by itself. Building one looks at the positions' values, which on CUDA
+would make the host wait for the device in each forward.
+"""
+AttentionInterface.register(CAUSAL, sdpa_attention_forward)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -135,7 +144,9 @@ def build_stage(spec: ModelSpec, stage: int, num_stages: int, device: torch.devi
     layers = partition_layers(spec.partition, config.num_hidden_layers, num_stages)[stage]
     is_first, is_last = stage == 0, stage == num_stages - 1
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=spec.torch_dtype)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=spec.torch_dtype, attn_implementation=CAUSAL
+        )
     _drop_layers(model, layers)
     if not is_last:
         model.base_model.norm = nn.Identity()
@@ -169,8 +180,8 @@ def _materialise(model: PreTrainedModel, seed: int, device: torch.device) -> Non
     for name, module in _modules_with_tensors(model):
         module.to_empty(device="cpu", recurse=False)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for parameter in module.parameters(recurse=False):
-                parameter.fill_(torch.nan)
+            for tensor in _own_floats(module).values():
+                tensor.fill_(torch.nan)
             torch.manual_seed(_seed_of(name, seed))
             model._init_weights(module)
         _check_initialised(name, module)
@@ -189,7 +200,15 @@ def _seed_of(name: str, seed: int) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
+def _own_floats(module: nn.Module) -> dict[str, Tensor]:
+    tensors = {
+        **dict(module.named_parameters(recurse=False)),
+        **dict(module.named_buffers(recurse=False)),
+    }
+    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
 def _check_initialised(name: str, module: nn.Module) -> None:
-    for parameter_name, parameter in module.named_parameters(recurse=False):
-        if bool(torch.isnan(parameter).any()):
-            raise RuntimeError(f"{name}.{parameter_name}: the model's _init_weights left it unset")
+    for tensor_name, tensor in _own_floats(module).items():
+        if bool(torch.isnan(tensor).any()):
+            raise RuntimeError(f"{name}.{tensor_name}: the model's _init_weights left it unset")

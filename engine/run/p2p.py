@@ -29,7 +29,7 @@ from torch import Tensor
 
 from engine.plan.action import Action
 from engine.plan.lower import Channel as Edge
-from engine.run.clock import Clock, Mark
+from engine.run.clock import Clock, HostClock, Mark
 
 
 class TransferError(RuntimeError):
@@ -87,11 +87,9 @@ class _Message:
 class HostChannel:
     """A channel over gloo, messages told apart by the edge's tag."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device, clock: Clock
-    ) -> None:
-        self._group, self._peer, self._tag = group, peer, tag
-        self._device, self._clock = device, clock
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device) -> None:
+        self._group, self._peer, self._tag, self._device = group, peer, tag, device
+        self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
         self._is_staged = device.type == "cuda"
         self._transfers: list[Transfer] = []
         self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
@@ -168,6 +166,7 @@ class HostChannel:
         if message.staged is not None:
             assert message.tensor is not None
             message.staged.synchronize()  # blocks this thread; the rank runs on
+            message.transfer.start = self._clock.mark()
             message.work = dist.isend(message.tensor, self._peer, self._group, self._tag)
         assert message.work is not None
         message.work.wait()
@@ -272,6 +271,8 @@ class Fabric:
         if tied is not None and tied not in self._pair_groups:
             backend = "nccl" if self._uses_nccl else "gloo"
             self._pair_groups[tied] = dist.new_group(list(tied), backend=backend)
+            if dist.get_rank() in tied:  # as for edges: ready before anything is timed
+                self.sum_over_pair(torch.zeros(1, device=self.device), tied)
 
     def _connect_edge(self, edge: Edge, source: int, target: int) -> None:
         """One communicator, and one number through it, so that it is ready before any timing.
@@ -307,7 +308,7 @@ class Fabric:
         if group is not None:
             return NcclChannel(group, peer, self.device, self.clock)
         assert self._host_group is not None
-        return HostChannel(self._host_group, peer, tag, self.device, self.clock)
+        return HostChannel(self._host_group, peer, tag, self.device)
 
     def sum_over_pair(self, tensor: Tensor, pair: tuple[int, int]) -> None:
         """Add the two ranks' tensors in place. Blocks until both are here; equal bit for bit."""

@@ -28,11 +28,12 @@ STEP_FIGURES = (
 def step_figures(spans: pd.DataFrame, world_size: int, tokens_per_step: int) -> pd.DataFrame:
     """One row per step, in order of `step`, with the columns `step` and `STEP_FIGURES`.
 
-    `spans` has the columns of `engine.plan.spans.Span`. Times are nanoseconds. Without optimizer
-    spans (a simulation) the step ends with its last action.
+    `spans` has the columns of `engine.plan.spans.Span`. Times are nanoseconds. A step begins with
+    its first computation: a receive posted before that only waits. Without optimizer spans (a
+    simulation) it ends with its last action.
     """
     program = spans[spans["op"] != Op.OPT.value]
-    start = program.groupby("step")["start_ns"].min()
+    start = compute_spans(spans).groupby("step")["start_ns"].min()
     end = program.groupby("step")["end_ns"].max()
     optimizer = spans[spans["op"] == Op.OPT.value]
     optimizer_end = optimizer.groupby("step")["end_ns"].max().reindex(end.index)

@@ -62,6 +62,10 @@ class Measure:
     launches: int = 1
     verify: bool = False
 
+    def settings(self) -> dict[str, Setting]:
+        """Column -> value, in the order of the fields."""
+        return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -70,8 +74,4 @@ class Sweep:
     name: str
     file: str
     cases: tuple[tuple[Case, Measure], ...]
-    axes: tuple[str, ...]  # case fields that vary, in the file's order
-
-    @property
-    def max_world_size(self) -> int:
-        return max(case.world_size for case, _ in self.cases)
+    axes: tuple[str, ...]  # columns that vary, in the file's order

@@ -33,7 +33,7 @@ def line_of(text: str, path: Path) -> int | None:
 def _parse(text: str) -> dict[str, object] | None:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -37,10 +37,20 @@ def shown(value: object) -> str:
     elif isinstance(value, bool):
         text = str(value).lower()
     else:
-        text = str(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return f"{text} ({_TYPE_NAMES.get(type(value), 'a ' + type(value).__name__)})"
+        text = _text_of(value)
+    return f"{_cut(text)} ({_TYPE_NAMES.get(type(value), 'a ' + type(value).__name__)})"
+
+
+def _text_of(value: object) -> str:
+    """Also of an integer too long, or a table too deep, for Python to write out."""
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        return "..."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
@@ -54,7 +64,7 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
         return _unknown_word(value, str(context["expected"]))
     if kind == "value_error":
         problem = str(context["error"])
-        return problem if str(value) in problem else f"{problem}; got {shown(value)}"
+        return problem if _text_of(value) in problem else f"{problem}; got {shown(value)}"
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
     bounds = {
@@ -65,7 +75,7 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
     }
     if kind in bounds:
         name, words = bounds[kind]
-        return f"{value} is out of range; must be {words} {context[name]}"
+        return f"{_cut(_text_of(value))} is out of range; must be {words} {context[name]}"
     return f"{error['msg']}; got {shown(value)}"
 
 

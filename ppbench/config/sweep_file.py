@@ -26,7 +26,7 @@ from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 MAX_CASES = 100_000
-_NOT_AN_AXIS = ("name",)
+_NOT_AN_AXIS = ("name", "measure.launches")
 _MEASURE = "measure."
 Tree = dict[str, object]
 
@@ -74,7 +74,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases)
-    return Sweep(str(tree["name"]), str(file), cases, tuple(_field(key) for key in axes))
+    return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
 
 
 def _read_text(file: Path) -> str:
@@ -96,6 +96,8 @@ def _parse(file: Path, text: str) -> Tree:
         line = place.removeprefix("line ").partition(",")[0]
         number = int(line) if line.isdigit() else max(1, len(text.splitlines()))
         raise SweepFileError(str(file), number, None, f"not valid TOML: {message}") from None
+    except (ValueError, RecursionError) as error:  # a number too long, tables too deep
+        raise SweepFileError(str(file), None, None, f"not usable as TOML: {error}") from None
 
 
 def _parse_override(override: str) -> tuple[str, object]:
@@ -109,7 +111,7 @@ def _parse_override(override: str) -> tuple[str, object]:
         raise UsageError(f'--set {override}: unknown key "{bare}"{nearest(bare, known_keys())}')
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value.strip()
 
 
@@ -148,21 +150,22 @@ def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[s
     if not isinstance(table, dict):
         raise source.error(path, f"expected a table, got {shown(table)}")
     flat: dict[str, object] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            inner = _flat(source, {f"{key}.{k}": v for k, v in value.items()}, path)
-            flat.update(inner)
-        elif key in known_keys() and key not in _NOT_AN_AXIS:
-            flat[key] = value
-        else:
+    for key, value in _dotted(table):
+        if key not in known_keys() or key in _NOT_AN_AXIS:
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
-            problem = unknown_key(key, value, known)
-            raise source.error((*path, *_written(table, key)), problem)
+            where = (key,) if key in table else tuple(key.split("."))
+            raise source.error((*path, *where), unknown_key(key, value, known))
+        flat[key] = value
     return flat
 
 
-def _written(table: Mapping[str, object], key: str) -> tuple[str, ...]:
-    return (key,) if key in table else tuple(key.split("."))
+def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
+    """Keys and values; a section's keys, quoted or as a table, under their dotted names."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", v) for inner, v in value.items())
+        else:
+            yield key, value
 
 
 def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
@@ -241,10 +244,10 @@ def _expand(
         for key, value in point.items():
             _put(combined, key, value)
         settings = _flattened(_validated(source, combined, ("grid",)))
-        if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
-            continue
         if settings["device"] == "auto":
             settings["device"] = default_device
+        if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
+            continue
         case, measure = _frozen(settings)
         _check_possible(source, case, axes)
         yield case, measure
@@ -261,17 +264,12 @@ def _flattened(checked: SweepFile) -> dict[str, object]:
     return flat
 
 
-def _field(key: str) -> str:
-    """The name of the case's field for a dotted key."""
-    return key.removeprefix(_MEASURE) if key.startswith(_MEASURE) else key.replace(".", "_")
-
-
 def _frozen(settings: dict[str, object]) -> tuple[Case, Measure]:
-    measure = {_field(k): v for k, v in settings.items() if k.startswith(_MEASURE)}
+    measure = {k.removeprefix(_MEASURE): v for k, v in settings.items() if k.startswith(_MEASURE)}
     case = {
-        _field(k): v
+        k.replace(".", "_"): v
         for k, v in settings.items()
-        if not k.startswith(_MEASURE) and k not in _NOT_AN_AXIS
+        if not k.startswith(_MEASURE) and k != "name"
     }
     return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
@@ -298,9 +296,13 @@ def _check_text_file(source: _Source, case: Case, axes: dict[str, list[object]])
     if kind != "text":
         return
     key = _path_of("data.source", axes)
-    if not Path(path).is_file():
+    try:
+        size = Path(path).stat().st_size if Path(path).is_file() else None
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        size = None
+    if size is None:
         raise source.error(key, f"no such file: {path} (relative to the working directory)")
-    if (size := Path(path).stat().st_size) <= case.seq_len:
+    if size <= case.seq_len:
         raise source.error(key, f"{path} has {size} bytes; seq_len {case.seq_len} needs more")
 
 

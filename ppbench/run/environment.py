@@ -18,11 +18,13 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,16 @@ class Environment:
     nccl: str | None
     transformers: str
 
-    def fingerprint(self, device: str, threads_per_rank: int) -> str:
+    def shares_gpus(self, device: str, world_size: int) -> bool:
+        """Whether ranks must share a GPU, and so send through host memory."""
+        return device == "cuda" and world_size > len(self.gpus)
+
+    def fingerprint(self, device: str, world_size: int, threads_per_rank: int) -> str:
         """Short hash of what makes the timings of two runs comparable."""
+        uses_nccl = device == "cuda" and not self.shares_gpus(device, world_size)
         facts: dict[str, object] = {
             "device": device,
+            "backend": "nccl" if uses_nccl else "gloo",
             "cpu": self.cpu,
             "num_cores": self.num_cores,
             "torch": self.torch,
@@ -98,8 +106,15 @@ def read_environment() -> Environment:
 
 
 def available_cores() -> int:
-    """Cores that this process may use, which a container may have fewer of than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: its affinity, or the container's quota if that is less."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
 
 
 def default_device() -> str:
@@ -138,7 +153,7 @@ def _cpu_model() -> str:
 
 
 def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
-    """GPUs, driver version and interconnect, from NVML; empty where there is no NVIDIA driver."""
+    """Visible GPUs, driver version and interconnect, from NVML; empty without an NVIDIA driver."""
     import pynvml
 
     try:
@@ -146,16 +161,38 @@ def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
     except pynvml.NVMLError:
         return (), None, None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        gpus = tuple(
-            Gpu(_text(pynvml.nvmlDeviceGetName(h)), pynvml.nvmlDeviceGetMemoryInfo(h).total)
-            for h in handles
-        )
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(i) for i in _visible(pynvml.nvmlDeviceGetCount())
+        ]
+        gpus = tuple(Gpu(_text(pynvml.nvmlDeviceGetName(h)), _memory_bytes(h)) for h in handles)
         links = min((_num_nvlinks(handle) for handle in handles), default=0)
         interconnect = f"{links} NVLink" if links else "PCIe"
         return gpus, _text(pynvml.nvmlSystemGetDriverVersion()), interconnect
+    except pynvml.NVMLError:
+        return (), None, None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _visible(num_gpus: int) -> list[int]:
+    """Indices that `CUDA_VISIBLE_DEVICES` leaves; names that are no index count from the first."""
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        return list(range(num_gpus))
+    names = [name.strip() for name in setting.split(",") if name.strip()]
+    if all(name.isdigit() for name in names):
+        return [int(name) for name in names if int(name) < num_gpus]
+    return list(range(min(len(names), num_gpus)))
+
+
+def _memory_bytes(handle: object) -> int | None:
+    """None where the GPU shares the host's memory and has none of its own to report."""
+    import pynvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return None
 
 
 def _num_nvlinks(handle: object) -> int:

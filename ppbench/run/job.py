@@ -12,6 +12,7 @@ live in one folder per launch, beside the workers' logs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -81,8 +82,9 @@ class Journal:
         self._offset = 0
 
     def append(self, event: EventName, **details: str | float | None) -> None:
+        """In one write, begun on a new line: what a killed process left unfinished stays apart."""
         with self._path.open("a") as file:
-            file.write(json.dumps({"event": event, **details}) + "\n")
+            file.write("\n" + json.dumps({"event": event, **details}) + "\n")
 
     def new_events(self) -> Iterator[Event]:
         """Events since the last call; a line still being written is left for the next one."""
@@ -94,7 +96,8 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                with contextlib.suppress(json.JSONDecodeError):  # empty, or cut short by a kill
+                    yield json.loads(line)
 
 
 PEER_LOST = "crash"
@@ -115,7 +118,10 @@ class RankError:
 def write_rank_error(folder: Path, rank: int, status: str, error: BaseException) -> None:
     trace = "".join(traceback.format_exception(error))
     record = RankError(rank, time.time(), status, f"{type(error).__name__}: {error}", trace)
-    (folder / f"error-rank{rank}.json").write_text(json.dumps(dataclasses.asdict(record)))
+    path = folder / f"error-rank{rank}.json"
+    aside = path.with_suffix(".partial")  # the agent may end this process at any moment
+    aside.write_text(json.dumps(dataclasses.asdict(record)))
+    aside.replace(path)
 
 
 def take_rank_errors(folder: Path) -> list[RankError]:

@@ -11,7 +11,6 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from ppbench.config.case import Case
 from ppbench.run.job import Item
 
 
@@ -50,11 +49,10 @@ def _tokens(item: Item) -> float:
     return float(item.case.tokens_per_step * num_steps)
 
 
-def describe(case: Case, axes: tuple[str, ...]) -> str:
-    """The settings that tell a case from the others of its sweep."""
-    settings = case.settings()
-    varying = [axis for axis in axes if axis in settings] or ["schedule", "world_size"]
-    return ", ".join(f"{axis} {settings[axis]}" for axis in varying)
+def describe(item: Item, axes: tuple[str, ...]) -> str:
+    """The settings that tell a run from the others of its sweep."""
+    settings = {**item.case.settings(), **item.measure.settings()}
+    return ", ".join(f"{axis} {settings[axis]}" for axis in axes or ("schedule", "world_size"))
 
 
 def _clock_time(seconds: float | None) -> str:
@@ -74,7 +72,7 @@ class PlainDisplay:
 
     def case_begins(self, index: int) -> None:
         self._rate = 0.0
-        words = describe(self._items[index].case, self._axes)
+        words = describe(self._items[index], self._axes)
         self._say(f"case {index + 1} of {len(self._items)}: {words}")
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None:
@@ -98,24 +96,25 @@ class LiveDisplay:
     """A bar over all cases and one over the current case's steps."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def begin(self, items: list[Item], axes: tuple[str, ...]) -> None:
+        self._items, self._axes, self._estimate = items, axes, _Estimate(items)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=console,
+            console=self._console,
             refresh_per_second=4,
         )
-
-    def begin(self, items: list[Item], axes: tuple[str, ...]) -> None:
-        self._items, self._axes, self._estimate = items, axes, _Estimate(items)
         self._all = self._progress.add_task("starting workers", total=len(items), note="")
         self._steps = self._progress.add_task("step", total=1, note="", visible=False)
         self._progress.start()
 
     def case_begins(self, index: int) -> None:
         self._index = index
-        words = describe(self._items[index].case, self._axes)
+        words = describe(self._items[index], self._axes)
         self._progress.update(
             self._all, description=f"case {index + 1} of {len(self._items)}: {words}"
         )
@@ -136,7 +135,7 @@ class LiveDisplay:
         self._estimate.finish(index)
         self._progress.update(self._all, advance=1)
         if status != "ok":
-            words = describe(self._items[index].case, self._axes)
+            words = describe(self._items[index], self._axes)
             self._progress.console.print(f"{status}: {words} (run {run_id})", markup=False)
 
     def end(self) -> None:

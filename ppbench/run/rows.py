@@ -13,7 +13,7 @@ from engine.plan.schedules.registry import theoretical_bubble_fraction
 from ppbench import __version__
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.cautions import cautions_for
-from ppbench.config.case import Setting
+from ppbench.config.case import Case, Setting
 from ppbench.run.environment import read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.store import Store
@@ -100,16 +100,23 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **{name: _stored(value) for name, value in case.settings().items()},
         "tokens_per_step": case.tokens_per_step,
-        "measure_warmup_steps": item.measure.warmup_steps,
-        "measure_steps": item.measure.steps,
-        "measure_verify": item.measure.verify,
+        **item.measure.settings(),
         "commit": None if commit is None else commit.commit,
         "branch": None if commit is None else commit.branch,
         "is_dirty": None if commit is None else commit.is_dirty,
-        "fingerprint": environment.fingerprint(case.device, case.launch_threads_per_rank),
+        "fingerprint": environment.fingerprint(
+            case.device, case.world_size, case.launch_threads_per_rank
+        ),
         "environment": environment.as_json(),
         "ppbench_version": __version__,
     }
+
+
+def _is_oversubscribed(case: Case) -> bool:
+    environment = read_environment()
+    if case.device == "cuda":
+        return environment.shares_gpus(case.device, case.world_size)
+    return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
 def _stored(value: Setting) -> Setting:
@@ -119,9 +126,7 @@ def _stored(value: Setting) -> Setting:
 def _cautions(item: Item, relative_deviation: float) -> str:
     case, measure = item.case, item.measure
     found = cautions_for(
-        device=case.device,
-        rank_threads=case.world_size * case.launch_threads_per_rank,
-        num_cores=read_environment().num_cores,
+        is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
         num_steps=measure.steps,
         relative_deviation=relative_deviation,

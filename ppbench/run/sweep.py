@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -75,8 +75,15 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         measure.verify,
         launch,
         None if commit is None else (commit.commit, commit.changes),
-        environment.fingerprint(case.device, case.launch_threads_per_rank),
+        environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
+        _content_of(case.data_source),
     )
+
+
+def _content_of(source: str) -> str | None:
+    """Hash of a text source: another text under the same name is another workload."""
+    kind, _, path = source.partition(":")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if kind == "text" else None
 
 
 def _sweep_id(sweep: Sweep, items: tuple[Item, ...]) -> str:
@@ -90,10 +97,9 @@ def _short_hash(*facts: object) -> str:
 def run_plan(plan: Plan, store: Store, display: Display) -> None:
     """Run what is missing. Every finished case is in the store when the next one begins.
 
-    Raises StoreError before starting if nothing can be written, LaunchError if the workers do not
-    come up. On KeyboardInterrupt the workers are ended and what is finished stays.
+    Raises LaunchError if the workers end without doing their work. On KeyboardInterrupt they are
+    ended, and what is finished stays.
     """
-    store.check_writable()
     for launch in sorted({item.launch for item in plan.missing}):
         items = tuple(item for item in plan.missing if item.launch == launch)
         _run_launch(plan, items, store, display)
@@ -171,7 +177,7 @@ def runs_of(plan: Plan, store: Store) -> pd.DataFrame:
 def planned_cases(sweep: Sweep) -> pd.DataFrame:
     """What `--dry-run` shows: a row per case with its id, its settings and its measurement."""
     rows = [
-        {"case_id": case.case_id, **case.settings(), **asdict(measure)}
+        {"case_id": case.case_id, **case.settings(), **measure.settings()}
         for case, measure in sweep.cases
     ]
     return pd.DataFrame(rows)

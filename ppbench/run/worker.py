@@ -13,13 +13,14 @@ import gc
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
@@ -54,7 +55,9 @@ def main(job_file: Path) -> None:
             worker.run_item(index)
     except Exception as error:
         write_rank_error(folder, dist.get_rank(), _status_of(error), error)
-        raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # tearing communicators down waits for peers that wait for this rank
     dist.barrier()
     dist.destroy_process_group()
 
@@ -81,7 +84,7 @@ def _status_of(error: Exception) -> str:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in text:
         return "oom"
-    if isinstance(error, TransferError | dist.DistError) or "gloo" in text:
+    if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
         return PEER_LOST
     return "invalid" if isinstance(error, VerificationError | ProgramError) else "error"
 
@@ -122,7 +125,7 @@ class _Worker:
             if result is not None:
                 write_result(self._job, item, run_id, result)
                 self._journal.append("row", index=index, run_id=run_id, status="ok")
-        gc.collect()
+        _release_memory()
         dist.barrier()
 
     def _group_of(self, world_size: int) -> dist.ProcessGroup:
@@ -159,10 +162,11 @@ def _measure(
     item: Item, fabric: Fabric, group: dist.ProcessGroup, journal: Journal | None
 ) -> CaseResult | None:
     """Warm up, measure, then one more step for memory. The result is on rank 0."""
-    reset_process_peak()
     runtime = EngineRuntime(item.case, fabric)
     if item.measure.verify:
         runtime.verify()
+    _release_memory()
+    reset_process_peak()
     num_warmup, num_steps = item.measure.warmup_steps, item.measure.steps
     spans: list[Span] = []
     losses: list[float | None] = []
@@ -183,6 +187,13 @@ def _measure(
     if journal is None:
         return None
     return CaseResult([rank for rank in gathered if rank is not None], runtime.run_facts())
+
+
+def _release_memory() -> None:
+    """What came before must not show in the peaks of what comes next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _report_step(journal: Journal, item: Item, step: int, spans: Sequence[Span]) -> None:

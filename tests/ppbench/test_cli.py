@@ -1,5 +1,6 @@
 """The command line as people run it: a subprocess, its exit code and its words."""
 
+import contextlib
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ppbench.run.job import Journal
 from ppbench.store import Store
 
 TINY = """\
@@ -132,6 +134,7 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
         ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
     ]  # fmt: skip
     assert len({case["case_id"] for case in listed}) == 4
+    assert {case["measure_steps"] for case in listed} == {3}
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
@@ -207,38 +210,56 @@ def test_a_case_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path)
     assert "Traceback" in error
 
 
-def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", "tiny.toml",
-               "--set", "measure.steps=60", "--set", "world_size=2", "--set", "seq_len=[64, 256]",
-               "--set", "measure.verify=false"]  # fmt: skip
+@contextlib.contextmanager
+def sweep_in_second_case(folder):
+    """A running sweep of four cases, the process id of a worker, and the command."""
+    (folder / "tiny.toml").write_text(TINY)
+    arguments = ["sweep", "tiny.toml", "--set", "measure.steps=60", "--set", "world_size=2",
+                 "--set", "seq_len=[64, 256]", "--set", "measure.verify=false"]  # fmt: skip
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        os.kill(worker_in_second_case(tmp_path), signal.SIGKILL)
+        yield process, worker_in_second_case(folder), arguments
+
+
+def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
+    with sweep_in_second_case(tmp_path) as (process, worker, arguments):
+        os.kill(worker, signal.SIGKILL)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 4, stderr
     runs = Store(tmp_path / "results").runs()
     assert sorted(runs["status"]) == ["crash", "ok", "ok", "ok"]
     assert runs["case_id"].nunique() == 4
-    again = ppbench(*command[3:], folder=tmp_path)
+    again = ppbench(*arguments, folder=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "3 of 4 runs are done already" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_takes_its_workers_along_and_says_how_to_go_on(tmp_path, number):
+    with sweep_in_second_case(tmp_path) as (process, worker, _):
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert "Go on with the same command" in stderr
+    assert "Traceback" not in stderr
+    assert not Path(f"/proc/{worker}").exists()
+    assert list(Store(tmp_path / "results").runs()["status"]) == ["ok"]
 
 
 def worker_in_second_case(folder: Path) -> int:
     """The process id of rank 1, once the second case is running its steps."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        for journal in folder.glob("results/launches/*/journal.jsonl"):
-            events = [json.loads(line) for line in journal.read_text().splitlines(keepends=True)
-                      if line.endswith("\n")]  # fmt: skip
+        for launch in folder.glob("results/launches/*"):
+            events = list(Journal(launch).new_events())
             if (
                 events
                 and events[-1]["event"] == "step"
                 and any(e.get("index") == 1 for e in events)
             ):
-                return process_of_rank(1, journal.parent)
+                return process_of_rank(1, launch)
         time.sleep(0.02)
     raise AssertionError("the second case did not begin")
 

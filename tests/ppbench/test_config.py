@@ -63,15 +63,17 @@ def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
     assert sweep.name == "sweep"
 
 
-@pytest.mark.parametrize("key", [k for k in known_keys() if k not in ("name", "device")])
+@pytest.mark.parametrize(
+    "key", [k for k in known_keys() if k not in ("name", "device", "measure.launches")]
+)
 def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
-    default = {**Case().settings(), **{f"measure_{k}": v for k, v in vars(Measure()).items()}}
+    default = {**Case().settings(), **Measure().settings()}
     value = default[key.replace(".", "_")]
     text = f'"{value}"' if isinstance(value, str) else str(value).lower()
     for written in (key, f'"{key}"'):
         sweep = read(tmp_path, f"[grid]\n{written} = [{text}]")
         assert len(sweep.cases) == 1
-        assert sweep.axes == (key.removeprefix("measure.").replace(".", "_"),)
+        assert sweep.axes == (key.replace(".", "_"),)
 
 
 def test_aliases_are_resolved_and_device_auto_is_what_is_there(tmp_path):
@@ -92,6 +94,41 @@ def test_an_override_that_is_not_toml_is_a_string(tmp_path):
 def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
     ids = {c.case_id for c, _ in read(tmp_path, "[grid]\nmeasure.steps = [1, 2]").cases}
     assert ids == {Case().case_id}
+
+
+def test_repeating_launches_is_no_axis(tmp_path):
+    with pytest.raises(SweepFileError, match=r"grid\.measure\.launches: unknown key"):
+        read(tmp_path, "[grid]\nmeasure.launches = [1, 2]")
+
+
+def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
+    text = '[grid]\nworld_size = [1, 2]\n[[exclude]]\ndevice = "cpu"\nworld_size = 1'
+    assert len(read(tmp_path, text).cases) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"seq_len = {'9' * 5000}",
+        f"seq_len = 0x{'f' * 5000}",
+        f"seq_len = {'[' * 5000}{']' * 5000}",
+        f"[grid.{'.'.join('a' * 3000)}]\nb = 1",
+        f"{'.'.join('a' * 3000)} = 1",
+        f'data.source = "text:{"x" * 5000}"',
+        'data.source = "text:a\\u0000b"',
+        "[grid]\nseq_len = [nan, inf]",
+        '"" = 1',
+        '[grid]\n"" = [1]',
+    ],
+    ids=range(10),
+)
+def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_case_id_depends_on_the_workload():
     assert Case(seq_len=64).case_id == "a67ef6505992" != Case().case_id
 
 

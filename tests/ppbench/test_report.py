@@ -363,7 +363,7 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(demo:
     page = _Page(html)
     for text in (
         "Fastest of 4 cases",
-        "ranks took turns on a core",
+        "ranks took turns",
         "2 of 7 cases",
         "line two",
         "1,100",

@@ -7,7 +7,14 @@ import pytest
 from engine.plan.spans import COLUMNS
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
-from ppbench.store import SCHEMA_VERSION, TABLES, Store, columns_as_markdown, new_run_id
+from ppbench.store import (
+    SCHEMA_VERSION,
+    TABLES,
+    Store,
+    check_writable,
+    columns_as_markdown,
+    new_run_id,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,8 +105,8 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="choose another folder with --results"):
-        Store(tmp_path / "file" / "results").check_writable()
+    with pytest.raises(StoreError, match="choose another with --results DIR"):
+        check_writable(tmp_path / "file" / "results", "--results")
 
 
 def test_run_ids_sort_by_time_and_differ():

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from engine.model.partition import PartitionError
@@ -54,6 +55,25 @@ def test_stages_in_a_row_compute_what_transformers_computes(num_stages):
     for stage in range(num_stages):
         x = build_stage(spec, stage, num_stages, CPU)(x)
     assert torch.equal(x, unsplit(input_ids=tokens).logits)
+
+
+class CountHostReads(TorchDispatchMode):
+    """Counts the operations that would make the host wait for a device."""
+
+    num_reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_reads += func == torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_forward_never_makes_the_host_wait_for_the_device(stage):
+    module = build_stage(ModelSpec("llama-tiny"), stage, 3, CPU)
+    x = torch.randint(256, (1, 8)) if stage == 0 else torch.rand(1, 8, 64)
+    with CountHostReads() as counter:
+        module(x).sum().backward()
+    assert counter.num_reads == 0
 
 
 def test_each_part_lands_on_its_stage():
