@@ -96,20 +96,14 @@ class Trainer:
 
     def step(self, step: int) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank."""
-        batch = self.batch(step)
-        self._clock.begin_step()
-        loss = self._run_program(batch)
-        self._sum_tied_gradients()
+        loss = self._accumulate_gradients(step)
         self._executor.time_action(OPTIMIZER_ACTION, self._update)
         spans = self._executor.collect_spans(step)
         return StepResult(None if loss is None else loss.item(), spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
-        batch = self.batch(step)
-        self._clock.begin_step()
-        loss = self._run_program(batch)
-        self._sum_tied_gradients()
+        loss = self._accumulate_gradients(step)
         self._executor.collect_spans(step)
         return None if loss is None else loss.item()
 
@@ -146,9 +140,13 @@ class Trainer:
         for channel in self._channels.values():
             channel.close()
 
-    def _run_program(self, batch: StepBatch) -> Tensor | None:
+    def _accumulate_gradients(self, step: int) -> Tensor | None:
+        batch = self.batch(step)
         self._zero_gradients()
-        return self._executor.run(batch)
+        self._clock.begin_step()
+        loss = self._executor.run(batch)
+        self._sum_tied_gradients()
+        return loss
 
     def _zero_gradients(self) -> None:
         for parameter in self.parameters().values():
