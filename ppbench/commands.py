@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shlex
 import sys
@@ -62,7 +63,7 @@ class SweepOutcome:
 def list_cases(file: Path, overrides: Sequence[str], how: Format) -> str:
     """The cases of a sweep file, none of them run."""
     planned = read_sweep(file, overrides, default_device())
-    columns = ["case_id", *_shown_axes(planned)]
+    columns = ["case_id", *(planned.axes or WORKLOAD)]
     return render(planned_cases(planned), how, columns)
 
 
@@ -79,7 +80,7 @@ def sweep(
     When the workers cannot go on, what is finished is reported all the same.
     """
     read = read_sweep(file, overrides, default_device())
-    store = Store(results)
+    store = _open(results)
     plan = plan_sweep(read, store, is_rerun)
     check_writable(results, "--results")
     check_writable(reports, "--reports")
@@ -99,13 +100,19 @@ def sweep(
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
 
 
+def _open(results: Path) -> Store:
+    """A store that names the files it has to skip, each once."""
+    return Store(results, functools.cache(lambda problem: _tell(f"warning: {problem}")))
+
+
 def _tell(text: str) -> None:
     """To the user, not into the results."""
     print(text, file=sys.stderr)
 
 
 def _shown_axes(read: Sweep) -> list[str]:
-    return list(read.axes) or WORKLOAD
+    is_repeated = any(measure.launches > 1 for _, measure in read.cases)
+    return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
 def _command_line(file: Path, overrides: Sequence[str]) -> str:
@@ -115,7 +122,9 @@ def _command_line(file: Path, overrides: Sequence[str]) -> str:
 
 def list_runs(results: Path, how: Format) -> str:
     """Every run of the store."""
-    runs = Store(results).runs().drop(columns=BULKY)
+    runs = _open(results).runs().drop(columns=BULKY)
+    if runs.empty:
+        _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
     brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
     columns = ["run_id", "sweep_name", "status", *WORKLOAD, *brief]
     return render(runs, how, columns)
@@ -123,7 +132,7 @@ def list_runs(results: Path, how: Format) -> str:
 
 def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its ranks, its steps."""
-    store = Store(results)
+    store = _open(results)
     run = store.find(name)
     row = as_records(pd.DataFrame([run]))[0]
     ranks, steps = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps"))
@@ -141,15 +150,18 @@ def show(name: str, results: Path, how: Format) -> str:
 
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
-    store = Store(results)
+    store = _open(results)
     if names:
         ids = [store.find(name)["run_id"] for name in names]
         every = store.runs()
         runs = every[every["run_id"].isin(ids)]
     else:
         runs = _last_sweep(store)
-    title = str(runs.iloc[-1]["sweep_name"])
-    path = output or reports / f"{title}-{runs.iloc[-1]['sweep_id']}.html"
+    last = runs.iloc[-1]
+    title = str(last["sweep_name"])
+    # Chosen runs get a file of their own: the sweep's report stays as it is.
+    default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
+    path = output or reports / f"{default}.html"
     command = shlex.join(["ppbench", "report", *names])
     write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
     return path
@@ -171,7 +183,7 @@ def _sweep_text(runs: pd.DataFrame) -> str | None:
 
 def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timeline of one run; returns its path."""
-    store = Store(results)
+    store = _open(results)
     run = store.find(name)
     if run["status"] != "ok":
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no timeline")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,6 +116,7 @@ RUNS: tuple[Column, ...] = (
     Column("is_dirty", pa.bool_(), "whether that work tree had uncommitted changes"),
     Column("fingerprint", pa.string(), "hash of what makes timings comparable"),
     Column("environment", pa.string(), "what the fingerprint was made from, and more; JSON"),
+    Column("code", pa.string(), "hash of the sources of engine and ppbench.run"),
     Column("ppbench_version", pa.string(), "version that wrote the row"),
 )
 STEPS: tuple[Column, ...] = (
@@ -158,7 +159,7 @@ _SPAN_MEANINGS = {
     "op": (pa.string(), "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B or OPT"),
     "microbatch": (pa.int32(), "microbatch; -1 for the optimizer"),
     "start_ns": (pa.int64(), "start on the clock of rank 0; a receive starts when it is posted"),
-    "end_ns": (pa.int64(), "end on the same clock"),
+    "end_ns": (pa.int64(), "end on the same clock; a send ends no later than its receive"),
     "num_bytes": (pa.int64(), "bytes moved by a transfer; 0 for compute"),
 }
 SPANS: tuple[Column, ...] = (
@@ -194,11 +195,17 @@ def check_writable(folder: Path, option: str) -> None:
         ) from error
 
 
+def _ignore(_problem: str) -> None:
+    pass
+
+
 class Store:
     """A results folder. Reading one that does not exist gives empty tables."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_skip: Callable[[str], None] = _ignore) -> None:
+        """`on_skip` is told of each file that cannot be read; the others are read all the same."""
         self.folder = folder
+        self._on_skip = on_skip
 
     def write_run(
         self, run: Row, steps: pd.DataFrame, ranks: Sequence[Row], spans: pd.DataFrame
@@ -247,10 +254,8 @@ class Store:
         for path in paths:
             try:
                 tables.append(pq.read_table(path))
-            except (OSError, pa.ArrowInvalid) as error:
-                raise StoreError(
-                    f"{path}: not a readable parquet file ({error}); move it away to go on"
-                ) from error
+            except (OSError, pa.ArrowException) as error:
+                self._on_skip(f"{path}: skipped, not a readable parquet file: {error}")
         frame: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
         return frame
 

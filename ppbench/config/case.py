@@ -7,7 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-Setting = str | int | float | bool | tuple[int, ...]
+Setting = str | int | float | bool
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Case:
         return self.num_microbatches * self.train_microbatch_size * self.seq_len
 
     def settings(self) -> dict[str, Setting]:
-        """Field -> value, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Column -> value, in the order of the fields; a list is written as JSON."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {k: json.dumps(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # a byte order mark is no mistake
     except OSError as error:
         raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -122,11 +122,18 @@ def _override(tree: Tree, key: str, value: object) -> None:
     if not isinstance(grid, dict):
         return  # left for the check of [grid] to refuse
     is_axis = bare in grid or _take(grid, bare)
-    wants_axis = key != bare or (isinstance(value, list) and bare != "model.partition")
+    wants_axis = key != bare or _is_list_of_values(bare, value)
     if is_axis or wants_axis:
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
+
+
+def _is_list_of_values(key: str, value: object) -> bool:
+    """A partition is a list itself; several of them are a list with a list or a word in it."""
+    if not isinstance(value, list):
+        return False
+    return key != "model.partition" or any(isinstance(one, list | str) for one in value)
 
 
 def _take(table: Tree, key: str) -> bool:
@@ -151,6 +158,8 @@ def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[s
         raise source.error(path, f"expected a table, got {shown(table)}")
     flat: dict[str, object] = {}
     for key, value in _dotted(table):
+        if key == "measure.launches":
+            raise source.error((*path, key), "is no axis: it says how often every case is repeated")
         if key not in known_keys() or key in _NOT_AN_AXIS:
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
             where = (key,) if key in table else tuple(key.split("."))

@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.metrics import moving_start_ns
+from ppbench.analysis.metrics import compute_spans, moving_start_ns
 from ppbench.report.cases import Axes, by_case
 from ppbench.report.palette import IDLE_COLOR, OP_COLORS, TRACK_COLOR, ink_on, schedule_colors
 from ppbench.report.panels import (
@@ -72,7 +72,7 @@ _PLAIN = {
 
 
 def gantt(spans: pd.DataFrame, title: str) -> go.Figure:
-    """One step of one run, in ms since its first action.
+    """One step of one run, in ms since its first computation.
 
     `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one span, and
     a unique index. Transfers are drawn from when both ends were ready; hovering tells how long
@@ -95,7 +95,7 @@ def gantt(spans: pd.DataFrame, title: str) -> go.Figure:
 
 def _drawn(spans: pd.DataFrame) -> pd.DataFrame:
     """The spans with `begin_ms`, `width_ms` and `waited_ms`, in the order they were given."""
-    origin_ns = spans["start_ns"].min()
+    origin_ns = compute_spans(spans)["start_ns"].min()
     moving_ns = moving_start_ns(spans)
     return spans.assign(
         begin_ms=(moving_ns - origin_ns) / NS_PER_MS,

@@ -101,8 +101,8 @@ def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
     line = timeline(store, run, name)
     if line is None:
         raise StoreError(
-            f"run {run['run_id']}: no spans are stored for it (status {run['status']}); "
-            "choose a run that is ok: ppbench ls"
+            f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+            "measure it again with: ppbench sweep FILE --rerun"
         )
     template = _environment().get_template("timeline.html")
     page = template.render(

@@ -117,6 +117,20 @@ def available_cores() -> int:
         return cores
 
 
+@functools.cache
+def code_hash() -> str:
+    """Short hash of the sources that measure: `engine` and `ppbench.run`.
+
+    The commit around the sweep file says nothing of them when they live in another repository.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in (package.parent / "engine", package / "run"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def default_device() -> str:
     """What `device = "auto"` means here."""
     environment = read_environment()

@@ -20,7 +20,7 @@ class Display(Protocol):
     def begin(self, items: list[Item], axes: tuple[str, ...]) -> None: ...
     def case_begins(self, index: int) -> None: ...
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None: ...
-    def case_ends(self, index: int, status: str, run_id: str) -> None: ...
+    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
     def end(self) -> None: ...
 
 
@@ -52,7 +52,10 @@ def _tokens(item: Item) -> float:
 def describe(item: Item, axes: tuple[str, ...]) -> str:
     """The settings that tell a run from the others of its sweep."""
     settings = {**item.case.settings(), **item.measure.settings()}
-    return ", ".join(f"{axis} {settings[axis]}" for axis in axes or ("schedule", "world_size"))
+    words = [f"{axis} {settings[axis]}" for axis in axes or ("schedule", "world_size")]
+    if item.measure.launches > 1:
+        words.append(f"launch {item.launch + 1} of {item.measure.launches}")
+    return ", ".join(words)
 
 
 def _clock_time(seconds: float | None) -> str:
@@ -62,7 +65,7 @@ def _clock_time(seconds: float | None) -> str:
 
 
 class PlainDisplay:
-    """One line when a case begins and one when it ends."""
+    """One line when a case begins and one when it ends; steps would only fill a log."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -71,19 +74,16 @@ class PlainDisplay:
         self._items, self._axes, self._estimate = items, axes, _Estimate(items)
 
     def case_begins(self, index: int) -> None:
-        self._rate = 0.0
         words = describe(self._items[index], self._axes)
         self._say(f"case {index + 1} of {len(self._items)}: {words}")
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None:
-        if step == num_steps:
-            self._rate = tokens_per_s
+        pass
 
-    def case_ends(self, index: int, status: str, run_id: str) -> None:
+    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
         left = _clock_time(self._estimate.seconds_left(index, 0))
-        rate = f", {self._rate:,.0f} tokens/s" if status == "ok" else ""
-        self._say(f"  {status}{rate}, run {run_id}, {left} left")
+        self._say(f"  {status}, {summary}, run {run_id}, {left} left")
 
     def end(self) -> None:
         pass
@@ -131,12 +131,13 @@ class LiveDisplay:
         )
         self._progress.update(self._all, note=f"{left} left")
 
-    def case_ends(self, index: int, status: str, run_id: str) -> None:
+    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
         self._progress.update(self._all, advance=1)
         if status != "ok":
             words = describe(self._items[index], self._axes)
-            self._progress.console.print(f"{status}: {words} (run {run_id})", markup=False)
+            line = f"{status}: {words} (run {run_id}): {summary}"
+            self._progress.console.print(line, markup=False, soft_wrap=True)
 
     def end(self) -> None:
         self._progress.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +10,15 @@ import pandas as pd
 
 from engine.plan.schedules.registry import theoretical_bubble_fraction
 from ppbench import __version__
-from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.analysis.metrics import (
+    rank_figures,
+    run_figures,
+    settled_end_ns,
+    step_figures,
+)
 from ppbench.cautions import cautions_for
-from ppbench.config.case import Case, Setting
-from ppbench.run.environment import read_environment
+from ppbench.config.case import Case
+from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.store import Store
 
@@ -36,12 +40,12 @@ class CaseResult:
     facts: dict[str, object]  # columns of `runs`
 
 
-def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> None:
-    """Store a case that ran."""
+def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float:
+    """Store a case that ran; returns its tokens per second."""
     case = item.case
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
-    origin = spans["start_ns"].min()
-    spans[["start_ns", "end_ns"]] -= origin
+    spans[["start_ns", "end_ns"]] -= spans["start_ns"].min()
+    spans["end_ns"] = settled_end_ns(spans)
     steps = step_figures(spans, case.world_size, case.tokens_per_step)
     losses = next(r.losses for r in result.ranks if r.losses and r.losses[0] is not None)
     steps["loss"] = [losses[step] for step in steps["step"]]
@@ -67,24 +71,25 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> None:
         "cautions": _cautions(item, figures["step_relative_deviation"]),
     }
     Store(Path(job.results)).write_run(run, steps, ranks, spans)
+    return figures["tokens_per_s"]
 
 
-def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> str:
-    """Account for a run whose workers died; returns its status.
+def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> tuple[str, str]:
+    """Account for a run whose workers died; returns its status and why, in a line.
 
     It is `ok` if its row was stored before they died. Otherwise it failed: `errors` has the cause
     first, and when no rank left more than the loss of a peer, a worker was killed or crashed.
     """
     store = Store(Path(job.results))
     if store.has_run(run_id):
-        return "ok"
+        return "ok", "its workers died after it was stored"
     status = errors[0].status if errors else PEER_LOST
     lines = [f"rank {error.rank}: {error.message}\n{error.traceback}" for error in errors[:1]]
     if status == PEER_LOST:
         lines.insert(0, "a worker died without a Python error: it was killed, or crashed")
     run = {**_row_of(job, item), "run_id": run_id, "status": status, "error": "\n".join(lines)}
     store.write_run({**run, "cautions": ""}, pd.DataFrame(), [], pd.DataFrame())
-    return status
+    return status, lines[0].splitlines()[0]
 
 
 def _row_of(job: Job, item: Item) -> dict[str, object]:
@@ -98,7 +103,7 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
         "case_id": case.case_id,
         "launch": item.launch,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        **{name: _stored(value) for name, value in case.settings().items()},
+        **case.settings(),
         "tokens_per_step": case.tokens_per_step,
         **item.measure.settings(),
         "commit": None if commit is None else commit.commit,
@@ -108,6 +113,7 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
             case.device, case.world_size, case.launch_threads_per_rank
         ),
         "environment": environment.as_json(),
+        "code": code_hash(),
         "ppbench_version": __version__,
     }
 
@@ -117,10 +123,6 @@ def _is_oversubscribed(case: Case) -> bool:
     if case.device == "cuda":
         return environment.shares_gpus(case.device, case.world_size)
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
-
-
-def _stored(value: Setting) -> Setting:
-    return json.dumps(value) if isinstance(value, tuple) else value
 
 
 def _cautions(item: Item, relative_deviation: float) -> str:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.errors import LaunchError, UsageError
-from ppbench.run.environment import Commit, read_commit, read_environment
+from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
 from ppbench.run.job import Event, Item, Job, Journal, write_job
 from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.progress import Display
@@ -40,8 +40,8 @@ class Plan:
 def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
     """Find out what there is to do. Writes nothing.
 
-    A run counts as done when the store has an `ok` row for the same workload, measurement, launch,
-    commit with the same uncommitted changes, and machine.
+    A run counts as done when the newest row for the same workload, measurement, launch, commit with
+    the same uncommitted changes, code and machine is `ok`.
     """
     _check_devices(sweep)
     commit = read_commit(Path(sweep.file).resolve().parent)
@@ -51,8 +51,8 @@ def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
         for case, measure in sweep.cases
         if launch < measure.launches
     )
-    runs = store.runs()
-    done = set() if is_rerun else set(runs.loc[runs["status"] == "ok", "resume_key"])
+    newest = store.runs().drop_duplicates("resume_key", keep="last")
+    done = set() if is_rerun else set(newest.loc[newest["status"] == "ok", "resume_key"])
     missing = tuple(item for item in items if item.resume_key not in done)
     return Plan(sweep, _sweep_id(sweep, items), commit, items, missing)
 
@@ -77,6 +77,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         None if commit is None else (commit.commit, commit.changes),
         environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
         _content_of(case.data_source),
+        code_hash(),
     )
 
 
@@ -100,17 +101,23 @@ def run_plan(plan: Plan, store: Store, display: Display) -> None:
     Raises LaunchError if the workers end without doing their work. On KeyboardInterrupt they are
     ended, and what is finished stays.
     """
-    for launch in sorted({item.launch for item in plan.missing}):
-        items = tuple(item for item in plan.missing if item.launch == launch)
-        _run_launch(plan, items, store, display)
+    if not plan.missing:
+        return
+    display.begin(list(plan.missing), plan.sweep.axes)
+    try:
+        for launch in sorted({item.launch for item in plan.missing}):
+            indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
+            _run_launch(plan, indices, store, display)
+    finally:
+        display.end()
 
 
-def _run_launch(plan: Plan, items: tuple[Item, ...], store: Store, display: Display) -> None:
-    sweep = plan.sweep
+def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) -> None:
+    """One start of the workers; `indices` are the positions of its items among what is missing."""
+    sweep, items = plan.sweep, tuple(plan.missing[index] for index in indices)
     job = Job(str(store.folder), plan.sweep_id, sweep.name, sweep.file, plan.commit, items)
     folder = store.folder / "launches" / new_run_id()
     job_file = write_job(folder, job)
-    display.begin(list(items), sweep.axes)
     launch = LocalLaunch(
         job_file,
         num_ranks=max(item.case.world_size for item in items),
@@ -118,13 +125,12 @@ def _run_launch(plan: Plan, items: tuple[Item, ...], store: Store, display: Disp
         max_restarts=len(items),
     )
     try:
-        _follow(launch, folder, display)
+        _follow(launch, folder, indices, display)
     finally:
         launch.stop()
-        display.end()
 
 
-def _follow(launch: LocalLaunch, folder: Path, display: Display) -> None:
+def _follow(launch: LocalLaunch, folder: Path, indices: list[int], display: Display) -> None:
     """Pass the journal's events on until the agent has ended."""
     journal = Journal(folder)
     has_begun = False
@@ -132,7 +138,7 @@ def _follow(launch: LocalLaunch, folder: Path, display: Display) -> None:
         exit_code = launch.poll()
         for event in journal.new_events():
             has_begun = True
-            _show(event, display)
+            _show(event, indices, display)
         if exit_code == 0:
             return
         if exit_code is not None or (not has_begun and _num_starts(folder) > MAX_FRUITLESS_STARTS):
@@ -142,16 +148,16 @@ def _follow(launch: LocalLaunch, folder: Path, display: Display) -> None:
         time.sleep(POLL_S)
 
 
-def _show(event: Event, display: Display) -> None:
+def _show(event: Event, indices: list[int], display: Display) -> None:
     match event["event"]:
         case "case":
-            display.case_begins(int(event["index"] or 0))
+            display.case_begins(indices[int(event["index"] or 0)])
         case "step":
             step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
             display.step_ends(step, num_steps, float(event["tokens_per_s"] or 0))
         case "row":
-            index, status = int(event["index"] or 0), str(event["status"])
-            display.case_ends(index, status, str(event["run_id"]))
+            index, status = indices[int(event["index"] or 0)], str(event["status"])
+            display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))
 
 
 def _num_starts(folder: Path) -> int:

@@ -109,8 +109,10 @@ class _Worker:
         errors = take_rank_errors(self._folder)
         for index, run_id in started.items():
             if index not in finished:
-                status = close_run(self._job, self._job.items[index], run_id, errors)
-                self._journal.append("row", index=index, run_id=run_id, status=status)
+                status, summary = close_run(self._job, self._job.items[index], run_id, errors)
+                self._journal.append(
+                    "row", index=index, run_id=run_id, status=status, summary=summary
+                )
                 finished.add(index)
         return [index for index in range(len(self._job.items)) if index not in finished]
 
@@ -123,8 +125,11 @@ class _Worker:
         if self._rank < item.case.world_size:
             result = _measure(item, fabric, group, self._journal if self._rank == 0 else None)
             if result is not None:
-                write_result(self._job, item, run_id, result)
-                self._journal.append("row", index=index, run_id=run_id, status="ok")
+                tokens_per_s = write_result(self._job, item, run_id, result)
+                summary = f"{tokens_per_s:,.0f} tokens/s"
+                self._journal.append(
+                    "row", index=index, run_id=run_id, status="ok", summary=summary
+                )
         _release_memory()
         dist.barrier()
 

@@ -228,6 +228,7 @@ def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
         os.kill(worker, signal.SIGKILL)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 4, stderr
+    assert "crash, a worker died without a Python error" in stderr
     runs = Store(tmp_path / "results").runs()
     assert sorted(runs["status"]) == ["crash", "ok", "ok", "ok"]
     assert runs["case_id"].nunique() == 4

@@ -97,8 +97,23 @@ def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
 
 
 def test_repeating_launches_is_no_axis(tmp_path):
-    with pytest.raises(SweepFileError, match=r"grid\.measure\.launches: unknown key"):
+    with pytest.raises(SweepFileError, match=r"grid\.measure\.launches: is no axis"):
         read(tmp_path, "[grid]\nmeasure.launches = [1, 2]")
+
+
+def test_an_axis_takes_the_place_of_the_same_key_in_its_section(tmp_path):
+    sweep = read(tmp_path, "seq_len = 7\n[grid]\nseq_len = [8, 9]")
+    assert [case.seq_len for case, _ in sweep.cases] == [8, 9]
+
+
+def test_partitions_may_be_listed_in_an_override(tmp_path):
+    sweep = read(tmp_path, "", "model.partition=[[3, 5], [4, 4]]")
+    assert [case.model_partition for case, _ in sweep.cases] == [(3, 5), (4, 4)]
+    assert read(tmp_path, "", "model.partition=[3, 5]").axes == ()
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    assert read(tmp_path, "\ufeffname = 'marked'").name == "marked"
 
 
 def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):

@@ -12,6 +12,7 @@ from ppbench.analysis.metrics import (
     moving_start_ns,
     rank_figures,
     run_figures,
+    settled_end_ns,
     step_figures,
 )
 
@@ -107,6 +108,15 @@ def test_a_transfer_moves_from_when_both_ends_are_ready():
     assert list(moving_start_ns(TWO_RANKS)[TWO_RANKS["op"] == "F"]) == [100, 210]
 
 
+def test_a_send_ends_no_later_than_its_receive():
+    late = TWO_RANKS.copy()
+    late.loc[late["op"] == "SEND_F", "end_ns"] = 900
+    ends = dict(zip(late["op"], settled_end_ns(late), strict=False))
+    assert ends["SEND_F"] == ends["RECV_F"] == 210
+    assert list(settled_end_ns(TWO_RANKS)) == list(TWO_RANKS["end_ns"])
+
+
 def test_one_rank_has_no_transfers_to_move():
     compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
     assert list(moving_start_ns(compute)) == list(compute["start_ns"])
+    assert list(settled_end_ns(compute)) == list(compute["end_ns"])

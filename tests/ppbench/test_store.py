@@ -96,11 +96,15 @@ def test_a_run_is_found_by_a_unique_prefix_or_as_the_last(tmp_path):
         store.find("x")
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
+def test_a_file_that_is_no_parquet_is_named_and_the_rest_is_read(tmp_path):
     write(Store(tmp_path), "a")
     (tmp_path / "runs" / "z.parquet").write_text("PAR1 nonsense")
-    with pytest.raises(StoreError, match=r"z\.parquet: not a readable parquet file"):
-        Store(tmp_path).runs()
+    (tmp_path / "runs" / "y.parquet").touch()
+    problems = []
+    assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
+    assert [("y.parquet" in problem, "z.parquet" in problem) for problem in problems] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
