@@ -48,8 +48,8 @@ def simulate(program: Program, cost: Cost, transfers: TransferModel = FREE_TRANS
     channel_free: dict[Channel, int] = {}
     for rank, action in execution_order(program):
         receive = incoming(action, program)
-        own = [f for f in facts_needed(action, program.num_stages) if f in fact_at]
-        local = [fact_at[f] for f in own if program.placement.ranks[f.stage] == rank]
+        needed = facts_needed(action, program.num_stages)
+        local = [fact_at[f] for f in needed if program.placement.ranks[f.stage] == rank]
         arrived = arrival_at[receive] if receive is not None else 0
         start = max(rank_free[rank], arrived, *local, 0)
         end = start + cost(action)

@@ -8,7 +8,7 @@ receives are posted ahead of need into buffers of their own.
     RECV  --post-->   buffer waits for the message
     F, B  --take-->   blocks until it is there
 
-Three kinds, one interface:
+Two kinds, one interface:
 - `HostChannel`: gloo. A thread per channel waits for each transfer, so that its end is stamped when
   it happens, not when the rank next looks. For CUDA ranks that share a device (NCCL refuses them)
   it also copies to and from pinned host memory.

@@ -5,6 +5,7 @@ cases x launches --(minus runs in the store)--> items --job file--> workers --jo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -81,6 +82,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
     )
 
 
+@functools.cache
 def _content_of(source: str) -> str | None:
     """Hash of a text source: another text under the same name is another workload."""
     kind, _, path = source.partition(":")

@@ -28,6 +28,7 @@ from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
 from engine.trainer import connect
+from ppbench.run.environment import read_environment
 from ppbench.run.job import (
     PEER_LOST,
     Item,
@@ -144,18 +145,18 @@ class _Worker:
     def _fabric_for(self, item: Item) -> Fabric:
         case = item.case
         torch.set_num_threads(case.launch_threads_per_rank)
-        num_devices = torch.cuda.device_count() if case.device == "cuda" else 0
-        is_shared = case.device == "cuda" and case.world_size > num_devices
+        is_shared = read_environment().shares_gpus(case.device, case.world_size)
         key = (case.device, is_shared)
         if key not in self._fabrics:
-            device = _device_of(case.device, num_devices)
+            device = _device_of(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         return self._fabrics[key]
 
 
-def _device_of(kind: str, num_devices: int) -> torch.device:
+def _device_of(kind: str) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
     if num_devices == 0:
         raise RuntimeError("the case asks for cuda, and torch sees no CUDA device here")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % num_devices)
