@@ -1,46 +1,55 @@
 """One configuration, ready to step: model, data, program, channels and optimizer put together.
 
-step = zero gradients, run the program, sum the gradients of tied weights, optimizer
+step = zero gradients, run the program, sum the gradients of shared weights, clip, optimizer
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.model.data import Data, DataSpec, StepBatch
-from engine.model.presets import PRESETS
-from engine.model.split import ModelSpec, build_stage
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, Action, Op
-from engine.plan.lower import Channel as Edge
-from engine.plan.lower import channel_of, lower
+from engine.configuration import (
+    AUTOCAST,
+    TrainerConfig,
+    data_of,
+    data_spec_of,
+    edges_of,
+    messages_of,
+    model_of,
+    partition_of,
+    program_of,
+    settled,
+    shares_of,
+    tokenizer_of,
+)
+from engine.model.data import StepBatch
+from engine.model.split import write_configuration
+from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.lower import lower
 from engine.plan.program import Program
-from engine.plan.rules import check
-from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span
+from engine.run import snapshot
 from engine.run.executor import Executor
+from engine.run.layer_costs import measure_costs
 from engine.run.memory import MemoryPeaks, measure_peaks
-from engine.run.p2p import Fabric
-from engine.run.stage import Stage
+from engine.run.optimizer import build_optimizer, norm_over_ranks
+from engine.run.p2p import Fabric, Ranks
+from engine.run.stage import Stage, compile_layers, recompute_layers
 
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+__all__ = ["Progress", "StepResult", "Trainer", "TrainerConfig", "connect"]
+
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """Everything that decides what a step computes."""
-
-    model: ModelSpec = field(default_factory=ModelSpec)
-    data: DataSpec = field(default_factory=DataSpec)
-    schedule: str = "1f1b"
-    world_size: int = 1
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-4
 
 
 @dataclass(frozen=True)
@@ -48,62 +57,122 @@ class StepResult:
     """What one rank knows of a step."""
 
     loss: float | None  # mean per token; on the rank of the last stage
+    num_tokens: int  # targets that counted, over all microbatches
+    learning_rate: float
+    gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
     spans: list[Span]
 
 
-def connect(config: TrainerConfig, fabric: Fabric) -> None:
-    """Make the communicators that a trainer of this configuration uses.
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: the number of its next step, and the tokens of those before."""
 
-    Collective: every rank of the default process group calls it, also those that will not train.
-    Raises what building the program raises.
+    step: int = 0
+    num_tokens: int = 0
+
+
+def connect(config: TrainerConfig, fabric: Fabric) -> TrainerConfig:
+    """Settle the partition, and make the communicators that a trainer of it uses.
+
+    Returns the configuration with its partition as a list, to build the trainers with. Collective:
+    every rank of the default process group calls it, also those that will not train. Rank 0 decides
+    for all, since no two would measure the same. Raises, on all ranks alike, ModelError,
+    PartitionError and what building the program raises.
     """
-    if config.world_size > 1:
-        lowered = lower(_checked_program(config))
-        ranks = lowered.placement.ranks
-        is_tied = PRESETS[config.model.preset].tie_word_embeddings
-        fabric.connect(_edges(lowered), ranks, (ranks[0], ranks[-1]) if is_tied else None)
+    if config.world_size == 1:
+        return config
+    lowered = lower(program_of(config))
+    ranks = lowered.placement.ranks
+    decided = _broadcast(functools.partial(_decide, config, ranks, fabric.device))
+    fabric.connect(edges_of(lowered), ranks, decided.shared)
+    return decided.config
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What all ranks must know of the model before they can be connected."""
+
+    config: TrainerConfig
+    shared: list[Ranks]  # those who share a weight, one entry per weight
+
+
+def _decide(config: TrainerConfig, ranks: tuple[int, ...], device: torch.device) -> _Decided:
+    model, num_stages = model_of(config, device), len(ranks)
+    data = data_spec_of(config, model)
+    shape = (data.microbatch_size, data.longest)
+    autocast = _autocast(config.autocast, device)
+    measure = functools.partial(measure_costs, model, shape, device, autocast)
+    config = settled(config, model, num_stages, measure)
+    weights = model.shared_weights(partition_of(config, model, num_stages))
+    shared = [_ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]
+    return _Decided(config, shared)
+
+
+def _broadcast(decide: Callable[[], _Decided]) -> _Decided:
+    """What rank 0 decides, or its exception, on every rank. Blocks until it has."""
+    told: list[_Decided | Exception | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [decide()]
+        except Exception as error:
+            told = [error]
+    dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], Exception):
+        raise told[0]
+    assert told[0] is not None
+    return told[0]
 
 
 class Trainer:
     """This rank's part of a pipeline.
 
-    The first `config.world_size` ranks of the default process group build one each, with the same
-    configuration, after all ranks have called `connect`, and call `step` with the same numbers.
-    With one rank nothing is communicated and neither a process group nor `connect` is needed.
+    The first `config.world_size` ranks of the default process group build one each, with the
+    configuration that `connect` returned, and call the same methods with the same numbers. With one
+    rank nothing is communicated and neither a process group nor `connect` is needed.
 
-    Raises UnknownScheduleError, ProgramError, PartitionError or DataError before anything runs.
+    Raises UnknownScheduleError, ProgramError, ModelError, PartitionError or DataError before
+    anything runs.
     """
 
     def __init__(self, config: TrainerConfig, fabric: Fabric) -> None:
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
-        self.program = _checked_program(config)
+        self._fabric, self._clock = fabric, fabric.clock
+        self.program = program_of(config)
         lowered = lower(self.program)
         placement = self.program.placement
+        self._ranks = tuple(range(config.world_size))
+        self.model = model_of(config, self.device)
+        self.tokenizer = tokenizer_of(config)
+        self._data = data_of(config, self.model, self.tokenizer, self.device)
+        self.partition = partition_of(config, self.model, placement.num_stages)
         self.modules = {
-            stage: build_stage(config.model, stage, placement.num_stages, self.device)
+            stage: self.model.build_stage(self.partition, stage, self.device)
             for stage in placement.stages_of(self.rank)
         }
-        self._data = Data(config.data, next(iter(self.modules.values())).vocab_size)
-        self._channels = fabric.open_channels(_edges(lowered), placement.ranks)
-        self._clock = fabric.clock
-        self._tied = [p for m in self.modules.values() if (p := m.tied_parameter()) is not None]
-        self._tied_ranks = (placement.ranks[0], placement.ranks[-1])
-        self._fabric = fabric
+        self.shared_weights = self.model.shared_weights(self.partition)
+        self._shared = self._find_shared(placement.ranks)
+        self._channels = fabric.open_channels(
+            edges_of(lowered), placement.ranks, with_shapes=config.data.is_variable
+        )
         self._executor = self._build_executor(lowered)
-        self._optimizer = _build_optimizer(config, list(self.parameters().values()))
+        self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
+        self._gradient_norm: Tensor | None = None
 
     def step(self, step: int) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank."""
-        loss = self._accumulate_gradients(step)
-        self._executor.time_action(OPTIMIZER_ACTION, self._update)
+        loss, num_tokens = self._accumulate_gradients(step)
+        rate = self.config.optimizer.learning_rate_at(step)
+        self._measure_norm()
+        self._executor.time_action(OPTIMIZER_ACTION, functools.partial(self._update, rate))
         spans = self._executor.collect_spans(step)
-        return StepResult(None if loss is None else loss.item(), spans)
+        norm = None if self._gradient_norm is None else float(self._gradient_norm)
+        return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
-        loss = self._accumulate_gradients(step)
+        loss, _ = self._accumulate_gradients(step)
         self._executor.collect_spans(step)
         return None if loss is None else loss.item()
 
@@ -116,8 +185,7 @@ class Trainer:
 
     def batch(self, step: int) -> StepBatch:
         """Inputs and targets of a step, on this rank's device."""
-        batch = self._data.step(step)
-        return StepBatch(batch.inputs.to(self.device), batch.targets.to(self.device))
+        return self._data.step(step).to(self.device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their name in the unsplit model.
@@ -130,37 +198,151 @@ class Trainer:
             for name, parameter in module.own_parameters().items()
         }
 
+    def save(self, folder: Path, progress: Progress) -> Path:
+        """Write a checkpoint into a folder of them; returns its own folder.
+
+        Collective; blocks until it is whole. Raises SnapshotError on every rank.
+        """
+        target = snapshot.folder_of(folder, progress.step)
+        snapshot.save(
+            target,
+            (self._part(stage) for stage in self.modules),
+            num_stages=len(self.partition),
+            state={**dataclasses.asdict(progress), "world_size": self.config.world_size},
+            write_configuration=self._write_configuration,
+            gather=self.gather,
+            is_first_rank=self.rank == 0,
+        )
+        return target
+
+    def resume(self, folder: Path) -> Progress:
+        """Go on from a checkpoint, of whatever world size; returns how far it had come.
+
+        Raises SnapshotError when it is not whole or of another model.
+        """
+        state = snapshot.read_state(folder)
+        for stage, module in self.modules.items():
+            names = self._unsplit_names(stage)
+            own = {names.get(name, name): t for name, t in module.own_state().items()}
+            snapshot.load_model(folder, own)
+            if self._optimizer is not None:
+                parameters = {names.get(n, n): p for n, p in module.own_parameters().items()}
+                snapshot.load_optimizer(folder, self._optimizer, parameters)
+        return Progress(int(state["step"]), int(state["num_tokens"]))
+
+    @property
+    def stage_shares(self) -> list[float]:
+        """Each stage's share of what the partition was made by."""
+        return shares_of(self.config, self.model, self.partition)
+
     @property
     def peak_held(self) -> int:
         """The most microbatches whose activations this rank has held at once, in any step."""
         return self._executor.peak_held
 
     def close(self) -> None:
-        """Give back the channels; the trainer is not used again."""
+        """Give back the channels and the loader; the trainer is not used again."""
+        self._data.close()
         for channel in self._channels.values():
             channel.close()
 
-    def _accumulate_gradients(self, step: int) -> Tensor | None:
+    def _accumulate_gradients(self, step: int) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
         self._zero_gradients()
+        # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
+        torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
         self._clock.begin_step()
         loss = self._executor.run(batch)
-        self._sum_tied_gradients()
-        return loss
+        self._sum_shared_gradients()
+        return loss, batch.num_tokens
 
     def _zero_gradients(self) -> None:
         for parameter in self.parameters().values():
             parameter.grad = None
 
-    def _update(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.step()
+    def _measure_norm(self) -> None:
+        """Blocks until every rank is here, where gradients are clipped; else does nothing."""
+        if self.config.optimizer.clip_norm == 0:
+            return
+        counted_elsewhere = {id(p) for p, _, is_ours in self._shared if not is_ours}
+        gradients = [
+            p.grad
+            for p in self.parameters().values()
+            if p.grad is not None and id(p) not in counted_elsewhere
+        ]
+        self._gradient_norm = norm_over_ranks(gradients, self.device, self._sum_over_all)
 
-    def _sum_tied_gradients(self) -> None:
-        """Blocks until the other owner is here. Both end with the same sum, bit for bit."""
-        for parameter in self._tied:
-            assert parameter.grad is not None
-            self._fabric.sum_over_pair(parameter.grad, self._tied_ranks)
+    def _sum_over_all(self, tensor: Tensor) -> None:
+        if len(self._ranks) > 1:
+            self._fabric.sum_over(tensor, self._ranks)
+
+    def _update(self, rate: float) -> None:
+        if self._optimizer is None:
+            return
+        if self._gradient_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(
+                list(self.parameters().values()),
+                self.config.optimizer.clip_norm,
+                self._gradient_norm.squeeze(),
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def _sum_shared_gradients(self) -> None:
+        """Blocks until the other owners are here. All end with the same sum, bit for bit."""
+        for parameter, ranks, _ in self._shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self._fabric.sum_over(parameter.grad, ranks)
+
+    def _find_shared(self, ranks: tuple[int, ...]) -> list[tuple[nn.Parameter, Ranks, bool]]:
+        """This rank's parameters that others own as well, with whom, and whether it is the first.
+
+        In one order on all ranks.
+        """
+        found = []
+        for weight in self.shared_weights:
+            owners = _ranks_of([stage for stage, _ in weight.owners], ranks)
+            for stage, name in weight.owners:
+                if ranks[stage] == self.rank and len(owners) > 1:
+                    parameter = self.modules[stage].own_parameters()[name]
+                    found.append((parameter, owners, stage == weight.owners[0][0]))
+        return found
+
+    def _unsplit_names(self, stage: int) -> dict[str, str]:
+        """Name on this stage -> name in the unsplit model, where they differ."""
+        return {
+            name: weight.name
+            for weight in self.shared_weights
+            for owner, name in weight.owners
+            if owner == stage
+        }
+
+    def _part(self, stage: int) -> snapshot.Part:
+        """What this stage adds to a checkpoint; a shared weight is its first owner's."""
+        others = {
+            name
+            for weight in self.shared_weights
+            for owner, name in weight.owners[1:]
+            if owner == stage
+        }
+        module = self.modules[stage]
+        own = {n: t for n, t in module.own_state().items() if n not in others}
+        parameters = {n: p for n, p in module.own_parameters().items() if n not in others}
+        state = snapshot.optimizer_tensors(self._optimizer, parameters)
+        return snapshot.Part(stage, own, state)
+
+    def _write_configuration(self, folder: Path) -> None:
+        write_configuration(self.model, folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+    def gather(self, ours: Any) -> list[Any]:
+        """Every rank's object, in order of rank, on all of them. Collective; blocks."""
+        if len(self._ranks) == 1:
+            return [ours]
+        return self._fabric.gather_objects(ours, self._ranks)
 
     def _optimizer_state(self) -> Iterator[Tensor]:
         if self._optimizer is not None:
@@ -168,40 +350,27 @@ class Trainer:
                 yield from (value for value in values.values() if isinstance(value, Tensor))
 
     def _build_executor(self, lowered: Program) -> Executor:
-        data = self.config.data
-        hidden_size = next(iter(self.modules.values())).hidden_size
-        return Executor(
-            lowered,
-            self.rank,
-            {s: Stage(module, data.tokens_per_step) for s, module in self.modules.items()},
-            self._channels,
-            self._clock,
-            (data.microbatch_size, data.seq_len, hidden_size),
-            self.config.model.torch_dtype,
-        )
+        messages = messages_of(self.config, self.model, self.partition)
+        stages = {}
+        for index, module in self.modules.items():
+            if self.config.recompute:
+                recompute_layers(module)
+            if self.config.compile:
+                compile_layers(module)
+            sends = None if module.is_last else messages[index]
+            stages[index] = Stage(module, sends, _autocast(self.config.autocast, self.device))
+        return Executor(lowered, self.rank, stages, self._channels, self._clock, messages)
 
 
-def _checked_program(config: TrainerConfig) -> Program:
-    program = build_program(config.schedule, config.world_size, config.data.num_microbatches)
-    check(program)
-    return program
+def _autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
+    dtype = AUTOCAST[name]
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def _edges(lowered: Program) -> list[Edge]:
-    """Every channel of the program, in one order on all ranks."""
-    transfers = (a for row in lowered.actions for a in row if a.op not in COMPUTE_OPS)
-    return sorted({channel_of(transfer) for transfer in transfers})
+def _ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
+    return tuple(sorted({ranks[stage] for stage in stages}))
 
 
-def _build_optimizer(
-    config: TrainerConfig, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer | None:
-    """None for a rank that owns no parameters."""
-    if not parameters:
-        return None
-    if config.optimizer not in OPTIMIZERS:
-        raise ValueError(f'unknown optimizer "{config.optimizer}"; known: {", ".join(OPTIMIZERS)}')
-    optimizer: torch.optim.Optimizer = OPTIMIZERS[config.optimizer](
-        parameters, lr=config.learning_rate, fused=True
-    )
-    return optimizer
+def _seed_of(seed: int, step: int, rank: int) -> int:
+    digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")

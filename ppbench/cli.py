@@ -23,6 +23,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+models = typer.Typer(help="What models can be split, and whether that is exact.")
+app.add_typer(models, name="models", no_args_is_help=True)
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
 HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
@@ -148,3 +150,24 @@ def env(how: HowToPrint = Format.table) -> None:
     from ppbench import commands
 
     print(commands.environment(how))
+
+
+@models.command("check")
+def check_models(
+    architectures: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="NAME", help="Architecture; repeatable. Default: all."),
+    ] = None,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Train every architecture in two stages and unsplit, and compare loss and gradients."""
+    from ppbench import commands
+
+    try:
+        outcome = commands.check_models(architectures or [], how)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    print(outcome.table)
+    print(outcome.verdict, file=sys.stdout if how is Format.table else sys.stderr)
+    raise typer.Exit(outcome.exit_code)

@@ -7,12 +7,13 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
+from rich.status import Status
 
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
@@ -20,11 +21,13 @@ from ppbench.errors import LaunchError, UsageError
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.page import write_report, write_timeline
+from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
 from ppbench.store import Store, check_writable
 
+EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
 WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
 FIGURES = [
@@ -47,7 +50,31 @@ RANK_COLUMNS = [
     "peak_held_microbatches",
     "planned_peak_held_microbatches",
 ]
-STEP_COLUMNS = ["step", "step_ns", "optimizer_ns", "tokens_per_s", "bubble_fraction", "loss"]
+STEP_COLUMNS = [
+    "step",
+    "num_tokens",
+    "step_ns",
+    "optimizer_ns",
+    "tokens_per_s",
+    "bubble_fraction",
+    "loss",
+]
+STAGE_LISTS = {
+    "num_layers": "layers_per_stage",
+    "num_parameters": "parameters_per_stage",
+    "stage_share": "stage_shares",
+}
+"""A column of the table of stages, and the run's column that holds it as a list."""
+CHECK_COLUMNS = [
+    "architecture",
+    "status",
+    "dtype",
+    "loss_difference",
+    "gradient_difference",
+    "num_parameters",
+    "seconds",
+    "reason",
+]
 BULKY = ["program", "environment"]
 
 
@@ -131,7 +158,7 @@ def list_runs(results: Path, how: Format) -> str:
 
 
 def show(name: str, results: Path, how: Format) -> str:
-    """One run: its row, its ranks, its steps."""
+    """One run: its row, its stages, its ranks, its steps."""
     store = _open(results)
     run = store.find(name)
     row = as_records(pd.DataFrame([run]))[0]
@@ -142,10 +169,21 @@ def show(name: str, results: Path, how: Format) -> str:
     known = {
         key: value for key, value in row.items() if value not in (None, "") and key not in BULKY
     }
-    parts = [facts(known if how is not Format.csv else row, how)]
-    if how is not Format.csv:
-        parts += [render(ranks, how, RANK_COLUMNS), render(steps, how, STEP_COLUMNS)]
+    if how is Format.csv:
+        return facts(row, how)
+    parts = [facts(known, how)]
+    if not (stages := _stages_of(row)).empty:
+        parts.append(render(stages, how, ["stage", *STAGE_LISTS]))
+    parts += [render(ranks, how, RANK_COLUMNS), render(steps, how, STEP_COLUMNS)]
     return "\n\n".join(parts)
+
+
+def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
+    """What the partition gave to each stage; a list that an older version did not store is null."""
+    lists = {name: row[column] for name, column in STAGE_LISTS.items()}
+    columns = {name: json.loads(str(text)) for name, text in lists.items() if text is not None}
+    stages = pd.DataFrame(columns).reindex(columns=list(STAGE_LISTS))
+    return stages.rename_axis("stage").reset_index()
 
 
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
@@ -190,6 +228,34 @@ def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Pa
     path = output or reports / f"timeline-{run['run_id']}.html"
     write_timeline(path, store, run)
     return path
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """What `ppbench models check` prints and returns."""
+
+    table: str
+    verdict: str
+    exit_code: int
+
+
+def check_models(names: Sequence[str], how: Format) -> CheckOutcome:
+    """Train each architecture split over two ranks and unsplit, and compare."""
+    console = Console(stderr=True)
+    with console.status("starting the ranks") as status:
+        checks = check_architectures(names, functools.partial(_show_check, console, status))
+    frame = pd.DataFrame([dataclasses.asdict(check) for check in checks])
+    num_exact = sum(check.status == "exact" for check in checks)
+    verdict = f"{num_exact} of {len(checks)} exact"
+    exit_code = EXIT_NOT_EXACT if any(check.has_failed for check in checks) else 0
+    return CheckOutcome(render(frame, how, CHECK_COLUMNS), verdict, exit_code)
+
+
+def _show_check(console: Console, status: Status, progress: CheckProgress) -> None:
+    """A live line on a terminal, a line for each architecture elsewhere."""
+    status.update(progress.text)
+    if not console.is_terminal:
+        _tell(progress.text)
 
 
 def environment(how: Format) -> str:

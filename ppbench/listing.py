@@ -51,7 +51,8 @@ FIELDS: dict[str, Field] = {
     "schedule": Field("schedule", is_number=False),
     "world_size": Field("ranks", _number("{:.0f}")),
     "num_microbatches": Field("microbatches", _number("{:.0f}")),
-    "seq_len": Field("seq len", _number("{:.0f}")),
+    "seq_len": Field("seq len"),  # a number, or "variable"
+    "num_tokens": Field("tokens", _number("{:,.0f}")),
     "tokens_per_s": Field("tokens/s", _number("{:,.0f}")),
     "step_ns": Field("step ms", _number("{:,.1f}", 1e-6)),
     "optimizer_ns": Field("optimizer ms", _number("{:,.1f}", 1e-6)),
@@ -76,6 +77,13 @@ FIELDS: dict[str, Field] = {
     "fingerprint": Field("fingerprint", is_number=False),
     "cautions": Field("cautions", is_number=False),
     "stages": Field("stages", is_number=False),
+    "stage": Field("stage", _number("{:.0f}")),
+    "num_layers": Field("layers", _number("{:.0f}")),
+    "stage_share": Field("share", _number("{:.1f} %", 100)),
+    "architecture": Field("architecture", is_number=False),
+    "loss_difference": Field("loss differs by", _number("{:.1e}")),
+    "gradient_difference": Field("gradient differs by", _number("{:.1e}")),
+    "seconds": Field("s", _number("{:,.1f}")),
     "device": Field("device", is_number=False),
 }
 

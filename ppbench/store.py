@@ -24,10 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
-from ppbench.config.case import Case
+from ppbench.config.case import VARIABLE, Case
 from ppbench.errors import StoreError, UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name any model and
+`seq_len` may be 0; the settings and figures added then are absent from older files."""
 LAST = "last"
 
 
@@ -44,26 +46,47 @@ _CASE_MEANINGS = {
     "schedule": "name of the schedule, aliases resolved",
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
-    "seq_len": "tokens of a sequence",
+    "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents)",
     "device": "`cpu` or `cuda`",
-    "model_preset": "named model configuration",
+    "model_preset": "preset, hub id, checkpoint folder or `package.module:factory`",
+    "model_weights": "`auto`: those of the checkpoint if there is one; `random`: initialised",
+    "model_trust_remote_code": "whether code that comes with the model may run",
     "model_dtype": "dtype of parameters and activations",
-    "model_partition": "how layers are cut into stages: `uniform` or a list of counts",
+    "model_partition": "how layers are cut into stages: `uniform`, `parameters`, `measured` or "
+    "a list of counts",
+    "model_split": "`auto`: by the plan of its architecture; `trace`: by tracing",
+    "model_split_points": "modules that begin a stage when traced, JSON list",
     "model_seed": "seed of the initial weights",
     "data_source": "where tokens come from",
+    "data_tokenizer": "`auto` (the model's, else bytes), `bytes`, or a hub id or folder",
+    "data_text_column": "column of the data set that holds the text",
+    "data_max_seq_len": "most tokens of a sequence when `seq_len` is variable",
+    "data_shuffle": "whether documents come in random order",
+    "data_num_workers": "processes that prepare batches; 0: none but the rank's own",
     "data_seed": "seed of the batches",
     "train_optimizer": "optimizer",
-    "train_learning_rate": "learning rate",
+    "train_learning_rate": "learning rate, the highest of its schedule",
+    "train_weight_decay": "weight decay",
+    "train_momentum": "momentum of SGD",
+    "train_lr_schedule": "`constant` or `cosine`, after the warm-up",
+    "train_lr_warmup_steps": "steps over which the learning rate rises linearly",
+    "train_lr_decay_steps": "step at which a cosine schedule reaches zero",
+    "train_clip_norm": "largest global norm of the gradients; 0 when not clipped",
+    "train_autocast": "dtype of computation under autocast, or `none`",
+    "train_recompute": "whether layers recompute their activations in the backward pass",
+    "train_compile": "whether each stage went through torch.compile",
     "train_microbatch_size": "sequences of a microbatch",
     "launch_threads_per_rank": "CPU threads of a rank",
 }
-_ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+_ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
 
 
 def _case_columns() -> list[Column]:
-    fields = dataclasses.fields(Case)
+    """Typed as the setting's default is; what is neither number nor boolean is text."""
     return [
-        Column(f.name, _ARROW.get(str(f.type), pa.string()), _CASE_MEANINGS[f.name]) for f in fields
+        Column(f.name, _ARROW.get(type(f.default), pa.string()), _CASE_MEANINGS[f.name])
+        for f in dataclasses.fields(Case)
     ]
 
 
@@ -89,7 +112,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
     ),
-    Column("tokens_per_step", pa.int64(), "tokens trained on in a step"),
+    Column("tokens_per_step", pa.int64(), "tokens trained on in a step; median"),
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
     ),
@@ -108,6 +131,13 @@ RUNS: tuple[Column, ...] = (
     Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
     Column("num_stages", pa.int64(), "stages of the pipeline"),
     Column("layers_per_stage", pa.string(), "layers of each stage, JSON list"),
+    Column("parameters_per_stage", pa.string(), "parameters of each stage, JSON list"),
+    Column(
+        "stage_shares",
+        pa.string(),
+        "share of what the partition balances (layers, parameters or measured time) of each "
+        "stage, JSON list",
+    ),
     Column("transport", pa.string(), "what moved the messages: `gloo`, `nccl`, `none`, ..."),
     Column("cautions", pa.string(), "names of the cautions, comma-separated; empty if none"),
     Column("program", pa.string(), "the program that ran, before lowering, JSON"),
@@ -126,7 +156,8 @@ STEPS: tuple[Column, ...] = (
     Column("step_ns", pa.int64(), "first computation's start to last action's end over all ranks"),
     Column("optimizer_ns", pa.int64(), "longest optimizer span of any rank"),
     Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
-    Column("tokens_per_s", pa.float64(), "tokens over step_with_optimizer_ns"),
+    Column("num_tokens", pa.int64(), "targets trained on in the step"),
+    Column("tokens_per_s", pa.float64(), "num_tokens over step_with_optimizer_ns"),
     Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns)"),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span"),
@@ -256,8 +287,8 @@ class Store:
                 tables.append(pq.read_table(path))
             except (OSError, pa.ArrowException) as error:
                 self._on_skip(f"{path}: skipped, not a readable parquet file: {error}")
-        frame: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
-        return frame
+        table = pa.concat_tables(tables, promote_options="permissive")
+        return _with_settings_read(table) if name == "runs" else table.to_pandas()
 
     def find(self, name: str) -> pd.Series:
         """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
@@ -275,9 +306,32 @@ class Store:
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
 
 
+def _with_settings_read(table: pa.Table) -> pd.DataFrame:
+    """Rows of `runs` with settings as a case has them.
+
+    A setting that an older version did not know had its default's effect, as case ids assume too.
+    """
+    for name, default in Case().settings().items():
+        filled = table[name].fill_null(default)
+        table = table.set_column(table.schema.get_field_index(name), name, filled)
+    frame: pd.DataFrame = table.to_pandas()
+    is_variable = frame["seq_len"] == _STORED_VARIABLE
+    if is_variable.any():
+        frame["seq_len"] = frame["seq_len"].astype(object).mask(is_variable, VARIABLE)
+    return frame
+
+
+def _with_settings_stored(frame: pd.DataFrame) -> pd.DataFrame:
+    if "seq_len" not in frame:
+        return frame
+    lengths = frame["seq_len"]
+    return frame.assign(seq_len=lengths.mask(lengths == VARIABLE, _STORED_VARIABLE))
+
+
 def _as_table(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pa.Table:
     unknown = set(frame.columns) - {column.name for column in columns}
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
+    frame = _with_settings_stored(frame)
     schema = pa.schema([(column.name, column.type) for column in columns])
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False

@@ -1,103 +1,210 @@
-"""Microbatches: deterministic, the same whoever asks, however the step is split.
+"""The batch of any step: deterministic, the same whoever asks, however the step is split.
 
-Text is read as bytes, one token per byte: no tokenizer to download, and every preset's vocabulary
-holds it. Each rank can draw any step by itself, so the first stage (inputs) and the last
-(targets) agree without sending anything.
+Each rank draws the whole batch by itself, so the first stage (inputs) and the last (targets) agree
+without sending anything. Dealing each rank only its part, as data-parallel samplers do, would make
+the batch depend on the number of ranks.
+
+Without a tokenizer text is read as bytes, one token per byte: nothing to download, and every
+preset's vocabulary holds it.
+
+    source ─► tokens ─► sequences ─► order of steps ─► loader ─► microbatches
+              tokens.py └───────── sequences.py ─────┘ here
 """
 
 from __future__ import annotations
 
 import functools
-import sysconfig
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from engine.model.sequences import (
+    IGNORED,
+    DocumentSequences,
+    FlatBatch,
+    Order,
+    PackedSequences,
+    Sequences,
+    SyntheticSequences,
+    collate,
+)
+from engine.model.tokens import DataError, load_tokenizer, open_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["IGNORED", "VARIABLE", "Data", "DataError", "DataSpec", "StepBatch", "load_tokenizer"]
+
+VARIABLE: Final = "variable"
 BYTE_VOCABULARY = 256
-
-
-class DataError(ValueError):
-    """The data source cannot be read or is too short."""
 
 
 @dataclass(frozen=True)
 class DataSpec:
     """Where tokens come from and in which shape.
 
-    `source` is `stdlib`, `synthetic` or `text:PATH`. A step has `num_microbatches` microbatches of
-    `microbatch_size` sequences of `seq_len` tokens.
+    `source` is one of those of `tokens.open_tokens`, or "synthetic": random tokens. A step has
+    `num_microbatches` microbatches of `microbatch_size` sequences. With a number for `seq_len` all
+    sequences have that length and documents are packed end to end; when it is "variable", a
+    sequence is a document, and a microbatch is padded to its own longest.
     """
 
     source: str = "stdlib"
-    seq_len: int = 128
+    seq_len: int | Literal["variable"] = 128
     microbatch_size: int = 1
     num_microbatches: int = 4
     seed: int = 0
+    tokenizer: str = "auto"  # "bytes", a hub id or folder; "auto": the model's own, else bytes
+    text_column: str = "text"
+    max_seq_len: int = 2048  # of variable length: longer documents are cut
+    shuffle: bool = True
+    num_workers: int = 0  # loader processes
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.num_microbatches * self.microbatch_size * self.seq_len
+    def is_variable(self) -> bool:
+        return self.seq_len == VARIABLE
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest input sequence that can occur."""
+        return self.max_seq_len if self.seq_len == VARIABLE else self.seq_len
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.num_microbatches * self.microbatch_size
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Token ids and their successors, each `[microbatch, sequence, token]`, int64 on the CPU."""
+    """Token ids and their successors, per microbatch `[sequence, token]`, int64."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]  # IGNORED where the input is padding
+    num_tokens: int  # targets that count, over the whole step
+
+    def to(self, device: torch.device | str) -> StepBatch:
+        """On `device`; from pinned memory the host does not wait for the copies."""
+        inputs, targets = (
+            tuple(tensor.to(device, non_blocking=True) for tensor in tensors)
+            for tensors in (self.inputs, self.targets)
+        )
+        return StepBatch(inputs, targets, self.num_tokens)
 
 
 class Data:
-    """Draws the batch of any step."""
+    """Draws the batch of any step. Steps in order come from a loader that works ahead.
 
-    def __init__(self, spec: DataSpec, vocab_size: int) -> None:
-        """Raises DataError when the source is unknown, unreadable or shorter than a sequence."""
+    Step `k` is made of sequences `k·B … k·B+B-1` of an endless order: epoch after epoch over the
+    data, each shuffled by (seed, epoch). B is the number of sequences per step.
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        vocab_size: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        pin_memory: bool = False,
+    ) -> None:
+        """`vocab_size` is the model's. Without a tokenizer, text is bytes.
+
+        Raises DataError: an impossible setting, a source that is unknown, unreadable or too short,
+        a missing column, `datasets` not installed, or more kinds of tokens than the vocabulary has.
+        Raises MemoryError when a step has no room.
+        """
+        _check(spec)
+        _check_memory(spec)
         self._spec = spec
-        self._vocab_size = vocab_size
-        self._tokens = None if spec.source == "synthetic" else _read_tokens(spec.source)
-        if self._tokens is not None:
-            if len(self._tokens) <= spec.seq_len:
-                raise DataError(
-                    f'data source "{spec.source}" has {len(self._tokens)} tokens; '
-                    f"a sequence needs {spec.seq_len + 1}"
-                )
-            if vocab_size < BYTE_VOCABULARY:
-                raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
+        self._sequences = _open_sequences(spec, vocab_size, tokenizer)
+        self._order = Order(self._sequences.num_sequences, spec.seed, shuffle=spec.shuffle)
+        self._pin_memory = pin_memory
+        self._batches: Iterator[FlatBatch] | None = None
+        self._next_step = 0
 
     def step(self, step: int) -> StepBatch:
-        """The batch of one step; sequences start at positions drawn from (seed, step)."""
+        """The batch of one step, on the CPU.
+
+        Blocks until it is read. The step after the last one drawn is what the loader has at hand;
+        any other starts the loader, and its processes, anew.
+        """
+        if self._batches is None or step != self._next_step:
+            self.close()
+            self._batches = iter(self._loader(step))
+        batch = next(self._batches)
+        self._next_step = step + 1
+        inputs, targets = batch.split()
+        return StepBatch(inputs, targets, batch.num_tokens)
+
+    def close(self) -> None:
+        """End the loader's processes. Another `step` would start them again."""
+        self._batches = None
+
+    def _loader(self, first_step: int) -> DataLoader[FlatBatch]:
         spec = self._spec
-        generator = np.random.default_rng((spec.seed, step))
-        shape = (spec.num_microbatches, spec.microbatch_size)
-        if self._tokens is None:
-            windows = generator.integers(self._vocab_size, size=(*shape, spec.seq_len + 1))
-        else:
-            starts = generator.integers(len(self._tokens) - spec.seq_len, size=shape)
-            windows = self._tokens[starts[..., None] + np.arange(spec.seq_len + 1)]
-        tokens = torch.from_numpy(windows.astype(np.int64))
-        return StepBatch(tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous())
-
-
-@functools.cache
-def _read_tokens(source: str) -> npt.NDArray[np.uint8]:
-    if source == "stdlib":
-        return np.frombuffer(_stdlib_text(), dtype=np.uint8)
-    kind, _, path = source.partition(":")
-    if kind != "text" or not path:
-        raise DataError(
-            f'unknown data source "{source}"; expected "stdlib", "synthetic" or "text:PATH"'
+        return DataLoader(
+            self._sequences,  # type: ignore[arg-type]  # collate turns its arrays into the batch
+            batch_sampler=self._rows(first_step),
+            num_workers=spec.num_workers,
+            collate_fn=functools.partial(collate, microbatch_size=spec.microbatch_size),
+            pin_memory=self._pin_memory,
+            # Its own, because starting the loader draws a number: from torch's it would change
+            # what a resumed run draws next, such as dropout.
+            generator=torch.Generator(),
         )
-    try:
-        return np.frombuffer(Path(path).read_bytes(), dtype=np.uint8)
-    except OSError as error:
-        raise DataError(f'data source "{source}": {error.strerror}') from error
+
+    def _rows(self, first_step: int) -> Iterator[list[int]]:
+        """The rows of the sequences of each step, without end."""
+        size = self._spec.sequences_per_step
+        for step in itertools.count(first_step):
+            yield [self._order.row(number) for number in range(step * size, (step + 1) * size)]
 
 
-def _stdlib_text() -> bytes:
-    """The sources of the standard library's top-level modules, in order of name."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+def _check(spec: DataSpec) -> None:
+    if not isinstance(spec.seq_len, int) and spec.seq_len != VARIABLE:
+        raise DataError(f'seq_len = "{spec.seq_len}"; expected a number or "{VARIABLE}"')
+    length = "max_seq_len" if spec.is_variable else "seq_len"
+    least = {length: 1, "microbatch_size": 1, "num_microbatches": 1, "seed": 0, "num_workers": 0}
+    for name, minimum in least.items():
+        if getattr(spec, name) < minimum:
+            raise DataError(f"{name} = {getattr(spec, name)}; expected at least {minimum}")
+
+
+def _check_memory(spec: DataSpec) -> None:
+    """Raises MemoryError when the machine cannot give a step's token ids their room at all.
+
+    At once, rather than after minutes of reading sequences one by one. Nothing is touched, so
+    nothing is really allocated.
+    """
+    if not spec.is_variable:
+        np.empty((spec.sequences_per_step, spec.longest + 1), np.int64)
+
+
+def _open_sequences(
+    spec: DataSpec, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
+) -> Sequences:
+    if spec.source == "synthetic":
+        shortest = min(2, spec.longest) if spec.is_variable else spec.longest
+        return SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
+    _check_vocabulary(vocab_size, None if spec.source == "stdlib" else tokenizer)
+    tokens = open_tokens(spec.source, tokenizer, spec.text_column)
+    kind = DocumentSequences if spec.is_variable else PackedSequences
+    return kind(tokens, spec.longest, spec.source)
+
+
+def _check_vocabulary(vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    if tokenizer is None:
+        if vocab_size < BYTE_VOCABULARY:
+            raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
+        return
+    needed = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps: their number is no bound
+    if vocab_size < needed:
+        raise DataError(
+            f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
+            f"the model's has {vocab_size}; take the model's own tokenizer, or \"bytes\""
+        )

@@ -1,20 +1,42 @@
-"""Layers to stages: which contiguous slice of the decoder layers each stage owns.
+"""Layers to stages: which contiguous slice of the layers each stage owns.
 
-Embeddings always belong to the first stage, the final norm and the output head to the last; only
-layers are distributed. A stage may be empty.
+What comes before the layers (embeddings) always belongs to the first stage, what comes after them
+(final norm, output head) to the last; only layers are distributed. A stage may be empty.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+BY_COST = ("parameters", "measured")
+KNOWN = ("uniform", *BY_COST)
 
 
 class PartitionError(ValueError):
     """The requested partition does not fit the model or the number of stages."""
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What each layer costs, and what the first and the last stage bear besides; one unit."""
+
+    layers: tuple[float, ...]
+    before: float = 0
+    after: float = 0
+
+    def of_stages(self, partition: list[range]) -> list[float]:
+        """Each stage's total."""
+        totals = [sum(self.layers[layer] for layer in layers) for layers in partition]
+        totals[0] += self.before
+        totals[-1] += self.after
+        return totals
+
+
 def partition_layers(
     partition: str | tuple[int, ...], num_layers: int, num_stages: int
 ) -> list[range]:
-    """The layers of each stage, in order.
+    """The layers of each stage, in order, for a partition that needs no costs.
 
     `partition` is `"uniform"` or the number of layers of each stage, such as `(6, 10, 10, 6)`.
     Raises PartitionError when a list has the wrong length or sum.
@@ -22,13 +44,45 @@ def partition_layers(
     if partition == "uniform":
         return _ranges(_uniform_counts(num_layers, num_stages))
     if isinstance(partition, str):
-        raise PartitionError(f'unknown partition "{partition}"; expected "uniform" or a list')
+        raise PartitionError(
+            f'unknown partition "{partition}"; expected one of {", ".join(KNOWN)}, or a list'
+        )
     counts = list(partition)
     if len(counts) != num_stages:
         raise PartitionError(f"{counts} names {len(counts)} stages; there are {num_stages}")
     if min(counts) < 0 or sum(counts) != num_layers:
         raise PartitionError(f"{counts} sums to {sum(counts)} layers; the model has {num_layers}")
     return _ranges(counts)
+
+
+def balance(costs: Costs, num_stages: int) -> list[range]:
+    """The partition whose most costly stage costs least; exact, by dynamic programming.
+
+    Of several such partitions, the one with the smallest sum of squares: the other stages are
+    evened out as well. Takes num_stages x layers² steps.
+    """
+    num_layers = len(costs.layers)
+    upto = [0.0, *accumulate(costs.layers)]
+    # best[end]: (largest stage, sum of squares, cuts) of the stages so far, that own layers < end
+    best: list[tuple[float, float, tuple[int, ...]]] = [
+        (costs.before + upto[end], (costs.before + upto[end]) ** 2, (end,))
+        for end in range(num_layers + 1)
+    ]
+    for stage in range(1, num_stages):
+        extra = costs.after if stage == num_stages - 1 else 0.0
+        best = [
+            min(_extended(best[cut], upto[end] - upto[cut] + extra, end) for cut in range(end + 1))
+            for end in range(num_layers + 1)
+        ]
+    cuts = best[num_layers][2]
+    return [range(start, end) for start, end in zip((0, *cuts), cuts, strict=False)]
+
+
+def _extended(
+    so_far: tuple[float, float, tuple[int, ...]], cost: float, end: int
+) -> tuple[float, float, tuple[int, ...]]:
+    largest, squares, cuts = so_far
+    return max(largest, cost), squares + cost * cost, (*cuts, end)
 
 
 def _uniform_counts(num_layers: int, num_stages: int) -> list[int]:

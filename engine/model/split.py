@@ -1,121 +1,176 @@
-"""The stages of this rank only: a causal LM built on the meta device, cut, then materialised.
+"""What a model's name means, and the model ready to be split.
 
-The cut keeps the model's own forward. What a stage does not own is replaced by an identity, the
-layer list keeps its length, and the base model is called with `inputs_embeds`; so masks, rotary
-positions and per-layer attributes are computed by the model's own code on every stage, and the
-parameters keep the names that they have in the unsplit model.
-
-    token ids -> [embeddings, layers a..b] -> hidden -> [layers c..d] -> hidden
-              -> [layers e..f, norm, head] -> logits
+name                                       becomes
+preset                                     a Llama configuration of `presets`, random weights
+local folder, hub id                       its configuration and, if it has them, its weights
+package.module:factory                     what the factory returns: a transformers model, an
+                                           nn.Sequential, or any module with split = "trace"
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+import copy
+import functools
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.hub import cached_file
 
-from engine.model.partition import partition_layers
+from engine.model.causal_lm import CausalLM, with_plain_attention
+from engine.model.chain import sequential
+from engine.model.checkpoint import Locate, checkpoint_files, locate_in
+from engine.model.factory import Factory, find_factory
 from engine.model.presets import PRESETS
-
-CAUSAL = "engine_causal"
-"""transformers' SDPA attention under a name for which it builds no mask.
-
-Without a mask SDPA is causal by itself. Building one looks at the positions' values, which on CUDA
-would make the host wait for the device in each forward.
-"""
-AttentionInterface.register(CAUSAL, sdpa_attention_forward)
+from engine.model.probe import check_splits
+from engine.model.stage_module import Model, ModelError
+from engine.model.traced import traced
+from engine.model.weights import copy_tensors, initialise, read_checkpoint
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is trained: a preset, its dtype, how its layers are cut, the seed of its weights."""
+    """What is trained and how it is cut.
 
-    preset: str = "llama-8m"
+    `name` is a preset, a hub id, a local checkpoint folder or `package.module:factory`.
+    `partition` is `uniform`, `parameters`, `measured` or the number of layers of each stage.
+    `weights` are a checkpoint's own where there is one (`auto`), or `random` from `seed`.
+    `split = "trace"` cuts a factory's module before the submodules named in `split_points`.
+    """
+
+    name: str = "llama-8m"
     dtype: str = "float32"
     partition: str | tuple[int, ...] = "uniform"
     seed: int = 0
+    weights: str = "auto"
+    trust_remote_code: bool = False
+    split: str = "auto"
+    split_points: tuple[str, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-
-class _Absent(nn.Module):
-    """Stands where another stage's module would: passes its first argument through.
-
-    Takes over the attributes that the model reads from a layer (such as `attention_type`).
-    """
-
-    def __init__(self, replaced: nn.Module) -> None:
-        super().__init__()
-        for name, value in vars(replaced).items():
-            if isinstance(value, int | float | str | bool) and name != "training":
-                setattr(self, name, value)
-
-    def forward(self, hidden_states: Tensor, *_args: object, **_kwargs: object) -> Tensor:
-        return hidden_states
-
-
-class StageModule(nn.Module):
-    """One stage of a causal LM.
-
-    The first stage takes token ids `[batch, seq]`, the others hidden states
-    `[batch, seq, hidden]`; the last returns logits `[batch, seq, vocab]`, the others hidden states.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, layers: range, is_first: bool, is_last: bool
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.layers = layers
-        self.is_first, self.is_last = is_first, is_last
-        self.is_empty = not (layers or is_first or is_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_empty:
-            return x
-        base = self.model.base_model
-        output = base(**{"input_ids" if self.is_first else "inputs_embeds": x}, use_cache=False)
-        hidden: Tensor = output[0]
-        return self.model.get_output_embeddings()(hidden) if self.is_last else hidden
+    @property
+    def is_factory(self) -> bool:
+        return ":" in self.name
 
     @property
-    def hidden_size(self) -> int:
-        size: int = self.model.config.hidden_size
-        return size
+    def home(self) -> str | None:
+        """The folder or hub id where a tokenizer may lie beside the model; None if it has none."""
+        return None if self.is_factory or self.name in PRESETS else self.name
 
-    @property
-    def vocab_size(self) -> int:
-        size: int = self.model.config.vocab_size
-        return size
 
-    def own_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by the name they have in the unsplit model; a tied head under its own name."""
-        return dict(self.model.named_parameters()) if not self.is_empty else {}
+def open_model(
+    spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, is_tried: bool = False
+) -> Model:
+    """The model of a spec, without weights yet.
 
-    def tied_parameter(self) -> nn.Parameter | None:
-        """The weight that the first and the last stage share, if the model ties them."""
-        if not self.model.config.tie_word_embeddings or self.is_first == self.is_last:
-            return None
-        owner = (
-            self.model.get_input_embeddings if self.is_first else self.model.get_output_embeddings
+    An architecture of transformers is first tried, unless it `is_tried` already (`probe`).
+
+    `shape` is that of a microbatch's token ids, `[batch, seq]`, and `device` where it will run:
+    what a traced module is traced for. Raises ModelError.
+    """
+    if spec.split == "trace":
+        return _trace(spec, shape, device)
+    if spec.split_points:
+        raise ModelError('split points are for split = "trace" only', "model.split_points")
+    if spec.is_factory:
+        return _from_factory(spec, is_tried)
+    return _from_config(spec, is_tried)
+
+
+def _trace(spec: ModelSpec, shape: tuple[int, int], device: torch.device) -> Model:
+    if not spec.is_factory:
+        raise ModelError(
+            f'split = "trace" cuts what a factory returns ("package.module:factory"); '
+            f'"{spec.name}" is none',
+            "model.split",
         )
-        weight = owner().weight
-        assert isinstance(weight, nn.Parameter)
-        return weight
+    if not spec.split_points:
+        raise ModelError('split = "trace" needs split points', "model.split_points")
+    factory = Factory(spec.name, find_factory(spec.name), spec.seed)
+    return traced(factory, spec.split_points, spec.torch_dtype, shape, device)
 
 
-def model_config(spec: ModelSpec) -> LlamaConfig:
-    preset = PRESETS[spec.preset]
+def _from_factory(spec: ModelSpec, is_tried: bool) -> Model:
+    factory = Factory(spec.name, find_factory(spec.name), spec.seed)
+    if isinstance(factory.skeleton, nn.Sequential):
+        return sequential(factory, spec.torch_dtype)
+    if isinstance(factory.skeleton, PreTrainedModel):
+        return _transformers_factory(factory, spec.torch_dtype, is_tried)
+    raise ModelError(
+        f'"{spec.name}" returns a {type(factory.skeleton).__name__}, which is neither an '
+        'nn.Sequential nor a transformers model; set split = "trace" and split_points'
+    )
+
+
+def _transformers_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:
+    skeleton = factory.skeleton
+    assert isinstance(skeleton, PreTrainedModel)
+    kind, config = type(skeleton), skeleton.config
+
+    def build() -> PreTrainedModel:
+        with torch.device("meta"):
+            return with_plain_attention(nn.Module.to(kind(config), dtype))
+
+    def fill(model: PreTrainedModel) -> None:
+        owned = {factory.canonical[name] for name, _ in model.named_parameters()}
+        copy_tensors(factory.build(owned), model)
+
+    if not is_tried:
+        check_splits(config, kind)
+    return CausalLM(build, fill)
+
+
+def _from_config(spec: ModelSpec, is_tried: bool) -> Model:
+    preset = PRESETS.get(spec.name)
+    config = preset_config(spec.name) if preset else read_config(spec.name, spec.trust_remote_code)
+    files = [] if preset or spec.weights == "random" else _weight_files(spec.name)
+
+    def whole() -> PreTrainedModel:
+        return _model_of(config, spec)
+
+    def build() -> PreTrainedModel:
+        with torch.device("meta"):
+            return with_plain_attention(whole())
+
+    def fill(model: PreTrainedModel) -> None:
+        if files:
+            read_checkpoint(model, files, whole)
+        else:
+            initialise(model, spec.seed, whole)
+
+    model = CausalLM(build, fill)
+    if not preset and not is_tried:
+        check_splits(config)
+    return model
+
+
+def _model_of(config: PreTrainedConfig, spec: ModelSpec) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=spec.torch_dtype, trust_remote_code=spec.trust_remote_code
+        )
+    except (ValueError, ImportError) as error:
+        raise ModelError(f'"{spec.name}": {_first_sentence(error)}') from error
+    return model
+
+
+def preset_config(name: str) -> LlamaConfig:
+    preset = PRESETS[name]
     return LlamaConfig(
         vocab_size=preset.vocab_size,
         hidden_size=preset.hidden_size,
@@ -134,81 +189,68 @@ def model_config(spec: ModelSpec) -> LlamaConfig:
     )
 
 
-def build_stage(spec: ModelSpec, stage: int, num_stages: int, device: torch.device) -> StageModule:
-    """Stage `stage` of `num_stages`, its parameters on `device` and nothing else's anywhere.
-
-    Weights depend on the parameter's name and `spec.seed` alone. Raises PartitionError when the
-    partition does not fit.
-    """
-    config = model_config(spec)
-    layers = partition_layers(spec.partition, config.num_hidden_layers, num_stages)[stage]
-    is_first, is_last = stage == 0, stage == num_stages - 1
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=spec.torch_dtype, attn_implementation=CAUSAL
+def read_config(name: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration in a folder or on the hub. Raises ModelError."""
+    path = _locate(name)("config.json")
+    if path is None:
+        raise ModelError(_nothing_there(name))
+    try:
+        settings = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path}: not a readable configuration: {error}") from None
+    if not isinstance(settings, dict):
+        raise ModelError(f"{path}: not a readable configuration: it holds no JSON object")
+    is_known = settings.get("model_type") in CONFIG_MAPPING
+    if "auto_map" in settings and not is_known and not trust_remote_code:
+        raise ModelError(
+            f'"{name}" brings its own code, which is not run without consent; '
+            "look at it, then set trust_remote_code = true",
+            "model.trust_remote_code",
         )
-    _drop_layers(model, layers)
-    if not is_last:
-        model.base_model.norm = nn.Identity()
-        model.set_output_embeddings(nn.Identity())
-    needs_embedding = is_first or (is_last and config.tie_word_embeddings)
-    if not needs_embedding:
-        model.set_input_embeddings(nn.Identity())
-    _materialise(model, spec.seed, device)
-    if is_last and config.tie_word_embeddings:
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
-        if not is_first:
-            model.set_input_embeddings(nn.Identity())
-    model.train()
-    return StageModule(model, layers, is_first, is_last)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            name, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # remote code and validation raise what they like
+        raise ModelError(f"{path}: not usable: {_first_sentence(error)}") from error
+    return config
 
 
-def _drop_layers(model: PreTrainedModel, owned: range) -> None:
-    layers = model.base_model.layers
-    assert isinstance(layers, nn.ModuleList)
-    for index, layer in enumerate(layers):
-        if index not in owned:
-            layers[index] = _Absent(layer)
+def _weight_files(name: str) -> list[Path]:
+    """The checkpoint's files. None are needed beside a configuration: weights are random then."""
+    return checkpoint_files(_locate(name), name)
 
 
-def _materialise(model: PreTrainedModel, seed: int, device: torch.device) -> None:
-    """Allocate and initialise what is left of the model, one module at a time.
-
-    The model's own `_init_weights` sets each module's parameters and buffers, on the CPU (so that
-    all devices get the same numbers), under a random state derived from the module's name.
-    """
-    for name, module in _modules_with_tensors(model):
-        module.to_empty(device="cpu", recurse=False)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for tensor in _own_floats(module).values():
-                tensor.fill_(torch.nan)
-            torch.manual_seed(_seed_of(name, seed))
-            model._init_weights(module)
-        _check_initialised(name, module)
-        module.to(device)
+def _locate(name: str) -> Locate:
+    folder = Path(name)
+    if folder.is_dir():
+        return locate_in(folder)
+    return functools.partial(_from_hub, name)
 
 
-def _modules_with_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if tensors:
-            yield name, module
+def _from_hub(name: str, file: str) -> Path | None:
+    """The file in the hub's local cache, fetched if need be; None if there is none."""
+    try:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except Exception as error:
+        raise ModelError(f"{_nothing_there(name)} ({_first_sentence(error)})") from error
+    return None if found is None else Path(found)
 
 
-def _seed_of(name: str, seed: int) -> int:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+def _nothing_there(name: str) -> str:
+    return (
+        f'no model "{name}": it is no preset ({", ".join(PRESETS)}), no folder with a config.json, '
+        "no hub id that can be reached and no package.module:factory"
+    )
 
 
-def _own_floats(module: nn.Module) -> dict[str, Tensor]:
-    tensors = {
-        **dict(module.named_parameters(recurse=False)),
-        **dict(module.named_buffers(recurse=False)),
-    }
-    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
-def _check_initialised(name: str, module: nn.Module) -> None:
-    for tensor_name, tensor in _own_floats(module).items():
-        if bool(torch.isnan(tensor).any()):
-            raise RuntimeError(f"{name}.{tensor_name}: the model's _init_weights left it unset")
+def write_configuration(model: Model, folder: Path) -> None:
+    """Beside saved tensors: what `AutoModelForCausalLM.from_pretrained` needs; else nothing."""
+    if isinstance(model, CausalLM):
+        config = copy.deepcopy(model.config)
+        config.architectures = [model.architecture]
+        config.save_pretrained(folder)

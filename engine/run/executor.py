@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.model.data import StepBatch
+from engine.model.stage_module import Message
 from engine.plan.action import Action, Op
 from engine.plan.lower import Channel as Edge
 from engine.plan.lower import channel_of, incoming
@@ -23,13 +24,13 @@ from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.p2p import Channel
-from engine.run.stage import Stage
+from engine.run.stage import Stage, Tensors, gradient_message
 
 
 class Executor:
     """Executes the same row step after step.
 
-    `hidden_shape` is that of every message, `[batch, seq, hidden]`, in `hidden_dtype`.
+    `messages[stage]` is what a stage sends to the next. Where shapes vary, the channels know.
     """
 
     def __init__(
@@ -39,12 +40,11 @@ class Executor:
         stages: dict[int, Stage],
         channels: dict[Edge, Channel],
         clock: Clock,
-        hidden_shape: tuple[int, ...],
-        hidden_dtype: torch.dtype,
+        messages: list[Message],
     ) -> None:
         self._program, self._rank, self._row = lowered, rank, lowered.actions[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
-        self._hidden_shape, self._hidden_dtype = hidden_shape, hidden_dtype
+        self._messages = messages
         self._operations: dict[Op, Callable[[Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -53,7 +53,7 @@ class Executor:
             Op.RECV_F: self._receive,
             Op.RECV_B: self._receive,
         }
-        self._outbox: dict[tuple[Op, int, int], Tensor] = {}
+        self._outbox: dict[tuple[Op, int, int], Tensors] = {}
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []
         self._batch: StepBatch | None = None
@@ -68,6 +68,8 @@ class Executor:
         self._batch = batch
         self._losses.clear()
         self._timed.clear()
+        for stage in self._stages.values():
+            stage.begin_step(batch.num_tokens)
         for action in self._row:
             self._operations[action.op](action)
         return torch.stack(self._losses).sum() if self._losses else None
@@ -97,26 +99,27 @@ class Executor:
         stage, _, microbatch = action
         assert self._batch is not None
         module = self._stages[stage].module
-        x = self._batch.inputs[microbatch] if module.is_first else self._take(action)
+        inputs = (self._batch.inputs[microbatch],) if module.is_first else self._take(action)
         targets = self._batch.targets[microbatch] if module.is_last else None
         start = self._clock.mark()
-        output = self._stages[stage].forward(microbatch, x, targets)
+        outputs = self._stages[stage].forward(microbatch, inputs, targets)
         self._timed.append((action, start, self._clock.mark()))
         if module.is_last:
-            self._losses.append(output)
+            self._losses += outputs
         else:
-            self._outbox[Op.SEND_F, stage, microbatch] = output
+            self._outbox[Op.SEND_F, stage, microbatch] = outputs
         self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
 
     def _backward(self, action: Action) -> None:
         """Effect: gradients added, the microbatch released. Blocks until its gradient is there."""
         stage, _, microbatch = action
-        gradient = None if self._stages[stage].module.is_last else self._take(action)
+        module = self._stages[stage].module
+        gradients = None if module.is_last else self._take(action)
         start = self._clock.mark()
-        input_gradient = self._stages[stage].backward(microbatch, gradient)
+        input_gradients = self._stages[stage].backward(microbatch, gradients)
         self._timed.append((action, start, self._clock.mark()))
-        if input_gradient is not None:
-            self._outbox[Op.SEND_B, stage, microbatch] = input_gradient
+        if not module.is_first:
+            self._outbox[Op.SEND_B, stage, microbatch] = input_gradients
 
     def _send(self, action: Action) -> None:
         """Effect: the message is queued. Never blocks; done when the peer has received it."""
@@ -124,11 +127,14 @@ class Executor:
         self._channels[channel_of(action)].send(action, message)
 
     def _receive(self, action: Action) -> None:
-        """Effect: a buffer is posted. Never blocks; done when the message is in it."""
-        channel = self._channels[channel_of(action)]
-        channel.post(action, self._hidden_shape, self._hidden_dtype)
+        """Effect: buffers are posted. Never blocks; done when the message is in them."""
+        if action.op is Op.RECV_F:
+            message = self._messages[action.stage - 1]
+        else:
+            message = gradient_message(self._messages[action.stage])
+        self._channels[channel_of(action)].post(action, message)
 
-    def _take(self, action: Action) -> Tensor:
+    def _take(self, action: Action) -> Tensors:
         receive = incoming(action, self._program)
         assert receive is not None
         return self._channels[channel_of(receive)].take()

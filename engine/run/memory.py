@@ -2,7 +2,8 @@
 
 CUDA: the caching allocator's own peaks. CPU: torch has no such counter, so one extra, untimed
 step runs under the profiler and its allocation events are added up, on top of what was alive
-before. Both: the process's high-water mark.
+before; messages whose shapes vary are left out, since other threads make room for them. Both:
+the process's high-water mark.
 """
 
 from __future__ import annotations

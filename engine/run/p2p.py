@@ -17,19 +17,26 @@ Two kinds, one interface:
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
 from engine.plan.lower import Channel as Edge
 from engine.run.clock import Clock, HostClock, Mark
+
+Tensors = tuple[Tensor, ...]
+Ranks = tuple[int, ...]
 
 
 class TransferError(RuntimeError):
@@ -49,13 +56,13 @@ class Transfer:
 class Channel(Protocol):
     """One end, sending or receiving, of a directed stage edge."""
 
-    def send(self, action: Action, tensor: Tensor) -> None:
-        """Queue a message. Never blocks; `tensor` is let go once it has been moved."""
+    def send(self, action: Action, tensors: Tensors) -> None:
+        """Queue a message. Never blocks; the tensors are let go once they have been moved."""
 
-    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Make a buffer ready for the next message. Never blocks."""
+    def post(self, action: Action, message: Message) -> None:
+        """Make buffers ready for the next message. Never blocks."""
 
-    def take(self) -> Tensor:
+    def take(self) -> Tensors:
         """The oldest posted message. Blocks the host (gloo) or the compute stream (NCCL)."""
 
     def finish_step(self) -> list[Transfer]:
@@ -65,30 +72,81 @@ class Channel(Protocol):
         """Free threads and buffers; the channel is not used again."""
 
 
+class Shapes:
+    """The shapes of messages that vary, sent over gloo ahead of each: one small message of its own.
+
+    Under a tag of its own, so that a shape is never taken for data.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
+        self._group, self._peer, self._tag = group, peer, tag
+
+    def send(self, tensors: Tensors) -> _Pending:
+        sizes = torch.tensor([size for tensor in tensors for size in tensor.shape])
+        return _pending(sizes, dist.isend(sizes, self._peer, self._group, self._tag))
+
+    def post(self, message: Message) -> _Pending:
+        sizes = torch.empty(sum(len(spec.shape) for spec in message), dtype=torch.int64)
+        return _pending(sizes, dist.irecv(sizes, self._peer, self._group, self._tag))
+
+    @staticmethod
+    def wait(pending: _Pending, message: Message) -> Message:
+        """The message with the shapes that have arrived. Blocks until they are there."""
+        pending.work.wait()
+        sizes = iter(pending.sizes.tolist())
+        return tuple(
+            TensorSpec(tuple(next(sizes) for _ in spec.shape), spec.dtype) for spec in message
+        )
+
+
+@dataclass
+class _Pending:
+    """Shapes on their way."""
+
+    sizes: Tensor
+    work: dist.Work
+
+
+def _pending(sizes: Tensor, work: dist.Work | None) -> _Pending:
+    assert work is not None  # None only off the group
+    return _Pending(sizes, work)
+
+
 @dataclass
 class _Message:
     """A message on its way: what must stay alive until it has been moved."""
 
     transfer: Transfer
-    tensor: Tensor | None
-    work: dist.Work | None
+    tensors: Tensors
+    works: list[dist.Work]
     is_incoming: bool
     staged: torch.cuda.Event | None = None  # when the copy to host memory will be complete
+    shapes: _Pending | None = None  # sent ahead, or awaited
+    expected: Message = ()  # what is received, shapes to be told
 
     def let_go(self) -> None:
-        """Drop the buffer on the calling thread.
+        """Drop the buffers on the calling thread.
 
         That must be the rank's own: the profiler counts frees only on the thread that it was
         started on, and only that thread allocates, so it is early enough for the peak.
         """
-        self.tensor = self.work = None
+        self.tensors, self.works, self.shapes = (), [], None
 
 
 class HostChannel:
     """A channel over gloo, messages told apart by the edge's tag."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        tag: int,
+        device: torch.device,
+        shapes: Shapes | None,
+    ) -> None:
+        """`shapes` are sent and expected ahead of each message; None where they never vary."""
         self._group, self._peer, self._tag, self._device = group, peer, tag, device
+        self._shapes = shapes
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
         self._is_staged = device.type == "cuda"
         self._transfers: list[Transfer] = []
@@ -99,33 +157,36 @@ class HostChannel:
         self._thread = threading.Thread(target=self._complete_in_order, daemon=True)
         self._thread.start()
 
-    def send(self, action: Action, tensor: Tensor) -> None:
+    def send(self, action: Action, tensors: Tensors) -> None:
         self._let_go_of_sent()
-        transfer = self._begin(action, tensor)
+        transfer = self._begin(action)
+        transfer.num_bytes = _num_bytes(tensors)
+        message = _Message(transfer, (), [], is_incoming=False)
+        if self._shapes is not None:
+            message.shapes = self._shapes.send(tensors)
         if self._is_staged:
-            copy, staged = _copy_to_host(tensor)
-            message = _Message(transfer, copy, None, is_incoming=False, staged=staged)
+            message.tensors, message.staged = _copy_to_host(tensors)
         else:
-            tensor = tensor.contiguous()
-            work = dist.isend(tensor, self._peer, self._group, self._tag)
-            message = _Message(transfer, tensor, work, is_incoming=False)
+            message.tensors = tuple(tensor.contiguous() for tensor in tensors)
+            message.works = self._isend(message.tensors)
         self._pending.put(message)
 
-    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def post(self, action: Action, message: Message) -> None:
         self._let_go_of_sent()
-        buffer = torch.empty(shape, dtype=dtype, pin_memory=self._is_staged)
-        transfer = self._begin(action, buffer)
-        work = dist.irecv(buffer, self._peer, self._group, self._tag)
-        self._pending.put(_Message(transfer, buffer, work, is_incoming=True))
+        coming = _Message(self._begin(action), (), [], is_incoming=True)
+        if self._shapes is None:
+            self._receive(coming, message)
+        else:
+            coming.shapes, coming.expected = self._shapes.post(message), message
+        self._pending.put(coming)
 
-    def take(self) -> Tensor:
+    def take(self) -> Tensors:
         arrived = self._arrived.get()
         if isinstance(arrived, BaseException):
             raise TransferError(f"receive from rank {self._peer}: {arrived}") from arrived
-        buffer = arrived.tensor
-        assert buffer is not None
+        buffers = arrived.tensors
         arrived.let_go()
-        return buffer.to(self._device, non_blocking=True)
+        return tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
 
     def finish_step(self) -> list[Transfer]:
         is_idle = threading.Event()
@@ -141,10 +202,31 @@ class HostChannel:
         self._pending.put(None)
         self._thread.join()
 
-    def _begin(self, action: Action, tensor: Tensor) -> Transfer:
-        transfer = Transfer(action, tensor.nbytes, self._clock.mark())
+    def _begin(self, action: Action) -> Transfer:
+        transfer = Transfer(action, 0, self._clock.mark())
         self._transfers.append(transfer)
         return transfer
+
+    def _isend(self, tensors: Tensors) -> list[dist.Work]:
+        works = [dist.isend(tensor, self._peer, self._group, self._tag) for tensor in tensors]
+        return [work for work in works if work is not None]
+
+    def _receive(self, coming: _Message, message: Message) -> None:
+        """Post a buffer for each tensor of the message."""
+        coming.tensors = tuple(self._buffer(spec) for spec in message)
+        coming.transfer.num_bytes = _num_bytes(coming.tensors)
+        works = [dist.irecv(b, self._peer, self._group, self._tag) for b in coming.tensors]
+        coming.works = [work for work in works if work is not None]
+
+    def _buffer(self, spec: TensorSpec) -> Tensor:
+        """Host memory; not torch's where another thread asks for it.
+
+        The profiler, which sees one thread only, would count the free without the allocation.
+        """
+        if self._shapes is None or self._is_staged:
+            return torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._is_staged)
+        num_bytes = math.prod(spec.shape) * spec.dtype.itemsize
+        return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(spec.dtype).view(spec.shape)
 
     def _let_go_of_sent(self) -> None:
         while not self._sent.empty():
@@ -164,71 +246,111 @@ class HostChannel:
 
     def _complete(self, message: _Message) -> None:
         if message.staged is not None:
-            assert message.tensor is not None
             message.staged.synchronize()  # blocks this thread; the rank runs on
             message.transfer.start = self._clock.mark()
-            message.work = dist.isend(message.tensor, self._peer, self._group, self._tag)
-        assert message.work is not None
-        message.work.wait()
+            message.works = self._isend(message.tensors)
+        if message.shapes is not None and message.is_incoming:
+            self._receive(message, Shapes.wait(message.shapes, message.expected))
+        for work in message.works:
+            work.wait()
+        if message.shapes is not None and not message.is_incoming:
+            message.shapes.work.wait()
         message.transfer.end = self._clock.mark()
         (self._arrived if message.is_incoming else self._sent).put(message)
 
 
-def _copy_to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+def _num_bytes(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _copy_to_host(tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
     """Start a copy to pinned memory on the current stream; the event tells when it is there."""
-    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    staged.copy_(tensor, non_blocking=True)
+    copies = []
+    for tensor in tensors:
+        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copies.append(staged.copy_(tensor, non_blocking=True))
     ready = torch.cuda.Event()
     ready.record()
-    return staged, ready
+    return tuple(copies), ready
 
 
 class NcclChannel:
-    """A channel with its own communicator and stream; ordering is by stream events alone."""
+    """A channel with its own communicator and stream; ordering is by stream events alone.
+
+    Where shapes vary, they travel over gloo: the host has to know a shape before it can post a
+    buffer. It then waits for the shape when the message is taken, not for the message.
+    """
 
     def __init__(
-        self, group: dist.ProcessGroup, peer: int, device: torch.device, clock: Clock
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        device: torch.device,
+        clock: Clock,
+        shapes: Shapes | None,
     ) -> None:
         self._group, self._peer, self._device, self._clock = group, peer, device, clock
+        self._shapes = shapes
         self._stream = torch.cuda.Stream(device)
         self._transfers: list[Transfer] = []
-        self._arrived: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._posted: deque[tuple[Tensors, torch.cuda.Event]] = deque()
+        self._awaited: deque[tuple[Action, _Pending, Message]] = deque()
+        self._announced: list[_Pending] = []
 
-    def send(self, action: Action, tensor: Tensor) -> None:
-        tensor = tensor.contiguous()
+    def send(self, action: Action, tensors: Tensors) -> None:
+        if self._shapes is not None:
+            self._announced.append(self._shapes.send(tensors))
+        tensors = tuple(tensor.contiguous() for tensor in tensors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            transfer = Transfer(action, tensor.nbytes, self._clock.mark())
-            self._hold_stream(dist.isend(tensor, self._peer, self._group))
+            transfer = Transfer(action, _num_bytes(tensors), self._clock.mark())
+            for tensor in tensors:
+                self._hold_stream(dist.isend(tensor, self._peer, self._group))
+                tensor.record_stream(self._stream)  # the allocator reuses it after the send
             transfer.end = self._clock.mark()
-        tensor.record_stream(self._stream)  # the allocator reuses it only after the send
         self._transfers.append(transfer)
 
-    def post(self, action: Action, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        with torch.cuda.stream(self._stream):
-            buffer = torch.empty(shape, dtype=dtype, device=self._device)
-            transfer = Transfer(action, buffer.nbytes, self._clock.mark())
-            self._hold_stream(dist.irecv(buffer, self._peer, self._group))
-            transfer.end = self._clock.mark()
-            arrival = torch.cuda.Event()
-            arrival.record()
-        self._transfers.append(transfer)
-        self._arrived.append((buffer, arrival))
+    def post(self, action: Action, message: Message) -> None:
+        if self._shapes is None:
+            self._posted.append(self._receive(action, message))
+        else:
+            self._awaited.append((action, self._shapes.post(message), message))
 
-    def take(self) -> Tensor:
-        buffer, arrival = self._arrived.popleft()
+    def take(self) -> Tensors:
+        if self._awaited:
+            action, pending, message = self._awaited.popleft()
+            self._posted.append(self._receive(action, Shapes.wait(pending, message)))
+        buffers, arrival = self._posted.popleft()
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(arrival)
-        buffer.record_stream(compute)
-        return buffer
+        for buffer in buffers:
+            buffer.record_stream(compute)
+        return buffers
 
     def finish_step(self) -> list[Transfer]:
         self._stream.synchronize()
+        for pending in self._announced:
+            pending.work.wait()
+        self._announced.clear()
         finished, self._transfers = self._transfers, []
         return finished
 
     def close(self) -> None:
         self._stream.synchronize()
+
+    def _receive(self, action: Action, message: Message) -> tuple[Tensors, torch.cuda.Event]:
+        with torch.cuda.stream(self._stream):
+            buffers = tuple(
+                torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in message
+            )
+            transfer = Transfer(action, _num_bytes(buffers), self._clock.mark())
+            for buffer in buffers:
+                self._hold_stream(dist.irecv(buffer, self._peer, self._group))
+            transfer.end = self._clock.mark()
+            arrival = torch.cuda.Event()
+            arrival.record()
+        self._transfers.append(transfer)
+        return buffers, arrival
 
     @staticmethod
     def _hold_stream(work: dist.Work | None) -> None:
@@ -250,7 +372,8 @@ class Fabric:
         self._uses_nccl = device.type == "cuda" and not is_device_shared
         self._host_group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._nccl_groups: dict[tuple[Edge, int, int], dist.ProcessGroup] = {}
-        self._pair_groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self._sum_groups: dict[Ranks, dist.ProcessGroup] = {}
+        self._host_groups: dict[Ranks, dist.ProcessGroup] = {}
 
     @property
     def transport(self) -> str:
@@ -258,21 +381,26 @@ class Fabric:
             return "nccl"
         return "gloo" if self.device.type == "cpu" else "gloo via host memory"
 
-    def connect(
-        self, edges: list[Edge], ranks: tuple[int, ...], tied: tuple[int, int] | None
-    ) -> None:
+    def connect(self, edges: list[Edge], ranks: tuple[int, ...], shared: Iterable[Ranks]) -> None:
         """Make the communicators that are missing. Collective; blocks until they exist.
 
-        `ranks[stage]` owns a stage; `tied` are the two ranks that share a weight, if any.
+        `ranks[stage]` owns a stage; each of `shared` are ranks that share a weight.
         """
         if self._uses_nccl:
             for edge in edges:
                 self._connect_edge(edge, ranks[edge.source], ranks[edge.target])
-        if tied is not None and tied not in self._pair_groups:
+        everyone = tuple(sorted(set(ranks)))
+        if everyone not in self._host_groups:
+            self._host_groups[everyone] = dist.new_group(list(everyone), backend="gloo")
+        for some in sorted({everyone, *shared}):
+            self._connect_sum(some)
+
+    def _connect_sum(self, ranks: Ranks) -> None:
+        if ranks not in self._sum_groups:
             backend = "nccl" if self._uses_nccl else "gloo"
-            self._pair_groups[tied] = dist.new_group(list(tied), backend=backend)
-            if dist.get_rank() in tied:  # as for edges: ready before anything is timed
-                self.sum_over_pair(torch.zeros(1, device=self.device), tied)
+            self._sum_groups[ranks] = dist.new_group(list(ranks), backend=backend)
+            if dist.get_rank() in ranks:  # as for edges: ready before anything is timed
+                self.sum_over(torch.zeros(1, device=self.device), ranks)
 
     def _connect_edge(self, edge: Edge, source: int, target: int) -> None:
         """One communicator, and one number through it, so that it is ready before any timing.
@@ -291,25 +419,39 @@ class Fabric:
             dist.recv(number, source, group)
         torch.cuda.synchronize(self.device)
 
-    def open_channels(self, edges: list[Edge], ranks: tuple[int, ...]) -> dict[Edge, Channel]:
-        """This rank's end of each edge that it has one of; all must have been connected."""
+    def open_channels(
+        self, edges: list[Edge], ranks: tuple[int, ...], *, with_shapes: bool
+    ) -> dict[Edge, Channel]:
+        """This rank's end of each edge that it has one of; all must have been connected.
+
+        `with_shapes`: each message's shapes travel ahead of it.
+        """
         me = dist.get_rank() if dist.is_initialized() else 0
         channels: dict[Edge, Channel] = {}
         for tag, edge in enumerate(edges):
             source, target = ranks[edge.source], ranks[edge.target]
             if me in (source, target):
                 peer = target if me == source else source
-                channels[edge] = self._open(
-                    self._nccl_groups.get((edge, source, target)), peer, tag
-                )
+                assert self._host_group is not None
+                shapes = Shapes(self._host_group, peer, len(edges) + tag) if with_shapes else None
+                group = self._nccl_groups.get((edge, source, target))
+                channels[edge] = self._open(group, peer, tag, shapes)
         return channels
 
-    def _open(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> Channel:
+    def _open(
+        self, group: dist.ProcessGroup | None, peer: int, tag: int, shapes: Shapes | None
+    ) -> Channel:
         if group is not None:
-            return NcclChannel(group, peer, self.device, self.clock)
+            return NcclChannel(group, peer, self.device, self.clock, shapes)
         assert self._host_group is not None
-        return HostChannel(self._host_group, peer, tag, self.device)
+        return HostChannel(self._host_group, peer, tag, self.device, shapes)
 
-    def sum_over_pair(self, tensor: Tensor, pair: tuple[int, int]) -> None:
-        """Add the two ranks' tensors in place. Blocks until both are here; equal bit for bit."""
-        dist.all_reduce(tensor, group=self._pair_groups[pair])
+    def sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
+        """Add the ranks' tensors in place. Blocks until all are here; equal bit for bit."""
+        dist.all_reduce(tensor, group=self._sum_groups[ranks])
+
+    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
+        """Every rank's object, in order of rank, on all of them. Blocks until all are here."""
+        theirs: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(theirs, ours, group=self._host_groups[ranks])
+        return theirs

@@ -10,6 +10,8 @@ its own name. With C the compute time summed over ranks, p ranks, T the step's d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
@@ -25,10 +27,13 @@ STEP_FIGURES = (
 )
 
 
-def step_figures(spans: pd.DataFrame, world_size: int, tokens_per_step: int) -> pd.DataFrame:
-    """One row per step, in order of `step`, with the columns `step` and `STEP_FIGURES`.
+def step_figures(
+    spans: pd.DataFrame, world_size: int, tokens_of_step: Mapping[int, int]
+) -> pd.DataFrame:
+    """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
-    `spans` has the columns of `engine.plan.spans.Span`. Times are nanoseconds. A step begins with
+    `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` tells how many tokens a
+    step trained on, and may hold steps without spans. Times are nanoseconds. A step begins with
     its first computation: a receive posted before that only waits. Without optimizer spans (a
     simulation) it ends with its last action.
     """
@@ -46,7 +51,8 @@ def step_figures(spans: pd.DataFrame, world_size: int, tokens_per_step: int) -> 
             "step_with_optimizer_ns": full_end - start,
         }
     )
-    figures["tokens_per_s"] = tokens_per_step / (figures["step_with_optimizer_ns"] / 1e9)
+    figures["num_tokens"] = [tokens_of_step[int(step)] for step in figures.index]
+    figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
     bubbles = _bubbles(spans, figures["step_ns"], world_size)
     return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()
 

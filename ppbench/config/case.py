@@ -6,8 +6,11 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Final, Literal
 
 Setting = str | int | float | bool
+VARIABLE: Final = "variable"
+"""A `seq_len` that differs from microbatch to microbatch: each as long as its documents are."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +20,34 @@ class Case:
     schedule: str = "1f1b"
     world_size: int = 2
     num_microbatches: int = 8
-    seq_len: int = 128
+    seq_len: int | Literal["variable"] = 128
     device: str = "cpu"
     model_preset: str = "llama-8m"
+    model_weights: str = "auto"
+    model_trust_remote_code: bool = False
     model_dtype: str = "float32"
     model_partition: str | tuple[int, ...] = "uniform"
+    model_split: str = "auto"
+    model_split_points: tuple[str, ...] = ()
     model_seed: int = 0
     data_source: str = "stdlib"
+    data_tokenizer: str = "auto"
+    data_text_column: str = "text"
+    data_max_seq_len: int = 2048
+    data_shuffle: bool = True
+    data_num_workers: int = 0
     data_seed: int = 0
     train_optimizer: str = "adamw"
     train_learning_rate: float = 1e-4
+    train_weight_decay: float = 0.01
+    train_momentum: float = 0.0
+    train_lr_schedule: str = "constant"
+    train_lr_warmup_steps: int = 0
+    train_lr_decay_steps: int = 0
+    train_clip_norm: float = 0.0
+    train_autocast: str = "none"
+    train_recompute: bool = False
+    train_compile: bool = False
     train_microbatch_size: int = 1
     launch_threads_per_rank: int = 1
 
@@ -45,8 +66,15 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.num_microbatches * self.train_microbatch_size * self.seq_len
+    def tokens_per_step(self) -> int | None:
+        """None when sequences vary in length: then every step counts its own."""
+        return None if self.seq_len == VARIABLE else self.max_tokens_per_step
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """Tokens of a step, its sequences being as long as they may be."""
+        longest = self.data_max_seq_len if self.seq_len == VARIABLE else self.seq_len
+        return self.num_microbatches * self.train_microbatch_size * longest
 
     def settings(self) -> dict[str, Setting]:
         """Column -> value, in the order of the fields; a list is written as JSON."""

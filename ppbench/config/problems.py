@@ -64,7 +64,7 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
         return _unknown_word(value, str(context["expected"]))
     if kind == "value_error":
         problem = str(context["error"])
-        return problem if _text_of(value) in problem else f"{problem}; got {shown(value)}"
+        return problem if f'"{_text_of(value)}"' in problem else f"{problem}; got {shown(value)}"
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
     bounds = {

@@ -5,12 +5,15 @@ Pydantic, because this is text from outside; everything past this room is a froz
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from engine.model.presets import PRESETS
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule, known_names
+from ppbench.config.case import VARIABLE
 from ppbench.errors import nearest
 
 
@@ -24,36 +27,74 @@ def _known_schedule(value: object) -> object:
         raise ValueError(f'unknown schedule "{value}"{nearest(value, known_names())}') from None
 
 
-def _known_preset(value: object) -> object:
-    if isinstance(value, str) and value not in PRESETS:
-        raise ValueError(f'unknown preset "{value}"{nearest(value, PRESETS)}')
-    return value
+def _model(value: object) -> object:
+    """What can be told from the name alone; whether the model exists is asked later, of all."""
+    if not isinstance(value, str) or value in PRESETS or _HUB_ID.fullmatch(value):
+        return value
+    if _FACTORY.fullmatch(value) or _is_folder(value):
+        return value
+    if "/" in value or value in (".", ".."):
+        raise ValueError(f'no such folder: "{value}" (relative to the working directory)')
+    others = 'a hub id "owner/name", a checkpoint folder, "package.module:factory"'
+    raise ValueError(f'unknown preset "{value}"{nearest(value, PRESETS)}; or {others}')
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return name != "" and Path(name).is_dir()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
 
 
 def _partition(value: object) -> object:
     if isinstance(value, list | tuple):
         if value and all(type(count) is int and count >= 0 for count in value):
             return tuple(value)
-    elif value == "uniform":
+    elif isinstance(value, str) and value in _PARTITIONS:
         return value
-    raise ValueError('expected "uniform" or the number of layers of each stage, such as [3, 5]')
+    known = ", ".join(f'"{name}"' for name in _PARTITIONS)
+    raise ValueError(f"expected {known} or the number of layers of each stage, such as [3, 5]")
+
+
+def _split_points(value: object) -> object:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+        raise ValueError('expected a list of module names, such as ["blocks.4", "blocks.8"]')
+    for index, name in enumerate(value):
+        if name in value[:index]:
+            raise ValueError(f'module "{name}" is listed twice')
+    return tuple(value)
 
 
 def _source(value: object) -> object:
     if isinstance(value, str) and value not in ("stdlib", "synthetic"):
-        kind, _, path = value.partition(":")
-        if kind != "text" or not path:
-            known = ["stdlib", "synthetic", "text:PATH"]
-            raise ValueError(f'unknown data source "{value}"{nearest(value, known)}')
+        kind, _, name = value.partition(":")
+        if kind not in ("text", "json", "parquet", "hf") or not name:
+            raise ValueError(f'unknown data source "{value}"{nearest(value, _SOURCES)}')
     return value
 
 
+def _seq_len(value: object) -> object:
+    if value == VARIABLE or (type(value) is int and 1 <= value <= MAX_SEQ_LEN):
+        return value
+    raise ValueError(f'expected 1 to {MAX_SEQ_LEN:,} tokens, or "{VARIABLE}"')
+
+
+_PARTITIONS = ("uniform", "parameters", "measured")
+_SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+MAX_SEQ_LEN = 16_777_216
 Schedule = Annotated[str, BeforeValidator(_known_schedule)]
-Preset = Annotated[str, BeforeValidator(_known_preset)]
+Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
+SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
 Source = Annotated[str, BeforeValidator(_source)]
+SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
+Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+NumSteps = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -61,20 +102,38 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    preset: Preset = "llama-8m"
+    preset: Model = "llama-8m"
+    weights: Literal["auto", "random"] = "auto"
+    trust_remote_code: bool = False
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     partition: Partition = "uniform"
+    split: Literal["auto", "trace"] = "auto"
+    split_points: SplitPoints = ()
     seed: Seed = 0
 
 
 class DataSection(_Section):
     source: Source = "stdlib"
+    tokenizer: Name = "auto"
+    text_column: Name = "text"
+    max_seq_len: Annotated[int, Field(ge=1, le=MAX_SEQ_LEN)] = 2048
+    shuffle: bool = True
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
     seed: Seed = 0
 
 
 class TrainSection(_Section):
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
+    weight_decay: NotNegative = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    lr_warmup_steps: NumSteps = 0
+    lr_decay_steps: NumSteps = 0
+    clip_norm: NotNegative = 0.0
+    autocast: Literal["none", "bfloat16"] = "none"
+    recompute: bool = False
+    compile: bool = False
     microbatch_size: Count = 1
 
 
@@ -97,7 +156,7 @@ class SweepFile(_Section):
     schedule: Schedule = "1f1b"
     world_size: Annotated[int, Field(ge=1, le=1024)] = 2
     num_microbatches: Annotated[int, Field(ge=1, le=65_536)] = 8
-    seq_len: Annotated[int, Field(ge=1, le=16_777_216)] = 128
+    seq_len: SeqLen = 128
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()

@@ -1,9 +1,10 @@
 """Reads a sweep file: parse, override, check, expand into frozen cases.
 
     text --tomllib--> tree --(--set)--> tree --schema--> settings x grid - exclude --> cases
+    cases, facts of their models --possible--> cases that can run
 
 Every refusal names file, line, key, value and what is allowed, and happens before anything is
-written or started.
+written or started (but for the one process that looks at models that are no presets).
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.model.partition import PartitionError, partition_layers
-from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure, Sweep
-from ppbench.config.locate import line_of
+from ppbench.config.locate import holds, line_of
+from ppbench.config.models import Problem, facts_of, identity_of
+from ppbench.config.possible import problems_of_fit, problems_of_settings
 from ppbench.config.problems import describe, shown, unknown_key
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 MAX_CASES = 100_000
 _NOT_AN_AXIS = ("name", "measure.launches")
+_TYPE_IN_LIST: dict[str, type] = {"model.partition": int, "model.split_points": str}
+"""Settings that are lists themselves, and what their elements are."""
 _MEASURE = "measure."
 Tree = dict[str, object]
 
@@ -45,6 +48,11 @@ class _Source:
             return SweepFileError("--set", None, key, problem)
         line = next((n for end in _shortened(path) if (n := line_of(self.text, end))), None)
         return SweepFileError(self.file, line, key, problem)
+
+    def path_in(self, table: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
+        """The path of a dotted key, which may be written quoted or as nested tables."""
+        quoted = (*table, key)
+        return quoted if line_of(self.text, quoted) else (*table, *key.split("."))
 
 
 def _shortened(path: tuple[str | int, ...]) -> Iterable[tuple[str | int, ...]]:
@@ -74,6 +82,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases)
+    _check_possible(source, tree, axes, [case for case, _ in cases])
     return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
 
 
@@ -130,10 +139,11 @@ def _override(tree: Tree, key: str, value: object) -> None:
 
 
 def _is_list_of_values(key: str, value: object) -> bool:
-    """A partition is a list itself; several of them are a list with a list or a word in it."""
+    """Several lists are a list that holds more than a single list's elements."""
     if not isinstance(value, list):
         return False
-    return key != "model.partition" or any(isinstance(one, list | str) for one in value)
+    element = _TYPE_IN_LIST.get(key)
+    return element is None or not all(isinstance(one, element) for one in value)
 
 
 def _take(table: Tree, key: str) -> bool:
@@ -224,8 +234,8 @@ def _checked_value(
     try:
         settings = SweepFile.model_validate(trial).model_dump()
     except ValidationError as error:
-        written = (key,) if line_of(source.text, (*table, key)) else tuple(key.split("."))
-        where = (*table, *written) if index is None else (*table, *written, index)
+        written = source.path_in(table, key)
+        where = written if index is None else (*written, index)
         raise source.error(where, describe(error.errors()[0], SweepFile)) from None
     head, _, rest = key.partition(".")
     return settings[head][rest] if rest else settings[head]
@@ -257,9 +267,7 @@ def _expand(
             settings["device"] = default_device
         if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
             continue
-        case, measure = _frozen(settings)
-        _check_possible(source, case, axes)
-        yield case, measure
+        yield _frozen(settings)
 
 
 def _flattened(checked: SweepFile) -> dict[str, object]:
@@ -283,40 +291,23 @@ def _frozen(settings: dict[str, object]) -> tuple[Case, Measure]:
     return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
 
-def _check_possible(source: _Source, case: Case, axes: dict[str, list[object]]) -> None:
-    """Combinations whose parts are valid but that no model can run."""
-    preset = PRESETS[case.model_preset]
-    if case.seq_len > preset.max_position_embeddings:
-        problem = (
-            f"{case.seq_len} is longer than the {preset.max_position_embeddings} positions "
-            f"of {case.model_preset}"
-        )
-        raise source.error(_path_of("seq_len", axes), problem)
-    try:
-        partition_layers(case.model_partition, preset.num_hidden_layers, case.world_size)
-    except PartitionError as error:
-        problem = f"{error} (model {case.model_preset}, world_size {case.world_size})"
-        raise source.error(_path_of("model.partition", axes), problem) from None
-    _check_text_file(source, case, axes)
+def _check_possible(
+    source: _Source, tree: Tree, axes: dict[str, list[object]], cases: Sequence[Case]
+) -> None:
+    """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
+    for case in cases:
+        for problem in problems_of_settings(case):
+            raise _located(source, axes, problem)
+    is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
+    facts = facts_of(identity_of(case) for case in cases)
+    for case in cases:
+        for problem in problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set):
+            raise _located(source, axes, problem)
 
 
-def _check_text_file(source: _Source, case: Case, axes: dict[str, list[object]]) -> None:
-    kind, _, path = case.data_source.partition(":")
-    if kind != "text":
-        return
-    key = _path_of("data.source", axes)
-    try:
-        size = Path(path).stat().st_size if Path(path).is_file() else None
-    except (OSError, ValueError):  # a name too long, or with a null byte
-        size = None
-    if size is None:
-        raise source.error(key, f"no such file: {path} (relative to the working directory)")
-    if size <= case.seq_len:
-        raise source.error(key, f"{path} has {size} bytes; seq_len {case.seq_len} needs more")
-
-
-def _path_of(key: str, axes: dict[str, list[object]]) -> tuple[str | int, ...]:
-    return ("grid", key) if key in axes else tuple(key.split("."))
+def _located(source: _Source, axes: dict[str, list[object]], problem: Problem) -> SweepFileError:
+    table = ("grid",) if problem.key in axes else ()
+    return source.error(source.path_in(table, problem.key), problem.message)
 
 
 def _check_unique(source: _Source, cases: tuple[tuple[Case, Measure], ...]) -> None:

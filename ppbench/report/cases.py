@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
+from pandas.api.types import is_bool
 
 from ppbench.cautions import Caution
-from ppbench.config.case import Case
+from ppbench.config.case import VARIABLE, Case
 from ppbench.report.units import is_missing
 
 Axes = Sequence[str]
@@ -37,14 +38,19 @@ def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
 
 
 def axis_text(axis: str, value: object) -> str:
-    """A setting in words: `2 ranks`, `128 tokens`, `1f1b`, `learning rate 0.001`."""
+    """A setting in words: `2 ranks`, `variable length`, `1f1b`, `learning rate 0.001`."""
+    if value == VARIABLE:
+        return f"{VARIABLE} length"
     if axis in _COUNTED:
         word = _COUNTED[axis]
         return f"{value} {word if value == 1 else _PLURALS[word]}"
     if axis in _NAMED_BY_VALUE:
         return str(value)
     section = next((s for s in _SECTIONS if axis.startswith(s)), "")
-    return f"{axis.removeprefix(section).replace('_', ' ')} {value}"
+    name = axis.removeprefix(section).replace("_", " ")
+    if is_bool(value):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
 
 
 def settings_text(row: pd.Series, axes: Iterable[str]) -> str:

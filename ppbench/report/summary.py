@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
+from ppbench.config.case import VARIABLE
 from ppbench.report.cases import Axes, case_text, cautions_of
 from ppbench.report.units import MIB, NS_PER_MS, is_missing, written
 
@@ -104,13 +106,20 @@ def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
 
 
 def _setting(axis: str, runs: pd.DataFrame) -> Column:
-    is_number = bool(pd.api.types.is_numeric_dtype(runs[axis]))
+    has_numbers = all(_number_of(value) is not None for value in runs[axis])
     heading = {"world_size": "ranks", "num_microbatches": "microbatches", "seq_len": "seq len"}
 
     def cell(run: pd.Series) -> Cell:
-        return Cell(str(run[axis]), float(run[axis]) if is_number else None)
+        return Cell(str(run[axis]), _number_of(run[axis]))
 
-    return Column(heading.get(axis, axis.replace("_", " ")), axis, is_number, cell)
+    return Column(heading.get(axis, axis.replace("_", " ")), axis, has_numbers, cell)
+
+
+def _number_of(value: object) -> float | None:
+    """What a setting sorts by, before all numbers if it varies; None for words."""
+    if value == VARIABLE:
+        return 0.0
+    return float(str(value)) if is_number(value) and not is_bool(value) else None
 
 
 def _word(name: str, heading: str, meaning: str) -> Column:

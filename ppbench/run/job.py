@@ -69,9 +69,9 @@ def _read_item(data: dict[str, object]) -> Item:
     case, measure = data.pop("case"), data.pop("measure")
     assert isinstance(case, dict)
     assert isinstance(measure, dict)
-    if isinstance(case["model_partition"], list):
-        case["model_partition"] = tuple(case["model_partition"])
-    return Item(Case(**case), Measure(**measure), **data)  # type: ignore[arg-type]  # our own file
+    # JSON has no tuples, and a case has no lists.
+    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in case.items()}
+    return Item(Case(**settings), Measure(**measure), **data)  # type: ignore[arg-type]  # our own
 
 
 class Journal:

@@ -46,7 +46,7 @@ class _Estimate:
 def _tokens(item: Item) -> float:
     """All steps of the run, and two for building the model and measuring memory."""
     num_steps = item.measure.warmup_steps + item.measure.steps + 2
-    return float(item.case.tokens_per_step * num_steps)
+    return float(item.case.max_tokens_per_step * num_steps)
 
 
 def describe(item: Item, axes: tuple[str, ...]) -> str:

@@ -30,6 +30,7 @@ class RankResult:
     facts: dict[str, object]  # columns of `ranks`
     spans: dict[str, list[object]]  # columns of the measured steps' spans
     losses: list[float | None]  # of every step, warm-up included; None off the last stage
+    num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
     spans[["start_ns", "end_ns"]] -= spans["start_ns"].min()
     spans["end_ns"] = settled_end_ns(spans)
-    steps = step_figures(spans, case.world_size, case.tokens_per_step)
+    tokens_of_step = dict(enumerate(result.ranks[0].num_tokens))
+    steps = step_figures(spans, case.world_size, tokens_of_step)
     losses = next(r.losses for r in result.ranks if r.losses and r.losses[0] is not None)
     steps["loss"] = [losses[step] for step in steps["step"]]
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
@@ -61,6 +63,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **figures,
         "run_id": run_id,
         "status": "ok",
+        "tokens_per_step": int(steps["num_tokens"].median()),
         "bubble_fraction_theory": theoretical_bubble_fraction(
             case.schedule, case.world_size, case.num_microbatches
         ),

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure, Sweep
+from ppbench.config.possible import local_files
 from ppbench.errors import LaunchError, UsageError
 from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
 from ppbench.run.job import Event, Item, Job, Journal, write_job
@@ -24,7 +26,6 @@ from ppbench.store import Store, new_run_id
 
 POLL_S = 0.2
 MAX_FRUITLESS_STARTS = 2
-LOG_LINES = 30
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,28 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         None if commit is None else (commit.commit, commit.changes),
         environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
         _content_of(case.data_source),
+        [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),
     )
 
 
 @functools.cache
-def _content_of(source: str) -> str | None:
-    """Hash of a text source: another text under the same name is another workload."""
-    kind, _, path = source.partition(":")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if kind == "text" else None
+def _content_of(source: str) -> list[str]:
+    """Hashes of local files: another text under the same name is another workload."""
+    hashes = []
+    for path in local_files(source):
+        with path.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashes
+
+
+@functools.cache
+def _stamps_in(folder: str) -> list[tuple[str, int, int]]:
+    """Sizes and times of a checkpoint's files, which are too large to hash; empty if no folder."""
+    if folder in PRESETS or not Path(folder).is_dir():
+        return []
+    paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
 def _sweep_id(sweep: Sweep, items: tuple[Item, ...]) -> str:
@@ -121,7 +135,8 @@ def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) 
     folder = store.folder / "launches" / new_run_id()
     job_file = write_job(folder, job)
     launch = LocalLaunch(
-        job_file,
+        folder,
+        ["ppbench.run.worker", str(job_file)],
         num_ranks=max(item.case.world_size for item in items),
         threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
         max_restarts=len(items),
@@ -143,10 +158,9 @@ def _follow(launch: LocalLaunch, folder: Path, indices: list[int], display: Disp
             _show(event, indices, display)
         if exit_code == 0:
             return
-        if exit_code is not None or (not has_begun and _num_starts(folder) > MAX_FRUITLESS_STARTS):
-            raise LaunchError(
-                f"the workers ended without finishing the sweep.\n{_log_tail(folder)}"
-            )
+        if exit_code is not None or (not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS):
+            log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
+            raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
         time.sleep(POLL_S)
 
 
@@ -160,18 +174,6 @@ def _show(event: Event, indices: list[int], display: Display) -> None:
         case "row":
             index, status = indices[int(event["index"] or 0)], str(event["status"])
             display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))
-
-
-def _num_starts(folder: Path) -> int:
-    return len(list(folder.glob("logs/*/attempt_*")))
-
-
-def _log_tail(folder: Path) -> str:
-    """The end of the newest worker's log, or of the agent's; where the rest is."""
-    logs = [path for path in folder.glob("logs/*/attempt_*/*/stderr.log") if path.stat().st_size]
-    newest = max(logs, key=lambda path: path.stat().st_mtime, default=folder / "agent.log")
-    lines = newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
-    return "\n".join([*lines, f"All logs: {folder}"])
 
 
 def runs_of(plan: Plan, store: Store) -> pd.DataFrame:

@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,12 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
+from engine.model.data import DataError
+from engine.model.partition import PartitionError
+from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
-from engine.trainer import connect
+from engine.trainer import StepResult, connect
 from ppbench.run.environment import read_environment
 from ppbench.run.job import (
     PEER_LOST,
@@ -87,7 +89,8 @@ def _status_of(error: Exception) -> str:
         return "oom"
     if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
         return PEER_LOST
-    return "invalid" if isinstance(error, VerificationError | ProgramError) else "error"
+    refused = (VerificationError, ProgramError, ModelError, PartitionError, DataError)
+    return "invalid" if isinstance(error, refused) else "error"
 
 
 class _Worker:
@@ -122,9 +125,10 @@ class _Worker:
         if self._rank == 0:
             self._journal.append("case", index=index, run_id=run_id)
         group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
-        connect(trainer_config(item.case), fabric)
+        config = connect(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
-            result = _measure(item, fabric, group, self._journal if self._rank == 0 else None)
+            runtime = EngineRuntime(config, fabric)
+            result = _measure(item, runtime, group, self._journal if self._rank == 0 else None)
             if result is not None:
                 tokens_per_s = write_result(self._job, item, run_id, result)
                 summary = f"{tokens_per_s:,.0f} tokens/s"
@@ -165,10 +169,9 @@ def _device_of(kind: str) -> torch.device:
 
 
 def _measure(
-    item: Item, fabric: Fabric, group: dist.ProcessGroup, journal: Journal | None
+    item: Item, runtime: EngineRuntime, group: dist.ProcessGroup, journal: Journal | None
 ) -> CaseResult | None:
     """Warm up, measure, then one more step for memory. The result is on rank 0."""
-    runtime = EngineRuntime(item.case, fabric)
     if item.measure.verify:
         runtime.verify()
     _release_memory()
@@ -176,17 +179,19 @@ def _measure(
     num_warmup, num_steps = item.measure.warmup_steps, item.measure.steps
     spans: list[Span] = []
     losses: list[float | None] = []
+    num_tokens: list[int] = []
     for step in range(num_warmup + num_steps):
         dist.barrier(group)
         result = runtime.step(step)
         losses.append(result.loss)
+        num_tokens.append(result.num_tokens)
         if step >= num_warmup:
             spans += result.spans
         if journal is not None:
-            _report_step(journal, item, step, result.spans)
+            _report_step(journal, item, step, result)
     dist.barrier(group)
     peaks = runtime.measure_memory(num_warmup + num_steps)
-    ours = _rank_result(runtime, peaks, spans, losses)
+    ours = _rank_result(runtime, peaks, spans, losses, num_tokens)
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
@@ -202,11 +207,12 @@ def _release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _report_step(journal: Journal, item: Item, step: int, spans: Sequence[Span]) -> None:
+def _report_step(journal: Journal, item: Item, step: int, result: StepResult) -> None:
     """Tell the controller, between steps, how fast rank 0 saw the last one."""
-    duration_ns = max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
+    duration_ns = max(ends_ns) - min(starts_ns)
     total = item.measure.warmup_steps + item.measure.steps
-    tokens_per_s = item.case.tokens_per_step / (duration_ns / 1e9)
+    tokens_per_s = result.num_tokens / (duration_ns / 1e9)
     journal.append("step", step=step + 1, num_steps=total, tokens_per_s=tokens_per_s)
 
 
@@ -215,6 +221,7 @@ def _rank_result(
     peaks: MemoryPeaks,
     spans: list[Span],
     losses: list[float | None],
+    num_tokens: list[int],
 ) -> RankResult:
     facts = {
         **runtime.rank_facts(),
@@ -227,7 +234,7 @@ def _rank_result(
     columns: dict[str, list[object]] = {
         name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)
     }
-    return RankResult(facts, columns, losses)
+    return RankResult(facts, columns, losses, num_tokens)
 
 
 if __name__ == "__main__":

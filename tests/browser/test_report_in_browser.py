@@ -47,7 +47,8 @@ def simulated_run(store: Store, number: int, case: Case, **changes: object) -> N
     spans = pd.DataFrame(
         simulate(program, lambda action: (20 if action.op == "B" else 10) * MS, transfers)
     )
-    steps = step_figures(spans, case.world_size, case.tokens_per_step)
+    tokens_of_step = dict.fromkeys(spans["step"], case.max_tokens_per_step)
+    steps = step_figures(spans, case.world_size, tokens_of_step)
     run = {
         "run_id": f"20260101T00000000{number}-abcdef",
         "sweep_id": "s",

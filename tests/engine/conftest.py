@@ -1,9 +1,16 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from ranks import Ranks
 
 NUM_RANKS = 6  # more than llama-tiny has layers
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """As on the ranks: sums over threads round differently."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,27 @@
-"""What the tests run on each rank, and the oracle: transformers' own unsplit model."""
+"""What the tests run on each rank, and the oracle: the unsplit model, torch's own optimizer."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
+from engine.configuration import model_of, tokenizer_of
 from engine.model.data import Data, DataSpec
-from engine.model.split import ModelSpec, model_config
+from engine.model.split import ModelSpec
+from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import StepResult, Trainer, TrainerConfig, connect
 
 NUM_STEPS = 3
 SEQ_LEN = 16
+TOLERANCE = 1e-10
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -27,6 +33,8 @@ class Outcome:
     gradients: dict[str, Tensor | None]
     trained: dict[str, Tensor]
     peak_held: int = 0
+    results: tuple[StepResult, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 def config(
@@ -37,81 +45,149 @@ def config(
     preset: str = "llama-tiny",
     partition: str | tuple[int, ...] = "uniform",
     microbatch_size: int = 1,
-    optimizer: str = "adamw",
-    seq_len: int = SEQ_LEN,
+    optimizer: OptimizerSpec | None = None,
+    seq_len: int | str = SEQ_LEN,
+    dtype: str = "float64",
+    **rest,
 ) -> TrainerConfig:
+    """`rest` are fields of any of the parts."""
+    of = {kind: {f.name for f in dataclasses.fields(kind)} for kind in (ModelSpec, DataSpec)}
+    model = {k: v for k, v in rest.items() if k in of[ModelSpec] and k != "seed"}
+    data = {k: v for k, v in rest.items() if k in of[DataSpec]}
+    top = {k: v for k, v in rest.items() if k not in model and k not in data}
     return TrainerConfig(
-        model=ModelSpec(preset, "float64", partition),
+        model=ModelSpec(preset, dtype, partition, **model),
         data=DataSpec(
-            seq_len=seq_len, num_microbatches=num_microbatches, microbatch_size=microbatch_size
+            seq_len=seq_len,
+            num_microbatches=num_microbatches,
+            microbatch_size=microbatch_size,
+            **data,
         ),
         schedule=schedule,
         world_size=world_size,
-        optimizer=optimizer,
-        learning_rate=1e-3,
+        optimizer=optimizer or OptimizerSpec(learning_rate=1e-3),
+        **top,
     )
 
 
 def train(fabric: Fabric, is_member: bool, settings: TrainerConfig) -> Outcome | None:
     """Gradients of step 0, then three steps of training."""
-    connect(settings, fabric)
+    settings = connect(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(settings, fabric)
-    initial = {name: p.detach().clone() for name, p in trainer.parameters().items()}
+    initial = {
+        n: t.detach().clone() for m in trainer.modules.values() for n, t in m.own_state().items()
+    }
     loss = trainer.compute_gradients(0)
     gradients = {
         name: None if p.grad is None else p.grad.clone() for name, p in trainer.parameters().items()
     }
-    for step in range(NUM_STEPS):
-        trainer.step(step)
+    results = tuple(trainer.step(step) for step in range(NUM_STEPS))
     trained = {name: p.detach().clone() for name, p in trainer.parameters().items()}
     trainer.close()
-    return Outcome(loss, initial, gradients, trained, trainer.peak_held)
+    layers = tuple(len(owned) for owned in trainer.partition)
+    return Outcome(loss, initial, gradients, trained, trainer.peak_held, results, layers)
 
 
-def train_unsplit(settings: TrainerConfig, initial: dict[str, Tensor]) -> Outcome:
-    """The same with transformers' model and torch's optimizer, nothing of ours but the batches."""
-    model = LlamaForCausalLM(model_config(settings.model)).to(torch.float64)
+def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) -> nn.Module:
+    """transformers' own model, with these weights and nothing left at random."""
+    whole = model_of(settings, CPU).config
+    model = AutoModelForCausalLM.from_config(whole).to(settings.model.torch_dtype)
     missing, unexpected = model.load_state_dict(initial, strict=False)
     assert not unexpected
-    assert not set(missing) - {"lm_head.weight"}
-    data = Data(settings.data, model.config.vocab_size)
+    assert not set(missing) - set(model.all_tied_weights_keys)
+    return model.train()
+
+
+def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    output = model(inputs)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def train_unsplit(
+    settings: TrainerConfig,
+    initial: dict[str, Tensor],
+    build: Callable[[TrainerConfig, dict[str, Tensor]], nn.Module] = unsplit_transformers,
+) -> Outcome:
+    """The same with the unsplit model and torch's optimizer, nothing of ours but the batches."""
+    model = build(settings, initial)
+    data = Data(settings.data, 256, tokenizer_of(settings))
     loss = _accumulate(model, data, 0)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    optimizers = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    optimizer = optimizers[settings.optimizer](model.parameters(), lr=settings.learning_rate)
+    spec = settings.optimizer
+    if spec.name == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), spec.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), spec.learning_rate, spec.momentum)
     for step in range(NUM_STEPS):
         _accumulate(model, data, step)
+        if spec.clip_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
         optimizer.step()
     trained = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Outcome(loss, initial, gradients, trained)
 
 
-def _accumulate(model: PreTrainedModel, data: Data, step: int) -> float:
+def _accumulate(model: nn.Module, data: Data, step: int) -> float:
     model.zero_grad()
     batch = data.step(step)
     total = 0.0
     for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        logits = model(input_ids=inputs).logits
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten()) / len(batch.inputs)
+        logits = logits_of(model, inputs)
+        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        loss = loss / batch.num_tokens
         loss.backward()
         total += loss.item()
     return total
 
 
-def merged(parts: list[dict[str, Tensor]], *, tied: bool) -> dict[str, Tensor]:
-    """One dictionary for all ranks. A tied head must equal the embeddings it is tied to."""
+def merged(
+    parts: list[dict[str, Tensor]], shared: dict[str, str] | None = None
+) -> dict[str, Tensor]:
+    """One dictionary for all ranks. A shared weight must be equal wherever it is.
+
+    `shared`: name of a shared weight on its other owner -> its name in the unsplit model.
+    """
     whole: dict[str, Tensor] = {}
     for part in parts:
-        for name, value in part.items():
-            assert name not in whole, f"{name} is on two ranks"
+        for own_name, value in part.items():
+            name = (shared or {}).get(own_name, own_name)
+            if name in whole:
+                assert name in (shared or {}).values(), f"{name} is on two ranks"
+                assert torch.equal(value, whole[name]), f"{name} differs between its owners"
             whole[name] = value
-    if tied and "lm_head.weight" in whole:
-        head = whole.pop("lm_head.weight")
-        assert torch.equal(head, whole["model.embed_tokens.weight"])
     return whole
 
 
+def assert_exact(
+    ranks,
+    settings: TrainerConfig,
+    *,
+    shared: dict[str, str] | None = None,
+    build: Callable[[TrainerConfig, dict[str, Tensor]], nn.Module] = unsplit_transformers,
+    tolerance: float = TOLERANCE,
+    is_trained: bool = True,
+) -> list[Outcome]:
+    """Loss, every gradient and the parameters after three steps equal the unsplit model's."""
+    outcomes = ranks.run(settings.world_size, train, settings)
+    initial = merged([o.initial for o in outcomes], shared)
+    expected = train_unsplit(settings, initial, build)
+    gradients = merged([o.gradients for o in outcomes], shared)
+    assert gradients.keys() == expected.gradients.keys()
+    for name, gradient in gradients.items():
+        assert gradient is not None, f"{name} has no gradient"
+        assert gradient.abs().max() > 0, f"{name} has a gradient of zeros"
+        assert relative_difference(gradient, expected.gradients[name]) < tolerance, name
+    (loss,) = (o.loss for o in outcomes if o.loss is not None)
+    assert abs(loss - expected.loss) < tolerance * expected.loss
+    trained = merged([o.trained for o in outcomes], shared)
+    for name, parameter in trained.items():
+        assert relative_difference(parameter, expected.trained[name]) < tolerance, name
+        assert not is_trained or not parameter.equal(initial[name]), f"{name} was not trained"
+    return outcomes
+
+
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    ours, theirs = ours.detach(), theirs.detach()
     return float((ours - theirs).abs().max() / theirs.abs().max())

@@ -36,14 +36,15 @@ class Ranks:
         """Call `function(fabric, is_member, *arguments)` on all ranks; the members' results."""
         for rank, pipe in enumerate(self._pipes):
             pipe.send((function, rank < world_size, arguments))
-        results = [self._result(pipe, rank) for rank, pipe in enumerate(self._pipes)]
-        return results[:world_size]
+        answers = [self._answer(pipe, rank) for rank, pipe in enumerate(self._pipes)]
+        for rank, (failure, _) in enumerate(answers):  # all of them are read before one is raised
+            assert failure is None, f"rank {rank} failed:\n{failure}"
+        return [result for _, result in answers[:world_size]]
 
-    def _result(self, pipe: Connection, rank: int) -> Any:
+    def _answer(self, pipe: Connection, rank: int) -> tuple[str | None, Any]:
         assert pipe.poll(PATIENCE_S), f"rank {rank} did not answer: the pipeline hangs"
-        failure, result = pipe.recv()
-        assert failure is None, f"rank {rank} failed:\n{failure}"
-        return result
+        answer: tuple[str | None, Any] = pipe.recv()
+        return answer
 
     def stop(self) -> None:
         for pipe in self._pipes:

@@ -44,7 +44,7 @@ class Outcome:
 
 def train(settings, device, is_shared):
     fabric = Fabric(device, clock_for(device), is_shared)
-    connect(settings, fabric)
+    settings = connect(settings, fabric)
     trainer = Trainer(settings, fabric)
     loss = trainer.compute_gradients(0)
     gradients = {name: p.grad.cpu() for name, p in trainer.parameters().items()}

@@ -173,6 +173,8 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, wor
         ["timeline", "last"],
         ["report"],
         ["ls", "--format", "x"],
+        ["models"],
+        ["models", "check", "x"],
     ],
     ids=" ".join,
 )
@@ -288,5 +290,5 @@ def test_help_starts_without_torch_or_pandas():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("sweep", "ls", "show", "report", "timeline", "env"):
+    for command in ("sweep", "ls", "show", "report", "timeline", "env", "models"):
         assert command in done.stdout

@@ -1,14 +1,20 @@
 """Sweep files: what they expand to, and how each mistake is located."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from ppbench.config import models
 from ppbench.config.case import Case, Measure
 from ppbench.config.locate import line_of
+from ppbench.config.models import Facts
+from ppbench.config.possible import local_files, problems_of_fit
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import SweepFileError, UsageError
+from ppbench.run.job import Item, Job, read_job, write_job
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 VALID = """\
@@ -69,7 +75,8 @@ def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
 def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
     default = {**Case().settings(), **Measure().settings()}
     value = default[key.replace(".", "_")]
-    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    is_word = isinstance(value, str) and not value.startswith("[")
+    text = f'"{value}"' if is_word else str(value).lower()
     for written in (key, f'"{key}"'):
         sweep = read(tmp_path, f"[grid]\n{written} = [{text}]")
         assert len(sweep.cases) == 1
@@ -110,6 +117,153 @@ def test_partitions_may_be_listed_in_an_override(tmp_path):
     sweep = read(tmp_path, "", "model.partition=[[3, 5], [4, 4]]")
     assert [case.model_partition for case, _ in sweep.cases] == [(3, 5), (4, 4)]
     assert read(tmp_path, "", "model.partition=[3, 5]").axes == ()
+
+
+def test_split_points_may_be_listed_too(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    text = "model.split = 'trace'"
+    one = read(tmp_path, text, 'model.split_points=["blocks.2"]')
+    assert one.axes == ()
+    assert one.cases[0][0].model_split_points == ("blocks.2",)
+    several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
+    assert several.axes == ("model_split_points",)
+    assert [c.model_split_points for c, _ in several.cases] == [("blocks.2",), ("blocks.3",)]
+
+
+def test_lists_survive_the_way_to_the_workers(tmp_path):
+    case = Case(model_partition=(3, 5), model_split_points=("a.b", "c"), seq_len="variable")
+    job = Job(
+        "r", "s", "n", "f", None, (Item(case, Measure(), 0, "k"), Item(Case(), Measure(), 0, "l"))
+    )
+    assert read_job(write_job(tmp_path / "launch", job)) == job
+
+
+def test_a_length_may_be_variable_beside_numbers(tmp_path):
+    sweep = read(tmp_path, '[grid]\nseq_len = [64, "variable"]')
+    assert [case.seq_len for case, _ in sweep.cases] == [64, "variable"]
+    assert [case.tokens_per_step for case, _ in sweep.cases] == [8 * 64, None]
+    assert sweep.cases[1][0].max_tokens_per_step == 8 * 2048
+    assert sweep.cases[1][0].settings()["seq_len"] == "variable"
+
+
+def test_a_variable_length_gives_way_to_the_model_unless_its_bound_was_set(tmp_path):
+    short = "seq_len = 'variable'\nmodel.preset = 'llama-tiny'"  # 1024 positions
+    assert read(tmp_path, short).cases
+    with pytest.raises(SweepFileError, match=r":3: data.max_seq_len: 2048 is longer than the 1024"):
+        read(tmp_path, f"{short}\ndata.max_seq_len = 2048")
+    with pytest.raises(SweepFileError, match=r":4: grid.data.max_seq_len: 1025 is longer"):
+        read(tmp_path, f"{short}\n[grid]\ndata.max_seq_len = [1024, 1025]")
+
+
+def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    names = [
+        "owner/name",
+        "checkpoint",
+        "./checkpoint",
+        str(tmp_path / "checkpoint"),
+        "my.code:make",
+    ]
+    sweep = read(tmp_path, f"[grid]\nmodel.preset = {names}")
+    assert [case.model_preset for case, _ in sweep.cases] == names
+
+
+ANSWERS = """\
+import json, sys
+asked = json.load(sys.stdin)
+with open("asked.json", "a") as file:
+    print(json.dumps(asked), file=file)
+print("a module that prints when it is imported")
+keys = ("num_layers", "max_positions", "vocab_size", "num_parameters", "tokenizer_size", "problem")
+wrong = {"key": "model.preset", "message": "no such model"}
+print(json.dumps([
+    {**dict.fromkeys(keys), "num_layers": 6, "max_positions": 512, "vocab_size": 300,
+     "problem": wrong if "none" in one["model"] else None}
+    for one in asked
+]))
+"""
+
+
+def stand_in(tmp_path, monkeypatch, code):
+    """A process that answers at once: what models are is the engine's to know and to test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "COMMAND", (sys.executable, "-c", code))
+
+
+def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    text = "[grid]\nmodel.preset = ['llama-8m', 'a/b', 'c/d']\nschedule = ['afab', '1f1b']"
+    assert len(read(tmp_path, text).cases) == 6
+    (asked,) = [json.loads(line) for line in (tmp_path / "asked.json").read_text().splitlines()]
+    assert [one["model"] for one in asked] == ["a/b", "c/d"]
+    assert asked[0] == {
+        "model": "a/b", "split": "auto", "split_points": [], "weights": "auto",
+        "trust_remote_code": False, "dtype": "float32", "tokenizer": "auto",
+    }  # fmt: skip
+
+
+def test_presets_alone_start_no_process(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "raise SystemExit(9)")
+    assert read(tmp_path, VALID).cases
+    with pytest.raises(UsageError, match="exit code 9"):
+        read(tmp_path, "data.tokenizer = 'some/tokenizer'")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("model.preset = 'a/none'", ":1: model.preset: no such model"),
+        ("[grid]\nmodel.preset = ['a/b', 'a/none']", ":2: grid.model.preset: no such model"),
+        ("model.preset = 'a/b'\nseq_len = 513", ":2: seq_len: 513 is longer than the 512 pos"),
+        ("model.preset = 'a/b'\nmodel.partition = [3, 5]", ":2: model.partition: [3, 5] sums"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_do_is_located(tmp_path, monkeypatch, text, what):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "raise RuntimeError('the disk is full')")
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, "model.preset = 'a/b'")
+    message = "a/b: cannot be looked at; python -m engine.model.facts ended with exit code 1: "
+    assert str(caught.value) == message + "RuntimeError: the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("case", "facts", "key", "what"),
+    [
+        (Case(), Facts(vocab_size=255), "model.preset", "text as bytes needs a vocabulary of 256"),
+        (Case(data_source="synthetic"), Facts(vocab_size=2), None, ""),
+        (Case(data_source="hf:x"), Facts(vocab_size=99, tokenizer_size=100), "model.preset",
+         "a vocabulary of 100"),
+        (Case(data_source="hf:x"), Facts(vocab_size=100, tokenizer_size=100), None, ""),
+        (Case(data_source="hf:x", data_tokenizer="t"), Facts(vocab_size=9, tokenizer_size=10),
+         "data.tokenizer", "tokenizer t needs a vocabulary of 10"),
+        (Case(data_tokenizer="t"), Facts(vocab_size=300, tokenizer_size=400), None, ""),
+        (Case(seq_len=9999), Facts(), None, ""),
+        (Case(model_partition=(1, 1)), Facts(), None, ""),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_holds_what_the_text_becomes(case, facts, key, what):
+    found = list(problems_of_fit(case, facts, is_max_seq_len_set=False))
+    assert [problem.key for problem in found] == ([] if key is None else [key])
+    assert all(what in problem.message for problem in found)
+
+
+def test_a_text_is_long_enough_only_if_its_tokens_are_bytes(tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    case = Case(data_source=f"text:{tmp_path / 'short.txt'}")
+    (problem,) = problems_of_fit(case, Facts(), is_max_seq_len_set=False)
+    assert (problem.key, "has 5 bytes; seq_len 128" in problem.message) == ("data.source", True)
+    assert not list(problems_of_fit(case, Facts(tokenizer_size=9), is_max_seq_len_set=False))
+    assert len(local_files(f"json:{tmp_path}/*.txt")) == 1
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):
@@ -169,6 +323,30 @@ def test_a_case_id_depends_on_the_workload():
         ('preset = "llama-8m"', "partition = [3, 6]", "4: model.partition", "sums to 9"),
         ('preset = "llama-8m"', "partition = 3", "4: model.partition", "number of layers"),
         ('name = "trial"', 'name = "../x"', "1: name", "letters, digits"),
+        ('"llama-8m"', '"llama"', "4: model.preset", 'or a hub id "owner/name", a checkpoint'),
+        ('"llama-8m"', '"./none"', "4: model.preset", 'no such folder: "./none"'),
+        ('"llama-8m"', '""', "4: model.preset", "unknown preset"),
+        ('preset = "llama-8m"', 'partition = "x"', "4: model.partition", '"measured" or the'),
+        ('preset = "llama-8m"', 'split = "trace"', "3: model.split_points", "is empty; world_size"),
+        ('preset = "llama-8m"', 'split_points = ["a"]', "4: model.split_points", 'split = "trace"'),
+        ('preset = "llama-8m"', 'split_points = "a"', "4: model.split_points", "list of module"),
+        ('preset = "llama-8m"', 'split_points = ["a", "a"]', "4: model.split_points", "twice"),
+        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a", "b"]',
+         "5: model.split_points", "2 split points make 3 stages; world_size 2 has 2"),
+        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a"]\npartition = [4, 4]',
+         "6: model.partition", "model.split_points decide"),
+        ('preset = "llama-8m"', 'weights = "mine"', "4: model.weights", "Known: auto, random"),
+        ('preset = "llama-8m"', "trust_remote_code = 1", "4: model.trust_remote_code", "got 1"),
+        ("microbatch_size = 1", 'lr_schedule = "cosine"', "6: train.lr_decay_steps",
+         "0 must be greater than train.lr_warmup_steps 0"),
+        ("microbatch_size = 1", "momentum = 1.0", "7: train.momentum", "must be less than 1"),
+        ("microbatch_size = 1", "clip_norm = -1.0", "7: train.clip_norm", "at least 0"),
+        ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
+        ('name = "trial"', 'seq_len = "varying"', "1: seq_len", 'or "variable"; got "varying"'),
+        ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
+        ('name = "trial"', 'data.source = "jsn:x"', "1: data.source", 'mean "json:PATH"'),
+        ('name = "trial"', 'data.source = "json:no"', "1: data.source", "no such file: no"),
+        ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "at least 1 character"),
         ('name = "trial"', "model = 3", "3", "not valid TOML"),
         ('name = "trial"', "seq_len = 4096", "1: seq_len", "longer than the 2048 positions"),
         ('name = "trial"', "[train]\nlearning_rate = nan", "7", "not valid TOML"),

@@ -40,7 +40,7 @@ TWO_RANKS = frame(
 
 
 def test_a_step_lasts_from_the_first_start_to_the_last_end_and_the_optimizer_is_apart():
-    (step,) = step_figures(TWO_RANKS, world_size=2, tokens_per_step=55).to_dict("records")
+    (step,) = step_figures(TWO_RANKS, world_size=2, tokens_of_step={5: 55}).to_dict("records")
     assert step["step"] == 5
     assert step["step_ns"] == 590 - 100
     assert step["optimizer_ns"] == 50
@@ -48,8 +48,15 @@ def test_a_step_lasts_from_the_first_start_to_the_last_end_and_the_optimizer_is_
     assert step["tokens_per_s"] == 55 / (540 / 1e9)
 
 
+def test_every_step_is_as_fast_as_its_own_tokens_make_it():
+    spans = pd.concat([TWO_RANKS, TWO_RANKS.assign(step=6)], ignore_index=True)
+    steps = step_figures(spans, world_size=2, tokens_of_step={4: 1, 5: 54, 6: 108})
+    assert list(steps["num_tokens"]) == [54, 108]
+    assert list(steps["tokens_per_s"]) == pytest.approx([54 / 540e-9, 108 / 540e-9])
+
+
 def test_the_three_bubbles_of_a_hand_written_step():
-    (step,) = step_figures(TWO_RANKS, 2, 1).to_dict("records")
+    (step,) = step_figures(TWO_RANKS, 2, {5: 1}).to_dict("records")
     compute, capacity = 100 + 100 + 100 + 150, 2 * 490
     assert step["bubble_fraction"] == pytest.approx(1 - compute / capacity)
     assert step["bubble_idle_over_ideal"] == pytest.approx((capacity - compute) / compute)
@@ -57,7 +64,7 @@ def test_the_three_bubbles_of_a_hand_written_step():
 
 
 def test_ranks_are_idle_for_what_they_do_not_compute():
-    steps = step_figures(TWO_RANKS, 2, 1).set_index("step")
+    steps = step_figures(TWO_RANKS, 2, {5: 1}).set_index("step")
     ranks = rank_figures(TWO_RANKS, steps["step_ns"], world_size=3).to_dict("records")
     assert [r["compute_ns"] for r in ranks] == [250, 200, 0]
     assert [r["idle_fraction"] for r in ranks] == pytest.approx([1 - 250 / 490, 1 - 200 / 490, 1.0])
@@ -66,7 +73,7 @@ def test_ranks_are_idle_for_what_they_do_not_compute():
 def test_the_bubbles_of_a_simulated_1f1b_are_its_closed_forms():
     cost = {Op.F: 1, Op.B: 1}
     spans = pd.DataFrame(simulate(build_program("1f1b", 4, 8), lambda a: cost[a.op]))
-    (step,) = step_figures(spans, 4, 1).to_dict("records")
+    (step,) = step_figures(spans, 4, {0: 1}).to_dict("records")
     assert step["step_ns"] == step["step_with_optimizer_ns"] == 22
     assert step["bubble_fraction"] == pytest.approx(3 / 11)
     assert step["bubble_idle_over_ideal"] == pytest.approx(6 / 16)

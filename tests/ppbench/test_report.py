@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from plotly.offline import get_plotlyjs
 
@@ -19,9 +20,10 @@ from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.report import figures
 from ppbench.report.answer import answer
-from ppbench.report.cases import varying_axes
+from ppbench.report.cases import axis_text, varying_axes
 from ppbench.report.page import render_report, write_report, write_timeline
 from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
+from ppbench.report.summary import summary
 from ppbench.store import Store
 
 MS = 1_000_000
@@ -334,6 +336,46 @@ def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
     arrangements = figure.layout.meta["arrangements"]
     assert set(arrangements) == {"1", "2", "3", "4"}
     assert arrangements["1"]["height"] > arrangements["4"]["height"]
+
+
+def test_settings_are_called_by_words(tmp_path: Path) -> None:
+    assert axis_text("seq_len", 64) == "64 tokens"
+    assert axis_text("seq_len", "variable") == "variable length"
+    assert axis_text("train_recompute", np.True_) == "recompute"
+    assert axis_text("train_compile", value=False) == "no compile"
+    assert axis_text("model_split_points", '["a.1"]') == 'split points ["a.1"]'
+
+
+def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
+    cases = [Case(seq_len=length) for length in (512, "variable", 64)]
+    store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
+    runs = store.runs()
+    figure = figures.throughput(runs, varying_axes(runs))
+    assert list(figure.layout.xaxis.ticktext) == ["512 tokens", "variable length", "64 tokens"]
+    lengths = summary(runs, ("seq_len",))
+    assert lengths.columns[0].is_number
+    assert [(row[0].text, row[0].number) for row in lengths.rows] == [
+        ("512", 512.0), ("variable", 0.0), ("64", 64.0),
+    ]  # fmt: skip
+    assert "variable length" in _Page(render(store)).text
+
+
+def test_switches_are_axes_with_words_on_them(tmp_path: Path) -> None:
+    cases = [Case(train_recompute=on, schedule=s) for on in (False, True) for s in ("afab", "1f1b")]
+    runs = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)]).runs()
+    figure = figures.throughput(runs, varying_axes(runs))
+    assert list(figure.layout.xaxis.ticktext) == ["no recompute", "recompute"]
+    assert "no recompute" in answer(runs, varying_axes(runs))[0]
+
+
+def test_runs_of_an_older_version_and_newer_ones_make_one_report(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case(schedule="afab")), run_row(2, Case())])
+    added = {"model_split", "data_shuffle", "train_clip_norm", "num_tokens", "stage_shares"}
+    for path in tmp_path.glob("*/2026010000000000001*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.select([n for n in table.column_names if n not in added]), path)
+    assert varying_axes(store.runs()) == ("schedule",)
+    assert "Fastest of 2 cases" in _Page(render(store)).text
 
 
 # The answer in words

@@ -57,6 +57,47 @@ def test_files_hold_exactly_the_documented_columns(tmp_path):
         assert schema.types == [column.type for column in columns]
 
 
+NEW_SINCE_VERSION_1 = (
+    "model_split_points",
+    "data_shuffle",
+    "train_lr_warmup_steps",
+    "train_weight_decay",
+    "parameters_per_stage",
+    "stage_shares",
+    "num_tokens",
+)
+
+
+def drop_new_columns(folder):
+    """Make the files what an older version wrote."""
+    for path in folder.rglob("*.parquet"):
+        table = pq.read_table(path)
+        known = [name for name in table.column_names if name not in NEW_SINCE_VERSION_1]
+        pq.write_table(table.select(known), path)
+
+
+def test_older_files_have_the_settings_of_their_time_and_no_later_figures(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a", **Case().settings())
+    drop_new_columns(tmp_path)
+    write(store, "b", **Case(train_weight_decay=0.5, data_shuffle=False).settings())
+    old, new = store.runs().to_dict("records")
+    assert {name: old[name] for name in Case().settings()} == Case().settings()
+    assert (new["train_weight_decay"], new["data_shuffle"]) == (0.5, False)
+    assert pd.isna(old["parameters_per_stage"])
+    assert pd.isna(old["stage_shares"])
+    assert store.table("steps", ["a", "b"])["num_tokens"].isna().all()
+
+
+def test_a_variable_length_is_0_in_the_file_and_a_word_everywhere_else(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a", **Case(seq_len="variable").settings())
+    assert pq.read_table(tmp_path / "runs" / "a.parquet")["seq_len"].to_pylist() == [0]
+    assert store.find("last")["seq_len"] == "variable"
+    write(store, "b", **Case(seq_len=64).settings())
+    assert list(store.runs()["seq_len"]) == ["variable", 64]
+
+
 def test_every_setting_of_a_case_is_a_column():
     assert set(Case().settings()) <= {column.name for column in TABLES["runs"]}
 

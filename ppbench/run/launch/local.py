@@ -7,23 +7,34 @@ an exit code here.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 STOP_TIMEOUT_S = 15
+LOG_LINES = 30
 
 
 class LocalLaunch:
-    """The agent and its workers, from start to end."""
+    """The agent and its workers, from start to end. Their logs go to `folder`."""
 
     def __init__(
-        self, job_file: Path, num_ranks: int, threads_per_rank: int, max_restarts: int
+        self,
+        folder: Path,
+        program: Sequence[str],
+        *,
+        num_ranks: int,
+        threads_per_rank: int,
+        max_restarts: int,
     ) -> None:
-        self._log = (job_file.parent / "agent.log").open("wb")
+        """`program` is what each worker runs: a module's name and its arguments."""
+        self._folder = folder
+        self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
-            local_command(job_file, num_ranks, max_restarts),
+            local_command(folder, program, num_ranks, max_restarts),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -46,6 +57,24 @@ class LocalLaunch:
                 self._agent.wait()
         self._log.close()
 
+    def num_starts(self) -> int:
+        """How often the workers have been started."""
+        return len(list(self._folder.glob("logs/*/attempt_*")))
+
+    def worker_exit_code(self) -> int | None:
+        """The exit code of the first worker that failed, by the agent's account of it."""
+        text = (self._folder / "agent.log").read_text(errors="replace")
+        found = re.findall(r"^\s*exitcode\s*:\s*(-?\d+)", text, flags=re.MULTILINE)
+        return int(found[-1]) if found else None  # the root cause is the account's last part
+
+    def last_lines(self) -> list[str]:
+        """The end of the newest worker's log, or of the agent's."""
+        logs = self._folder.glob("logs/*/attempt_*/*/stderr.log")
+        written = [path for path in logs if path.stat().st_size]
+        agent = self._folder / "agent.log"
+        newest = max(written, key=lambda path: path.stat().st_mtime, default=agent)
+        return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
+
 
 def _environment(threads_per_rank: int) -> dict[str, str]:
     """Each channel has a CUDA stream of its own.
@@ -60,7 +89,9 @@ def _environment(threads_per_rank: int) -> dict[str, str]:
     }
 
 
-def local_command(job_file: Path, num_ranks: int, max_restarts: int) -> list[str]:
+def local_command(
+    folder: Path, program: Sequence[str], num_ranks: int, max_restarts: int
+) -> list[str]:
     """The command that starts the workers; the rendezvous listens on a free loopback port."""
     return [
         sys.executable,
@@ -73,9 +104,8 @@ def local_command(job_file: Path, num_ranks: int, max_restarts: int) -> list[str
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",
         "--local-addr=127.0.0.1",
-        f"--log-dir={job_file.parent / 'logs'}",
+        f"--log-dir={folder / 'logs'}",
         "--redirects=3",
         "-m",
-        "ppbench.run.worker",
-        str(job_file),
+        *program,
     ]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from engine.model.data import DataSpec
-from engine.model.partition import partition_layers
-from engine.model.presets import PRESETS
-from engine.model.split import ModelSpec, StageModule, build_stage
+from engine.configuration import model_of
+from engine.model.data import IGNORED, DataSpec
+from engine.model.split import ModelSpec
+from engine.model.stage_module import StageModule
 from engine.plan.program import to_json
 from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryPeaks
+from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult, Trainer, TrainerConfig
 from ppbench.config.case import Case
@@ -31,10 +31,10 @@ class VerificationError(RuntimeError):
 class EngineRuntime:
     """Builds the case's trainer; every rank below the case's world size makes one."""
 
-    def __init__(self, case: Case, fabric: Fabric) -> None:
-        self._case = case
-        self._transport = fabric.transport if case.world_size > 1 else "none"
-        self._trainer = Trainer(trainer_config(case), fabric)
+    def __init__(self, config: TrainerConfig, fabric: Fabric) -> None:
+        """`config` is what `connect` returned."""
+        self._transport = fabric.transport if config.world_size > 1 else "none"
+        self._trainer = Trainer(config, fabric)
 
     def step(self, step: int) -> StepResult:
         return self._trainer.step(step)
@@ -51,17 +51,17 @@ class EngineRuntime:
 
     def run_facts(self) -> dict[str, object]:
         """Columns of `runs` that are the same on every rank."""
-        program, case = self._trainer.program, self._case
-        preset = PRESETS[case.model_preset]
-        layers = partition_layers(
-            case.model_partition, preset.num_hidden_layers, program.num_stages
-        )
+        trainer = self._trainer
+        sizes = trainer.model.costs.of_stages(trainer.partition)
+        shares = [round(share, 6) for share in trainer.stage_shares]
         return {
-            "num_parameters": preset.num_parameters,
-            "num_stages": program.num_stages,
-            "layers_per_stage": json.dumps([len(owned) for owned in layers]),
+            "num_parameters": trainer.model.num_parameters,
+            "num_stages": trainer.program.num_stages,
+            "layers_per_stage": json.dumps([len(owned) for owned in trainer.partition]),
+            "parameters_per_stage": json.dumps([int(size) for size in sizes]),
+            "stage_shares": json.dumps(shares),
             "transport": self._transport,
-            "program": to_json(program),
+            "program": to_json(trainer.program),
         }
 
     def rank_facts(self) -> dict[str, object]:
@@ -80,43 +80,46 @@ class EngineRuntime:
 
         Holds the whole model on this rank while it runs. Raises VerificationError.
         """
-        loss = self._trainer.compute_gradients(0)
+        trainer = self._trainer
+        loss = trainer.compute_gradients(0)
         expected_loss, whole = self._unsplit_step()
-        tolerance = TOLERANCE[self._case.model_dtype]
+        spec = trainer.config.model
+        kind = "bfloat16" if trainer.config.autocast == "bfloat16" else spec.dtype
+        tolerance = TOLERANCE[kind]
         if loss is not None and abs(loss - expected_loss) > tolerance * abs(expected_loss):
             raise VerificationError(f"loss is {loss!r}, of the unsplit model {expected_loss!r}")
-        for name, parameter in self._trainer.parameters().items():
-            difference = _relative_difference(parameter.grad, _gradient_of(whole, name))
+        unsplit = {name: w.name for w in trainer.shared_weights for _, name in w.owners}
+        theirs = whole.own_parameters()
+        for name, parameter in trainer.parameters().items():
+            expected = theirs[unsplit.get(name, name)].grad
+            difference = _relative_difference(parameter.grad, expected)
             if not difference <= tolerance:
                 raise VerificationError(
                     f"gradient of {name} is {difference:.1e} away from the unsplit model's; "
-                    f"at most {tolerance:.0e} is rounding in {self._case.model_dtype}"
+                    f"at most {tolerance:.0e} is rounding in {kind}"
                 )
 
     def _unsplit_step(self) -> tuple[float, StageModule]:
-        spec = dataclasses.replace(self._trainer.config.model, partition="uniform")
-        whole = build_stage(spec, 0, 1, self._trainer.device)
-        batch = self._trainer.batch(0)
-        total = 0.0
+        """In one stage, without schedule, messages, autocast or recomputation."""
+        trainer = self._trainer
+        model = model_of(trainer.config, trainer.device)
+        whole = model.build_stage([range(model.num_layers)], 0, trainer.device)
+        batch, total = trainer.batch(0), 0.0
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-            loss = cross_entropy(whole(inputs).flatten(0, 1), targets.flatten())
-            (loss / len(batch.inputs)).backward()
-            total += loss.item() / len(batch.inputs)
+            (logits,) = whole(inputs)
+            if logits.dtype == torch.bfloat16:
+                logits = logits.float()
+            loss = cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
+            )
+            torch.autograd.backward(loss / batch.num_tokens)
+            total += loss.item() / batch.num_tokens
         return total, whole
-
-
-def _gradient_of(whole: StageModule, name: str) -> Tensor | None:
-    """The unsplit gradient; a tied head has that of the embeddings."""
-    parameters = whole.own_parameters()
-    embedding = whole.model.get_input_embeddings().weight
-    if name not in parameters:
-        name = next(key for key, value in parameters.items() if value is embedding)
-    return parameters[name].grad
 
 
 def _relative_difference(ours: Tensor | None, theirs: Tensor | None) -> float:
     if ours is None or theirs is None:
-        return float("inf")
+        return 0.0 if ours is theirs else float("inf")
     scale = theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny)
     return float((ours - theirs).abs().max() / scale)
 
@@ -124,16 +127,45 @@ def _relative_difference(ours: Tensor | None, theirs: Tensor | None) -> float:
 def trainer_config(case: Case) -> TrainerConfig:
     """The engine's configuration for a case."""
     return TrainerConfig(
-        model=ModelSpec(case.model_preset, case.model_dtype, case.model_partition, case.model_seed),
-        data=DataSpec(
-            source=case.data_source,
-            seq_len=case.seq_len,
-            microbatch_size=case.train_microbatch_size,
-            num_microbatches=case.num_microbatches,
-            seed=case.data_seed,
+        model=ModelSpec(
+            case.model_preset,
+            case.model_dtype,
+            case.model_partition,
+            case.model_seed,
+            weights=case.model_weights,
+            trust_remote_code=case.model_trust_remote_code,
+            split=case.model_split,
+            split_points=case.model_split_points,
         ),
+        data=_data_spec(case),
         schedule=case.schedule,
         world_size=case.world_size,
-        optimizer=case.train_optimizer,
-        learning_rate=case.train_learning_rate,
+        optimizer=OptimizerSpec(
+            case.train_optimizer,
+            case.train_learning_rate,
+            case.train_weight_decay,
+            case.train_momentum,
+            case.train_lr_schedule,
+            case.train_lr_warmup_steps,
+            case.train_lr_decay_steps,
+            case.train_clip_norm,
+        ),
+        autocast=case.train_autocast,
+        recompute=case.train_recompute,
+        compile=case.train_compile,
+    )
+
+
+def _data_spec(case: Case) -> DataSpec:
+    return DataSpec(
+        source=case.data_source,
+        seq_len=case.seq_len,
+        microbatch_size=case.train_microbatch_size,
+        num_microbatches=case.num_microbatches,
+        seed=case.data_seed,
+        tokenizer=case.data_tokenizer,
+        text_column=case.data_text_column,
+        max_seq_len=case.data_max_seq_len,
+        shuffle=case.data_shuffle,
+        num_workers=case.data_num_workers,
     )

@@ -1,36 +1,156 @@
+import multiprocessing
+from dataclasses import replace
+
 import pytest
 import torch
+from texts import TEXTS
 
-from engine.model.data import Data, DataError, DataSpec
+from engine.model.data import IGNORED, VARIABLE, Data, DataError, DataSpec
+
+
+def _sequences(batch):
+    """All sequences of a step without their padding, as pairs of inputs and targets."""
+    return [
+        (row[target != IGNORED].tolist(), target[target != IGNORED].tolist())
+        for inputs, targets in zip(batch.inputs, batch.targets, strict=True)
+        for row, target in zip(inputs, targets, strict=True)
+    ]
+
+
+def _is_same(one, other):
+    pairs = zip(one.inputs + one.targets, other.inputs + other.targets, strict=True)
+    return one.num_tokens == other.num_tokens and all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_targets_are_the_successors_of_the_inputs():
     batch = Data(DataSpec(seq_len=32, microbatch_size=2, num_microbatches=3), 256).step(0)
-    assert batch.inputs.shape == batch.targets.shape == (3, 2, 32)
-    assert batch.inputs.dtype == torch.int64
-    assert torch.equal(batch.inputs[..., 1:], batch.targets[..., :-1])
+    assert len(batch.inputs) == len(batch.targets) == 3
+    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+        assert inputs.shape == targets.shape == (2, 32)
+        assert inputs.dtype == targets.dtype == torch.int64
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert batch.num_tokens == 3 * 2 * 32
 
 
 def test_a_step_is_the_same_whoever_draws_it_and_steps_differ():
     spec = DataSpec()
-    assert torch.equal(Data(spec, 256).step(4).inputs, Data(spec, 256).step(4).inputs)
-    assert not torch.equal(Data(spec, 256).step(4).inputs, Data(spec, 256).step(5).inputs)
+    assert _is_same(Data(spec, 256).step(4), Data(spec, 256).step(4))
+    assert not _is_same(Data(spec, 256).step(4), Data(spec, 256).step(5))
+    assert not _is_same(Data(spec, 256).step(4), Data(replace(spec, seed=1), 256).step(4))
 
 
-def test_the_global_batch_does_not_depend_on_how_it_is_split():
-    few = Data(DataSpec(microbatch_size=4, num_microbatches=2), 256).step(1).inputs
-    many = Data(DataSpec(microbatch_size=1, num_microbatches=8), 256).step(1).inputs
-    assert torch.equal(few.flatten(0, 1), many.flatten(0, 1))
+@pytest.mark.parametrize("source", ["stdlib", "synthetic"])
+@pytest.mark.parametrize("seq_len", [16, VARIABLE])
+def test_the_global_batch_does_not_depend_on_how_it_is_split(source, seq_len):
+    spec = DataSpec(source, seq_len=seq_len, max_seq_len=50)
+    few = Data(replace(spec, microbatch_size=4, num_microbatches=2), 256).step(1)
+    many = Data(replace(spec, microbatch_size=1, num_microbatches=8), 256).step(1)
+    assert _sequences(few) == _sequences(many)
+    assert few.num_tokens == many.num_tokens
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("seq_len", [8, VARIABLE])
+def test_any_step_can_be_drawn_without_those_before_it(sources, tokenizer, num_workers, seq_len):
+    spec = DataSpec(sources["json"], seq_len=seq_len, num_workers=num_workers)
+    data = Data(spec, 300, tokenizer)
+    in_order = [data.step(step) for step in range(12)]  # more than an epoch
+    for step in (7, 8, 3, 3, 11):
+        assert _is_same(data.step(step), in_order[step])
+    data.close()
+
+
+@pytest.mark.parametrize("source", ["stdlib", "synthetic", "json", "text"])
+def test_loader_processes_draw_what_this_process_draws(sources, tokenizer, source):
+    spec = DataSpec(sources.get(source, source), seq_len=VARIABLE, max_seq_len=40)
+    alone, helped = (Data(replace(spec, num_workers=n), 300, tokenizer) for n in (0, 2))
+    assert all(_is_same(alone.step(step), helped.step(step)) for step in range(6))
+    helped.close()
+
+
+def test_closing_ends_the_loader_processes_and_a_step_starts_them_again():
+    data = Data(DataSpec(num_workers=2), 256)
+    first = data.step(0)
+    assert len(multiprocessing.active_children()) == 2
+    data.close()
+    assert not multiprocessing.active_children()
+    assert _is_same(data.step(0), first)
+    data.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_drawing_leaves_torchs_random_state_alone(num_workers):
+    before = torch.get_rng_state()
+    data = Data(DataSpec(num_workers=num_workers), 256)
+    data.step(0)
+    data.step(5)
+    data.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_has_every_window_of_the_tokenizers_output_once(sources, tokenizer):
+    end = tokenizer.eos_token_id
+    stream = [t for text in TEXTS if text for t in (*tokenizer(text)["input_ids"], end)]
+    expected = [
+        (stream[start : start + 8], stream[start + 1 : start + 9])
+        for start in range(0, len(stream) - 8, 8)
+    ]
+    data = Data(DataSpec(sources["json"], seq_len=8, num_microbatches=1), 300, tokenizer)
+    steps = [data.step(step) for step in range(2 * len(expected))]
+    drawn = [sequence for batch in steps for sequence in _sequences(batch)]
+    first, second = drawn[: len(expected)], drawn[len(expected) :]
+    assert sorted(first) == sorted(second) == sorted(expected)
+    assert first != expected
+    assert first != second
+
+
+def test_without_shuffling_documents_come_in_the_order_of_the_file(sources, tokenizer):
+    spec = DataSpec(sources["json"], VARIABLE, num_microbatches=5, shuffle=False)
+    end = tokenizer.eos_token_id
+    documents = [[*tokenizer(text)["input_ids"], end] for text in TEXTS if text]
+    batch = Data(spec, 300, tokenizer).step(0)
+    assert _sequences(batch) == [(document[:-1], document[1:]) for document in documents]
+    assert batch.num_tokens == sum(map(len, documents)) - len(documents)
+
+
+def test_variable_microbatches_are_padded_to_their_own_longest(sources):
+    spec = DataSpec(
+        sources["json"], VARIABLE, microbatch_size=2, num_microbatches=2, max_seq_len=30
+    )
+    batch = Data(replace(spec, shuffle=False), 256).step(0)
+    lengths = [min(len(text.encode()) - 1, 30) for text in TEXTS if len(text) > 1]
+    assert batch.inputs[0].shape == (2, max(lengths[:2]))
+    assert batch.inputs[1].shape == (2, max(lengths[2:]))
+    assert batch.num_tokens == sum(lengths)
+    assert batch.num_tokens == sum(int((t != IGNORED).sum()) for t in batch.targets)
+
+
+def test_no_sequence_is_longer_than_the_longest():
+    for spec in (DataSpec(seq_len=77), DataSpec(seq_len=VARIABLE, max_seq_len=33)):
+        data = Data(replace(spec, num_microbatches=50), 256)
+        widths = {inputs.shape[1] for step in range(4) for inputs in data.step(step).inputs}
+        assert max(widths) == spec.longest
+    assert (DataSpec().is_variable, DataSpec(seq_len=VARIABLE).is_variable) == (False, True)
+
+
+def test_a_batch_moves_as_a_whole():
+    batch = Data(DataSpec(), 256).step(0).to("meta")
+    assert all(tensor.is_meta for tensor in batch.inputs + batch.targets)
+    assert batch.num_tokens == 4 * 128
 
 
 def test_stdlib_is_real_text():
-    text = bytes(Data(DataSpec(seq_len=4000), 256).step(0).inputs[0, 0].tolist())
+    text = bytes(Data(DataSpec(seq_len=4000), 256).step(0).inputs[0][0].tolist())
     assert b"    " in text
     assert b"\n" in text
 
 
+def test_stdlib_stays_bytes_whatever_the_tokenizer(tokenizer):
+    assert _is_same(Data(DataSpec(), 256).step(0), Data(DataSpec(), 256, tokenizer).step(0))
+
+
 def test_synthetic_covers_the_vocabulary():
-    tokens = Data(DataSpec("synthetic", seq_len=4096), 1000).step(0).inputs
+    tokens = Data(DataSpec("synthetic", seq_len=4096), 1000).step(0).inputs[0]
     assert tokens.min() >= 0
     assert 990 <= tokens.max() < 1000
 
@@ -38,14 +158,15 @@ def test_synthetic_covers_the_vocabulary():
 def test_a_text_file_is_read_as_bytes(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(bytes(range(256)))
-    inputs = Data(DataSpec(f"text:{path}", seq_len=8), 256).step(0).inputs
-    assert torch.equal(inputs[..., 1:], inputs[..., :-1] + 1)
+    for inputs in Data(DataSpec(f"text:{path}", seq_len=8), 256).step(0).inputs:
+        assert torch.equal(inputs[:, 1:], inputs[:, :-1] + 1)
 
 
 def test_a_sequence_may_be_as_long_as_the_text_allows(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"12345")
-    assert Data(DataSpec(f"text:{path}", seq_len=4), 256).step(0).inputs.shape[-1] == 4
+    batch = Data(DataSpec(f"text:{path}", seq_len=4), 256).step(0)
+    assert [inputs.tolist() for inputs in batch.inputs] == [[list(b"1234")]] * 4
 
 
 @pytest.mark.parametrize(
@@ -61,8 +182,29 @@ def test_data_that_cannot_be_had_says_why(source, vocabulary, message):
         Data(DataSpec(source), vocabulary)
 
 
-def test_a_text_shorter_than_a_sequence_is_refused(tmp_path):
+@pytest.mark.parametrize("content", [b"1234", b""])
+def test_a_text_shorter_than_a_sequence_is_refused(tmp_path, content):
     path = tmp_path / "text"
-    path.write_bytes(b"1234")
-    with pytest.raises(DataError, match="has 4 tokens; a sequence needs 5"):
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"has {len(content)} tokens; a sequence needs 5"):
         Data(DataSpec(f"text:{path}", seq_len=4), 256)
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_with_both(sources, tokenizer):
+    with pytest.raises(DataError, match="needs a vocabulary of 300, the model's has 299"):
+        Data(DataSpec(sources["json"]), 299, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"seq_len": "varied"}, 'seq_len = "varied"; expected a number or "variable"'),
+        ({"seq_len": 0}, "seq_len = 0; expected at least 1"),
+        ({"seq_len": VARIABLE, "max_seq_len": 0}, "max_seq_len = 0; expected at least 1"),
+        ({"num_microbatches": 0}, "num_microbatches = 0; expected at least 1"),
+        ({"seed": -1}, "seed = -1; expected at least 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused(setting, message):
+    with pytest.raises(DataError, match=message):
+        Data(DataSpec(**setting), 256)

@@ -1,6 +1,13 @@
-import pytest
+import itertools
 
-from engine.model.partition import PartitionError, partition_layers
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model.partition import Costs, PartitionError, balance, partition_layers
+from engine.model.split import ModelSpec, open_model
+from engine.run.layer_costs import measure_costs
 
 
 def counts(*arguments):
@@ -17,9 +24,63 @@ def test_uniform_gives_equal_shares_and_the_rest_to_the_middle():
 @pytest.mark.parametrize("num_layers", range(12))
 @pytest.mark.parametrize("num_stages", range(1, 9))
 def test_stages_own_every_layer_once_and_in_order(num_layers, num_stages):
-    stages = partition_layers("uniform", num_layers, num_stages)
-    assert [layer for stage in stages for layer in stage] == list(range(num_layers))
-    assert max(map(len, stages)) - min(map(len, stages)) <= 1
+    for stages in (
+        partition_layers("uniform", num_layers, num_stages),
+        balance(Costs((1.0,) * num_layers, 2, 3), num_stages),
+    ):
+        assert len(stages) == num_stages
+        assert [layer for stage in stages for layer in stage] == list(range(num_layers))
+    uniform = partition_layers("uniform", num_layers, num_stages)
+    assert max(map(len, uniform)) - min(map(len, uniform)) <= 1
+
+
+def every_partition(num_layers, num_stages):
+    for cuts in itertools.combinations_with_replacement(range(num_layers + 1), num_stages - 1):
+        borders = (0, *cuts, num_layers)
+        yield [range(a, b) for a, b in itertools.pairwise(borders)]
+
+
+costs = st.integers(0, 50)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(costs, max_size=7), costs, costs, st.integers(1, 4))
+def test_balancing_is_as_good_as_trying_every_partition(layers, before, after, num_stages):
+    of = Costs(tuple(layers), before, after)
+
+    def score(partition):
+        totals = of.of_stages(partition)
+        return max(totals), sum(total * total for total in totals)
+
+    best = min(score(p) for p in every_partition(len(layers), num_stages))
+    assert score(balance(of, num_stages)) == best
+
+
+def test_balancing_leaves_a_heavy_head_with_fewer_layers():
+    assert [len(s) for s in balance(Costs((1.0,) * 8, 0, 4.0), 3)] == [4, 4, 0]
+    assert [len(s) for s in balance(Costs((1.0,) * 32, 0, 4.0), 4)] == [9, 9, 9, 5]
+
+
+def test_parameters_count_the_embeddings_and_the_head():
+    model = open_model(ModelSpec("llama-160m"), (1, 8), torch.device("cpu"))
+    embeddings, norm = 32_000 * 768, 768
+    assert (model.costs.before, model.costs.after) == (embeddings, embeddings + norm)
+    assert sum(model.costs.layers) + 2 * embeddings + norm == model.num_parameters
+    assert [len(stage) for stage in balance(model.costs, 3)] == [3, 6, 3]
+
+
+def test_a_tied_head_counts_on_both_stages_that_hold_it():
+    model = open_model(ModelSpec("llama-tiny-tied"), (1, 8), torch.device("cpu"))
+    assert model.costs.before == 256 * 64
+    assert model.costs.after == 256 * 64 + 64
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "models:tied_sequential"])
+def test_every_part_of_a_model_takes_time(preset):
+    model = open_model(ModelSpec(preset), (1, 32), torch.device("cpu"))
+    measured = measure_costs(model, (1, 32), torch.device("cpu"))
+    assert len(measured.layers) == model.num_layers
+    assert min(*measured.layers, measured.after) > 0
 
 
 def test_an_explicit_list_is_taken_as_it_is():
@@ -32,7 +93,7 @@ def test_an_explicit_list_is_taken_as_it_is():
         ((2, 2, 2), "names 3 stages; there are 2"),
         ((2, 1), "sums to 3 layers; the model has 4"),
         ((5, -1), "sums to 4"),
-        ("balanced", 'unknown partition "balanced"'),
+        ("balanced", 'unknown partition "balanced"; expected one of uniform, parameters, measured'),
     ],
 )
 def test_a_partition_that_does_not_fit_says_why(partition, message):

@@ -1,60 +1,88 @@
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model.partition import PartitionError
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from models import configuration_folder
+
+from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
-from engine.model.split import ModelSpec, build_stage, model_config
+from engine.model.split import ModelSpec, open_model, preset_config
+from engine.model.stage_module import ModelError
+from engine.model.tiny import tiny_config
 
 CPU = torch.device("cpu")
+SHAPE = (1, 16)
+
+
+def build_stage(spec, stage, num_stages):
+    model = open_model(spec, SHAPE, CPU)
+    partition = partition_layers(spec.partition, model.num_layers, num_stages)
+    return model.build_stage(partition, stage, CPU)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 6])
-@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "models:small_llama"])
 def test_weights_depend_on_name_and_seed_not_on_the_split(preset, num_stages):
     spec = ModelSpec(preset, seed=3)
-    whole = build_stage(spec, 0, 1, CPU).own_parameters()
+    whole = build_stage(spec, 0, 1).own_parameters()
     for stage in range(num_stages):
-        for name, parameter in build_stage(spec, stage, num_stages, CPU).own_parameters().items():
+        for name, parameter in build_stage(spec, stage, num_stages).own_parameters().items():
             name_in_whole = name if name in whole else "model.embed_tokens.weight"
             assert torch.equal(parameter, whole[name_in_whole]), name
 
 
+@pytest.mark.parametrize("name", ["models:sequential", "models:drawing"])
+def test_a_factorys_weights_do_not_depend_on_the_split(name):
+    whole = build_stage(ModelSpec(name), 0, 1).own_parameters()
+    for stage in range(3):
+        for key, parameter in build_stage(ModelSpec(name), stage, 3).own_parameters().items():
+            assert torch.equal(parameter, whole[key]), key
+
+
 def test_another_seed_gives_other_weights():
     first, second = (
-        build_stage(ModelSpec("llama-tiny", seed=seed), 0, 1, CPU).own_parameters()[
-            "lm_head.weight"
-        ]
+        build_stage(ModelSpec("llama-tiny", seed=seed), 0, 1).own_parameters()["lm_head.weight"]
         for seed in (0, 1)
     )
     assert not torch.equal(first, second)
 
 
 def test_weights_have_the_spread_that_the_configuration_asks_for():
-    weight = build_stage(ModelSpec("llama-8m"), 0, 1, CPU).own_parameters()["lm_head.weight"].data
+    weight = build_stage(ModelSpec("llama-8m"), 0, 1).own_parameters()["lm_head.weight"].data
     assert float(weight.mean()) == pytest.approx(0, abs=1e-3)
     assert float(weight.std()) == pytest.approx(0.02, rel=0.02)
 
 
-def test_building_leaves_the_random_state_alone():
+@pytest.mark.parametrize("name", ["llama-tiny", "models:sequential"])
+def test_building_leaves_the_random_state_alone(name):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    build_stage(ModelSpec("llama-tiny"), 0, 2, CPU)
+    build_stage(ModelSpec(name), 0, 2)
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 6])
 def test_stages_in_a_row_compute_what_transformers_computes(num_stages):
     spec = ModelSpec("llama-tiny", "float64")
-    unsplit = LlamaForCausalLM(model_config(spec)).to(torch.float64)
-    unsplit.load_state_dict(build_stage(spec, 0, 1, CPU).own_parameters())
+    unsplit = LlamaForCausalLM(preset_config("llama-tiny")).to(torch.float64)
+    unsplit.load_state_dict(build_stage(spec, 0, 1).own_parameters())
     tokens = torch.randint(256, (2, 12))
-    x = tokens
+    x = (tokens,)
     for stage in range(num_stages):
-        x = build_stage(spec, stage, num_stages, CPU)(x)
-    assert torch.equal(x, unsplit(input_ids=tokens).logits)
+        x = build_stage(spec, stage, num_stages)(*x)
+    assert torch.equal(x[0], unsplit(input_ids=tokens).logits)
 
 
 class CountHostReads(TorchDispatchMode):
@@ -69,40 +97,261 @@ class CountHostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_forward_never_makes_the_host_wait_for_the_device(stage):
-    module = build_stage(ModelSpec("llama-tiny"), stage, 3, CPU)
+    module = build_stage(ModelSpec("llama-tiny"), stage, 3)
     x = torch.randint(256, (1, 8)) if stage == 0 else torch.rand(1, 8, 64)
     with CountHostReads() as counter:
-        module(x).sum().backward()
+        module(x)[0].sum().backward()
     assert counter.num_reads == 0
 
 
 def test_each_part_lands_on_its_stage():
-    stages = [build_stage(ModelSpec("llama-tiny"), stage, 3, CPU) for stage in range(3)]
+    stages = [build_stage(ModelSpec("llama-tiny"), stage, 3) for stage in range(3)]
     owned = [{name.split(".")[1] for name in stage.own_parameters()} for stage in stages]
     assert owned == [{"embed_tokens", "layers"}, {"layers"}, {"layers", "norm", "weight"}]
     assert [len(stage.layers) for stage in stages] == [1, 2, 1]
 
 
 def test_an_empty_stage_owns_nothing_and_passes_on_what_it_gets():
-    stage = build_stage(ModelSpec("llama-tiny", partition=(2, 0, 2)), 1, 3, CPU)
+    stage = build_stage(ModelSpec("llama-tiny", partition=(2, 0, 2)), 1, 3)
     hidden = torch.rand(1, 4, 64)
     assert stage.own_parameters() == {}
-    assert stage(hidden) is hidden
+    assert stage(hidden)[0] is hidden
 
 
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "llama-8m"])
 def test_presets_state_their_true_size(preset):
-    parameters = build_stage(ModelSpec(preset), 0, 1, CPU).own_parameters()
+    parameters = build_stage(ModelSpec(preset), 0, 1).own_parameters()
     assert sum(p.numel() for p in parameters.values()) == PRESETS[preset].num_parameters
 
 
 def test_only_owned_parameters_exist_outside_the_meta_device():
-    stage = build_stage(ModelSpec("llama-160m", partition=(1, *[1] * 11)), 1, 12, CPU)
+    stage = build_stage(ModelSpec("llama-160m", partition=(1, *[1] * 11)), 1, 12)
     tensors = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
     assert not any(tensor.is_meta for tensor in tensors.values())
     assert sum(p.numel() for p in stage.parameters()) == PRESETS["llama-160m"].layer_parameters
 
 
-def test_a_partition_that_does_not_fit_is_refused():
-    with pytest.raises(PartitionError, match="sums to 3 layers; the model has 4"):
-        build_stage(ModelSpec("llama-tiny", partition=(1, 2)), 0, 2, CPU)
+def checkpoint(folder, architecture="llama", *, tied=False, max_shard_size="50KB", **changes):
+    """A folder as `save_pretrained` leaves it, and the model that was saved."""
+    path = Path(configuration_folder(folder, architecture, tied=tied, **changes))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    return path, model
+
+
+@pytest.mark.parametrize("max_shard_size", ["50KB", "1GB"], ids=["sharded", "single"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mixtral", "phi3", "qwen2_moe"])
+def test_a_checkpoint_is_read_as_transformers_reads_it(
+    tmp_path, architecture, tied, max_shard_size
+):
+    path, model = checkpoint(tmp_path, architecture, tied=tied, max_shard_size=max_shard_size)
+    assert (path / "model.safetensors").exists() == (max_shard_size == "1GB")
+    expected = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    names = set()
+    for stage in range(3):
+        for name, parameter in build_stage(ModelSpec(str(path)), stage, 3).own_parameters().items():
+            assert torch.equal(parameter, expected[name]), name
+            names.add(name)
+    assert names == {name for name, _ in model.named_parameters(remove_duplicate=not tied)}
+
+
+def test_a_hub_id_is_read_from_the_hubs_local_cache(tmp_path, monkeypatch):
+    path, _ = checkpoint(tmp_path)
+    repository = tmp_path / "cache" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    path.rename(repository / "snapshots" / ("0" * 40))
+    script = (
+        "import torch; from engine.model.split import *;"
+        "model = open_model(ModelSpec('org/name'), (1, 8), torch.device('cpu'));"
+        "stage = model.build_stage([range(2), range(2, 4)], 1, torch.device('cpu'));"
+        "print(len(stage.own_parameters()))"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "20\n", done.stderr
+
+
+def test_a_checkpoints_weights_can_be_left_aside(tmp_path):
+    path, model = checkpoint(tmp_path)
+    stage = build_stage(ModelSpec(str(path), weights="random"), 0, 1)
+    assert not torch.equal(stage.own_parameters()["lm_head.weight"], model.lm_head.weight)
+
+
+def test_a_checkpoint_is_cast_to_the_dtype_asked_for(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    parameters = build_stage(ModelSpec(str(path), "bfloat16"), 0, 2).own_parameters()
+    assert {p.dtype for p in parameters.values()} == {torch.bfloat16}
+
+
+def peak_while_building(name, stage, pipe):
+    """Bytes by which the process's high-water mark rises above what importing needs."""
+    from engine.run.memory import process_peak_bytes, reset_process_peak
+
+    build_stage(ModelSpec("llama-tiny"), 0, 2)  # imports and caches
+    reset_process_peak()
+    before = process_peak_bytes()
+    built = build_stage(ModelSpec(name), stage, 2)
+    pipe.send((process_peak_bytes() - before, sum(p.nbytes for p in built.parameters())))
+
+
+def in_a_process(function, *arguments):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=function, args=(*arguments, theirs))
+    process.start()
+    assert ours.poll(120)
+    result = ours.recv()
+    process.join()
+    return result
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("kind", ["preset", "checkpoint", "factory"])
+def test_starting_one_of_two_stages_needs_less_than_60_percent_of_the_whole_model(
+    tmp_path, kind, stage
+):
+    whole_bytes = 4 * PRESETS["llama-160m"].num_parameters
+    name = {"preset": "llama-160m", "factory": "models:big_sequential"}.get(kind)
+    if kind == "checkpoint":
+        name = str(tmp_path / "saved")
+        LlamaForCausalLM(preset_config("llama-160m")).save_pretrained(name, max_shard_size="200MB")
+    peak_bytes, owned_bytes = in_a_process(peak_while_building, name, stage)
+    assert 0.4 * whole_bytes < owned_bytes
+    assert peak_bytes < 0.6 * whole_bytes, f"{peak_bytes:,} of {whole_bytes:,}"
+
+
+def refusal(spec):
+    with pytest.raises(ModelError) as caught:
+        open_model(spec, SHAPE, CPU)
+    return str(caught.value), caught.value.key
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    shard = sorted(path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    message, _ = refusal(ModelSpec(str(path)))
+    assert (
+        message == f"{path}: shard {shard.name} is missing; model.safetensors.index.json names it"
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "header", "text"])
+def test_a_corrupt_shard_is_named(tmp_path, damage):
+    path, _ = checkpoint(tmp_path)
+    shard = sorted(path.glob("model-*.safetensors"))[1]
+    whole = shard.read_bytes()
+    damaged = {
+        "cut": whole[:-10],
+        "empty": b"",
+        "header": whole[:8] + b"x" * 20 + whole[28:],
+        "text": b"version https://git-lfs.github.com/spec/v1\n",
+    }
+    shard.write_bytes(damaged[damage])
+    message, _ = refusal(ModelSpec(str(path)))
+    assert message.startswith(f"{shard}: corrupt: ")
+
+
+def test_a_tensor_that_the_checkpoint_lacks_is_named(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] = {k: v for k, v in content["weight_map"].items() if "norm.w" not in k}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    with pytest.raises(ModelError, match=r"no tensor for model\.layers\.4"):
+        build_stage(ModelSpec(str(path)), 1, 2)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
+    with pytest.raises(ModelError, match=r"has shape \[.*96.*\], its configuration says .*80"):
+        build_stage(ModelSpec(str(path)), 0, 2)
+
+
+def test_an_architecture_without_a_plan_is_refused(tmp_path):
+    CONFIG_MAPPING["gpt2"](n_layer=2, n_embd=32, n_head=2, vocab_size=256).save_pretrained(tmp_path)
+    message, _ = refusal(ModelSpec(str(tmp_path)))
+    assert "GPT2LMHeadModel declares no base_model_pp_plan" in message
+
+
+def test_an_architecture_whose_layers_share_more_than_the_hidden_state_is_refused(tmp_path):
+    tiny_config(CONFIG_MAPPING["glm_moe_dsa"]()).save_pretrained(tmp_path)
+    message, _ = refusal(ModelSpec(str(tmp_path)))
+    assert "glm_moe_dsa cannot be split: its layers need more from each other" in message
+
+
+def test_remote_code_is_not_run_without_consent(tmp_path):
+    auto_map = {"AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.MyModel"}
+    settings = {"model_type": "mine", "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "code.py").write_text("raise SystemExit('it was run')")
+    message, key = refusal(ModelSpec(str(tmp_path)))
+    assert "brings its own code, which is not run without consent" in message
+    assert key == "model.trust_remote_code"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-model", "it is no preset .*, no folder with a config.json, no hub id"),
+        ("no_such_module:factory", "cannot import no_such_module"),
+        ("models:nothing", 'models has no callable "nothing"'),
+        ("models:no_module", "must return a torch.nn.Module, it returned str"),
+        ("models:broken", "the factory failed: RuntimeError: no weights today"),
+        (
+            "models:Tutorial",
+            'neither an nn.Sequential nor a transformers model; set split = "trace"',
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_had_says_why(monkeypatch, name, message):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=message):
+        open_model(ModelSpec(name), SHAPE, CPU)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (ModelSpec("llama-tiny", split="trace", split_points=("model",)), "cuts what a factory"),
+        (ModelSpec("models:Tutorial", split="trace"), "needs split points"),
+        (
+            ModelSpec("models:Tutorial", split="trace", split_points=("layers.9",)),
+            '"layers.9" is no submodule of models:Tutorial; it has tok_embeddings',
+        ),
+        (ModelSpec("llama-tiny", split_points=("x",)), 'are for split = "trace" only'),
+    ],
+)
+def test_a_trace_that_cannot_be_made_says_why(spec, message):
+    with pytest.raises(ModelError, match=message):
+        open_model(spec, SHAPE, CPU)
+
+
+def test_a_factory_may_return_a_transformers_model():
+    spec = ModelSpec("models:small_llama", "float64")
+    whole = build_stage(spec, 0, 1)
+    tokens = torch.randint(64, (2, 12))
+    x = (tokens,)
+    for stage in range(3):
+        x = build_stage(spec, stage, 3)(*x)
+    assert torch.equal(x[0], whole(tokens)[0])
+    assert float(whole.own_parameters()["model.norm.weight"][0]) == 0.5  # as the factory left it
+
+
+def test_a_factorys_own_initialisation_is_kept():
+    parameters = build_stage(ModelSpec("models:sequential"), 0, 2).own_parameters()
+    assert torch.equal(parameters["1.scale"], torch.ones(32))
+    assert float(parameters["0.weight"].data.std()) == pytest.approx(1, rel=0.05)

@@ -40,7 +40,7 @@ def test_one_rank_needs_no_process_group():
 
 
 def spans_of_a_step(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    connect(settings, fabric)
+    settings = connect(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(settings, fabric)
@@ -87,7 +87,7 @@ def test_a_transfer_counts_the_bytes_of_its_message(ranks: Ranks):
 
 
 def peak_bytes(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    connect(settings, fabric)
+    settings = connect(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(settings, fabric)

@@ -1,0 +1,120 @@
+"""What one rank finds out by itself, before it works with the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.command.launch import Launch
+from engine.command.options import LATEST, OptionError, Options, configuration, read_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.configuration import TrainerConfig
+    from engine.run.p2p import Fabric
+
+
+@dataclass(frozen=True)
+class Job:
+    """Options that have been found to be possible, on this rank."""
+
+    options: Options
+    config: TrainerConfig
+    device: torch.device
+    last_rank: int  # of the last stage
+    checkpoint: Path | None  # to resume from
+
+
+def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
+    """Everything that can be checked without the other ranks; None when only help was wanted.
+
+    Raises what `is_known` knows.
+    """
+    options = read_options(arguments)
+    if options is None:
+        return None
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device, launch)
+    config = configuration(options, launch.world_size)
+    last_rank = _check(config, device)
+    checkpoint = _checkpoint(options)
+    if options.save is not None:
+        make_folder("--save", options.save)
+    return Job(options, config, device, last_rank, checkpoint)
+
+
+def _device(kind: str, launch: Launch) -> torch.device:
+    """The rank's own; on a machine with fewer GPUs than ranks, one that it shares."""
+    import torch
+
+    num_devices = torch.cuda.device_count()
+    if kind == "cpu" or (kind == "auto" and not num_devices):
+        return torch.device("cpu")
+    if not num_devices:
+        raise OptionError("--device is cuda, and torch sees no CUDA device here; try auto")
+    device = torch.device("cuda", launch.local_rank % num_devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check(config: TrainerConfig, device: torch.device) -> int:
+    """Open model and data, and lay out program and partition; the rank of the last stage."""
+    from engine.configuration import data_of, model_of, program_of, tokenizer_of
+    from engine.model.partition import BY_COST, partition_layers
+
+    placement = program_of(config).placement
+    model = model_of(config, device)
+    if config.model.partition not in BY_COST:
+        partition_layers(config.model.partition, model.num_layers, placement.num_stages)
+    data_of(config, model, tokenizer_of(config), device).close()
+    return placement.ranks[-1]
+
+
+def _checkpoint(options: Options) -> Path | None:
+    from engine.run import snapshot
+
+    if options.resume is None:
+        return None
+    if options.resume == LATEST:
+        assert options.save is not None
+        return snapshot.latest(options.save)
+    folder = Path(options.resume)
+    folder = snapshot.latest(folder) or folder  # a folder of checkpoints will do
+    snapshot.read_state(folder)
+    return folder
+
+
+def make_folder(option: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{option}: cannot write in {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{option}: cannot write in {folder}: permission denied")
+
+
+def fabric_of(job: Job, launch: Launch) -> Fabric:
+    """Blocks until all ranks are here."""
+    import torch
+
+    from engine.run.clock import clock_for
+    from engine.run.p2p import Fabric
+
+    kinds = set(launch.gather(job.device.type))
+    if len(kinds) > 1:
+        launch.attempt(lambda: _refuse_mixed(kinds))
+    # One answer for all: a channel has to be of one kind at both ends.
+    is_shared = any(launch.gather(launch.local_world_size > torch.cuda.device_count()))
+    return Fabric(job.device, clock_for(job.device), is_device_shared=is_shared)
+
+
+def _refuse_mixed(kinds: set[str]) -> None:
+    found = " and ".join(sorted(kinds))
+    raise OptionError(f"some ranks have {found}; give --device cpu, or a GPU to all machines")

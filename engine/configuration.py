@@ -1,0 +1,160 @@
+"""What a trainer is asked to do, and what follows from it before anything has weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.model.data import Data, DataSpec, load_tokenizer
+from engine.model.partition import Costs, balance, partition_layers
+from engine.model.split import ModelSpec, open_model
+from engine.model.stage_module import Message, Model, ModelError
+from engine.plan.action import COMPUTE_OPS
+from engine.plan.lower import Channel as Edge
+from engine.plan.lower import channel_of
+from engine.plan.program import Program
+from engine.plan.rules import check
+from engine.plan.schedules.registry import build_program
+from engine.run.optimizer import OptimizerSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """Everything that decides what a step computes.
+
+    `autocast` is `none` or `bfloat16`; `recompute` keeps only each layer's input until its
+    backward, which runs its forward again; `compile` compiles the layers.
+    """
+
+    model: ModelSpec = field(default_factory=ModelSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    schedule: str = "1f1b"
+    world_size: int = 1
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    autocast: str = "none"
+    recompute: bool = False
+    compile: bool = False
+    is_settled: bool = False  # by `connect`: the partition is a list, the model has been tried
+    costs: Costs | None = None  # what the partition was balanced by
+
+    def __post_init__(self) -> None:
+        if self.autocast not in AUTOCAST:
+            known = ", ".join(AUTOCAST)
+            raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
+
+
+def program_of(config: TrainerConfig) -> Program:
+    """The step's program, checked. Raises UnknownScheduleError or ProgramError."""
+    program = build_program(config.schedule, config.world_size, config.data.num_microbatches)
+    check(program)
+    return program
+
+
+def edges_of(lowered: Program) -> list[Edge]:
+    """Every channel of the program, in one order on all ranks."""
+    transfers = (a for row in lowered.actions for a in row if a.op not in COMPUTE_OPS)
+    return sorted({channel_of(transfer) for transfer in transfers})
+
+
+def model_of(config: TrainerConfig, device: torch.device) -> Model:
+    """The model, checked against the data. Raises ModelError."""
+    data = config.data
+    if data.is_variable and config.model.split == "trace":
+        message = 'split = "trace" fixes the shape of a microbatch; seq_len cannot be "variable"'
+        raise ModelError(message, "model.split")
+    shape = (data.microbatch_size, data.longest)
+    model = _opened(config.model, shape, device, is_tried=config.is_settled)
+    is_too_long = model.max_positions is not None and data.longest > model.max_positions
+    if is_too_long and not data.is_variable:
+        raise ModelError(
+            f"sequences of {data.longest} tokens are longer than the {model.max_positions} "
+            f"positions of {config.model.name}",
+            "seq_len",
+        )
+    return model
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(
+    spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, is_tried: bool
+) -> Model:
+    """Kept, since it is asked for more than once and tracing takes seconds."""
+    return open_model(spec, shape, device, is_tried=is_tried)
+
+
+def data_spec_of(config: TrainerConfig, model: Model) -> DataSpec:
+    """The data's settings; documents are cut to the model's positions where lengths vary."""
+    data, positions = config.data, model.max_positions
+    if not data.is_variable or positions is None or positions >= data.max_seq_len:
+        return data
+    return dataclasses.replace(data, max_seq_len=positions)
+
+
+def settled(
+    config: TrainerConfig, model: Model, num_stages: int, measure: Callable[[], Costs]
+) -> TrainerConfig:
+    """The configuration with its partition as a list. Raises PartitionError."""
+    kind = config.model.partition
+    costs = None
+    if kind == "measured":
+        costs = measure()
+    elif kind == "parameters":
+        costs = model.costs
+    if costs is None:
+        layers = partition_layers(kind, model.num_layers, num_stages)
+    else:
+        layers = balance(costs, num_stages)
+    counts = tuple(len(owned) for owned in layers)
+    spec = dataclasses.replace(config.model, partition=counts)
+    return dataclasses.replace(config, model=spec, is_settled=True, costs=costs)
+
+
+def partition_of(config: TrainerConfig, model: Model, num_stages: int) -> list[range]:
+    """The layers of each stage. Raises PartitionError unless a partition by cost was settled."""
+    if num_stages == 1:
+        return [range(model.num_layers)]
+    return partition_layers(config.model.partition, model.num_layers, num_stages)
+
+
+def messages_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[Message]:
+    """What each stage but the last sends for one microbatch, at its longest."""
+    data = data_spec_of(config, model)
+    return model.messages(partition, data.microbatch_size, data.longest)
+
+
+def shares_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[float]:
+    """Each stage's share of what the partition was made by: costs where there are, else layers."""
+    costs = config.costs or Costs((1.0,) * model.num_layers)
+    totals = costs.of_stages(partition)
+    return [total / max(sum(totals), 1e-30) for total in totals]
+
+
+def tokenizer_of(config: TrainerConfig) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, None for bytes. Raises DataError."""
+    if config.data.source == "synthetic":
+        return None
+    model = config.model
+    return load_tokenizer(
+        config.data.tokenizer, model.home, trust_remote_code=model.trust_remote_code
+    )
+
+
+def data_of(
+    config: TrainerConfig,
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: torch.device,
+) -> Data:
+    """The loader. Raises DataError."""
+    pin_memory = device.type == "cuda"
+    return Data(data_spec_of(config, model), model.vocab_size, tokenizer, pin_memory=pin_memory)

@@ -1,0 +1,101 @@
+"""What a sweep must know of models before anything is started: sizes, limits, or what is wrong.
+
+    python -m engine.model.facts < requests.json
+
+A process of its own, so that the caller needs no torch. Reads a JSON list of requests and prints a
+JSON list of facts on one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.model.data import DataError, load_tokenizer
+from engine.model.split import ModelSpec, open_model
+from engine.model.stage_module import ModelError
+
+TRACED_SHAPE = (1, 16)
+"""Of the microbatch that a module is traced with, to see whether it can be."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model and a tokenizer, as a sweep file names them."""
+
+    model: str
+    split: str
+    split_points: list[str]
+    weights: str
+    trust_remote_code: bool
+    dtype: str
+    tokenizer: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            self.model,
+            self.dtype,
+            weights=self.weights,
+            trust_remote_code=self.trust_remote_code,
+            split=self.split,
+            split_points=tuple(self.split_points),
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a model cannot be used, and the setting at fault."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """None where unknown or without limit."""
+
+    num_layers: int | None = None
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    num_parameters: int | None = None
+    tokenizer_size: int | None = None  # the highest id, plus one; None for bytes
+    problem: Problem | None = None
+
+
+def facts_of(request: Request) -> Facts:
+    """Opens the model, without weights, and the tokenizer; what fails becomes the problem."""
+    try:
+        model = open_model(request.spec, TRACED_SHAPE, torch.device("cpu"))
+    except ModelError as error:
+        return Facts(problem=Problem(error.key, str(error)))
+    facts = Facts(model.num_layers, model.max_positions, model.vocab_size, model.num_parameters)
+    try:
+        tokenizer = load_tokenizer(
+            request.tokenizer,
+            request.spec.home,
+            trust_remote_code=request.trust_remote_code,
+        )
+    except DataError as error:
+        return dataclasses.replace(facts, problem=Problem("data.tokenizer", str(error)))
+    if tokenizer is None:
+        return facts
+    return dataclasses.replace(facts, tokenizer_size=max(tokenizer.get_vocab().values()) + 1)
+
+
+def main() -> None:
+    requests: list[dict[str, Any]] = json.load(sys.stdin)
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)  # what factories and libraries print is not part of the answer
+        facts = [dataclasses.asdict(facts_of(Request(**request))) for request in requests]
+        answer.write(json.dumps(facts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What every kind of model offers: its layers' costs, the messages between stages, the stages.
+
+Three kinds are cut differently (`causal_lm`, `chain`, and `traced`, a chain whose pieces torch's
+tracer found) and run alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.partition import Costs
+
+Partition = Sequence[range]
+"""The layers of each stage, in order."""
+
+
+class ModelError(ValueError):
+    """The model cannot be had, or not as asked. `key` is the setting at fault."""
+
+    def __init__(self, message: str, key: str = "model.preset") -> None:
+        super().__init__(message)
+        self.key = key
+
+    def __reduce__(self) -> tuple[type[ModelError], tuple[str, str]]:
+        """With its key, when one rank tells the others."""
+        return type(self), (str(self), self.key)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a message between neighbouring stages."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Message = tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class SharedWeight:
+    """One weight that several stages own: its name on each of them."""
+
+    name: str  # in the unsplit model
+    owners: tuple[tuple[int, str], ...]  # (stage, name there), at least two stages
+
+
+class StageModule(nn.Module):
+    """One stage.
+
+    Takes token ids `[batch, seq]` on the first stage, else the tensors of a message; returns the
+    tensors of the next message, on the last stage logits `[batch, seq, vocab]`.
+    """
+
+    def __init__(self, layers: range, *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.layers = layers
+        self.is_first, self.is_last = is_first, is_last
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it only passes on what it gets."""
+        return not (self.layers or self.is_first or self.is_last)
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """The owned layers: recomputed one by one."""
+        raise NotImplementedError
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by the name they have in the unsplit model, a shared one once."""
+        raise NotImplementedError
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers: what a checkpoint holds of this stage."""
+        raise NotImplementedError
+
+
+class Model(Protocol):
+    """A model before it is split. Holds no weights."""
+
+    num_parameters: int
+    num_layers: int
+    vocab_size: int
+    max_positions: int | None  # None: no limit known
+
+    @property
+    def costs(self) -> Costs:
+        """Parameters of each layer, and of what comes before and after the layers."""
+
+    def shared_weights(self, partition: Partition) -> list[SharedWeight]:
+        """The weights that several stages own under this partition."""
+
+    def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
+        """What each stage but the last sends for one microbatch."""
+
+    def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
+        """One stage with its weights on `device`, and nothing of the others anywhere."""

@@ -1,0 +1,328 @@
+"""Streams of token ids, by source: bytes of a file, or a data set through a tokenizer.
+
+A source is one long stream cut into documents; what is trained on (windows, single documents) is
+cut from it in `sequences.py`. Nothing holds a data set's tokens in memory: files are mapped, and
+Hugging Face `datasets` keeps what it tokenised in an Arrow file, which is mapped as well.
+Reading JSON, Parquet and text through that library too, rather than by hand, gives all of them its
+cache: tokenised once, by whichever process comes first.
+
+    stdlib, text with bytes     file ──────────────────────────────────────► ByteTokens
+    json, parquet, hf, text     file or hub ─► data set ─► map(tokenizer) ──► ArrowTokens
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+Array = npt.NDArray[np.int64]
+
+SOURCES = '"stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH" or "hf:DATASET"'
+_EXPECTED = {
+    "text": "the path of a text file in UTF-8, or a glob",
+    "json": "the path of a file of JSON objects, one per line or in a list, or a glob",
+    "parquet": "the path of a Parquet file, or a glob",
+    "hf": "a data set on the hub that can be reached, or a local folder of data files",
+}
+_HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
+_BLANK_LINES = re.compile(rb"^(?:[^\S\n]*(?:\n|\Z))+", re.MULTILINE)
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_ENCODING_VERSION = 1
+"""Raise when `_encode` changes: `datasets` finds cached results by a function's name, not code."""
+
+
+class DataError(ValueError):
+    """The data or the tokenizer cannot be had, do not fit the model, or are too short."""
+
+
+class Tokens(Protocol):
+    """A stream of token ids, cut into documents."""
+
+    def __len__(self) -> int:
+        """Tokens of the whole stream."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Tokens `start … stop-1`, across the borders of documents."""
+
+    def documents(self) -> tuple[Array, Array]:
+        """Where each document starts, and where it stops (exclusive)."""
+
+
+class ByteTokens:
+    """A text, one token per byte. A document is a paragraph: lines up to the next blank one."""
+
+    def __init__(self, text: npt.NDArray[np.uint8]) -> None:
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def read(self, start: int, stop: int) -> Array:
+        return self._text[start:stop].astype(np.int64)
+
+    def documents(self) -> tuple[Array, Array]:
+        gaps = [match.span() for match in _BLANK_LINES.finditer(self._text.data)]
+        borders = np.array([0, *(at for gap in gaps for at in gap), len(self)], dtype=np.int64)
+        return borders[0::2], borders[1::2]
+
+
+class ArrowTokens:
+    """The column `tokens` of a data set, one document per row, read from its mapped file."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._rows = dataset.with_format("arrow")
+        chunks = self._rows[:]["tokens"].chunks
+        lengths = [chunk.value_lengths().to_numpy() for chunk in chunks]
+        self._borders: Array = np.concatenate([[0], *lengths]).astype(np.int64).cumsum()
+
+    def __len__(self) -> int:
+        return int(self._borders[-1])
+
+    def read(self, start: int, stop: int) -> Array:
+        first = int(np.searchsorted(self._borders, start, side="right")) - 1
+        last = int(np.searchsorted(self._borders, stop, side="left"))
+        chunks = [c.flatten().to_numpy() for c in self._rows[first:last]["tokens"].chunks]
+        # One chunk is the rule, and stays a view of the file: a window costs no more out of a
+        # book than out of a line.
+        tokens = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        offset = int(self._borders[first])
+        window: Array = tokens[start - offset : stop - offset].astype(np.int64)
+        return window
+
+    def documents(self) -> tuple[Array, Array]:
+        return self._borders[:-1], self._borders[1:]
+
+
+def open_tokens(
+    source: str, tokenizer: PreTrainedTokenizerBase | None, text_column: str = "text"
+) -> Tokens:
+    """The tokens of a source other than "synthetic"; without a tokenizer, its bytes in UTF-8.
+
+    - `stdlib`: the sources of the standard library; always bytes, whatever the tokenizer.
+    - `text:PATH`: without a tokenizer the file as it is; with one, a document per line.
+    - `json:PATH`, `parquet:PATH`: a document per row of `text_column`. PATH may be a glob.
+    - `hf:NAME`, a hub id or a local folder that `datasets.load_dataset` understands, with options:
+      `hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION`. The split is "train" if not given.
+
+    A tokenizer sees each document alone, adds the special tokens that it always adds, and then
+    its end-of-text token, if it has one, closes the document. Empty documents vanish.
+
+    Raises DataError: unknown source, nothing that can be read there, no such column, or `datasets`
+    not installed.
+    """
+    if source == "stdlib":
+        return ByteTokens(np.frombuffer(_stdlib_text(), dtype=np.uint8))
+    kind, _, place = source.partition(":")
+    if kind not in _EXPECTED or not place:
+        raise DataError(f'unknown data source "{source}"; expected {SOURCES}')
+    if kind == "text" and tokenizer is None:
+        return ByteTokens(_map_file(source, Path(place)))
+    try:
+        return ArrowTokens(_load(source, text_column, tokenizer))
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f'data source "{source}": {_reason(error)}; expected {_EXPECTED[kind]}'
+        ) from error
+
+
+def load_tokenizer(
+    name: str, model: str | None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that `DataSpec.tokenizer` names; None stands for bytes.
+
+    `model` is the model's hub id or folder, None for a preset or a factory. "auto" is the model's
+    own tokenizer, and bytes where there is no model or its folder has none. Raises DataError when
+    the tokenizer cannot be loaded.
+    """
+    if name == "bytes" or (name == "auto" and (model is None or _is_bare_folder(model))):
+        return None
+    place = str(model) if name == "auto" else name
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    try:
+        _check_folder(place)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise DataError(
+            f'tokenizer "{place}": {_reason(error)}; expected a folder with tokenizer files, '
+            'a hub id that can be reached, or "bytes"'
+        ) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _is_bare_folder(place: str) -> bool:
+    """Whether `place` is a folder without a tokenizer."""
+    folder = Path(place)
+    return folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES)
+
+
+def _check_folder(place: str) -> None:
+    """Spares what is plainly no hub id the attempts to reach it there."""
+    if _is_bare_folder(place):
+        raise DataError("the folder has no tokenizer files")
+    if place.startswith((".", "/", "~")) and not Path(place).is_dir():
+        raise DataError("no such folder")
+
+
+@functools.cache
+def _stdlib_text() -> bytes:
+    """The sources of the standard library's top-level modules, in order of name."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+def _map_file(source: str, path: Path) -> npt.NDArray[np.uint8]:
+    try:
+        if path.stat().st_size == 0:  # which cannot be mapped
+            return np.empty(0, dtype=np.uint8)
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise DataError(f'data source "{source}": {error.strerror}') from error
+
+
+def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:
+    """The tokenised data set, of one column `tokens`. Blocks while another process makes it."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f'data source "{source}" needs the datasets package; '
+            "install it with: pip install 'ppbench[hf]'"
+        ) from error
+    with _quiet(), _turn(source):
+        dataset = datasets.load_dataset(**_load_arguments(source))
+        _check_column(source, text_column, dataset)
+        return _tokenise(dataset, text_column, tokenizer)
+
+
+def _tokenise(
+    dataset: Dataset, text_column: str, tokenizer: PreTrainedTokenizerBase | None
+) -> Dataset:
+    from datasets import Features, Sequence, Value
+
+    kind = Value("uint8" if tokenizer is None else "int32")
+    return dataset.map(
+        _encode,
+        batched=True,
+        input_columns=[text_column],
+        remove_columns=dataset.column_names,
+        fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
+        features=Features({"tokens": Sequence(kind)}),
+    )
+
+
+def _load_arguments(source: str) -> dict[str, str]:
+    """What `datasets.load_dataset` is called with."""
+    kind, _, place = source.partition(":")
+    if kind == "hf":
+        return _hub_arguments(source, place)
+    if Path(place).is_file() and not Path(place).stat().st_size:
+        raise DataError(f'data source "{source}": the file is empty; expected {_EXPECTED[kind]}')
+    return {"path": kind, "data_files": place, "split": "train"}
+
+
+def _hub_arguments(source: str, place: str) -> dict[str, str]:
+    name, _, query = place.partition("?")
+    arguments = {"path": name, "split": "train"}
+    for option in filter(None, query.split("&")):
+        key, _, value = option.partition("=")
+        if key not in _HUB_OPTIONS or not value:
+            raise DataError(
+                f'data source "{source}": unknown option "{option}"; '
+                "expected hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION"
+            )
+        arguments[_HUB_OPTIONS[key]] = value
+    return arguments
+
+
+def _check_column(source: str, column: str, dataset: Dataset) -> None:
+    if column not in dataset.column_names:
+        raise DataError(
+            f'data source "{source}" has no column "{column}"; '
+            f"set text_column to one of: {', '.join(dataset.column_names)}"
+        )
+    kind = getattr(dataset.features[column], "dtype", None)
+    if kind not in ("string", "large_string"):
+        raise DataError(
+            f'data source "{source}": column "{column}" holds {dataset.features[column]}, '
+            f"expected text; the columns are: {', '.join(dataset.column_names)}"
+        )
+
+
+def _encode(
+    texts: list[str | None],
+    tokenizer: PreTrainedTokenizerBase | None,
+    version: int,  # noqa: ARG001 - part of the key under which the result is cached
+) -> dict[str, list[list[int]]]:
+    """A batch of documents as token ids, each closed by the end-of-text token."""
+    present = [text or "" for text in texts]
+    if tokenizer is None:
+        return {"tokens": [list(text.encode()) for text in present]}
+    # Not verbose: it would warn of documents longer than the model's context, which are cut later.
+    encoded = tokenizer(present, return_attention_mask=False, verbose=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    pairs = zip(present, encoded, strict=True)
+    return {"tokens": [_close(tokens, end) if text else [] for text, tokens in pairs]}
+
+
+def _close(tokens: list[int], end: int | None) -> list[int]:
+    """Some tokenizers close a text themselves."""
+    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of `datasets`, which every rank would draw over the others'."""
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    was_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_disabled:
+            enable_progress_bars()
+
+
+@contextmanager
+def _turn(source: str) -> Iterator[None]:
+    """One process at a time: the others find the result in the cache instead of repeating it.
+
+    Speed only: `datasets` writes beside and renames, so that no lock would be safe as well.
+    """
+    from datasets import config
+    from filelock import FileLock
+
+    folder = Path(config.HF_DATASETS_CACHE)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256(source.encode()).hexdigest()[:16]
+    with FileLock(folder / f"engine-{key}.lock"):
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the error that started it; `datasets` wraps what went wrong."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" .:") if lines else type(error).__name__

@@ -1,0 +1,164 @@
+"""Weights for a cut transformers model: initialised by its own rules, or read from a checkpoint.
+
+Only what the cut has left gets memory. `from_pretrained` is no alternative: it allocates the whole
+model before anything can be dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+
+from engine.model.factory import Factory
+from engine.model.stage_module import ModelError
+
+_UNSET_INTEGER = -(2**31) + 1
+
+
+def initialise(model: PreTrainedModel, seed: int, rebuild: Callable[[], nn.Module]) -> None:
+    """Allocate on the CPU and initialise, each module from the seed and its name alone.
+
+    The model's own `_init_weights` sets a module's parameters and buffers; what it leaves to the
+    modules' constructors is taken from a model that `rebuild` makes. On the CPU, so that all
+    devices get the same numbers.
+    """
+    _allocate(model)
+    with torch.no_grad():
+        _initialise_below(model, "", model, seed)
+    _set_from_constructors(model, rebuild, seed)
+
+
+def read_checkpoint(
+    model: PreTrainedModel, files: Sequence[Path], rebuild: Callable[[], nn.Module]
+) -> None:
+    """Read from safetensors files, lazily, the tensors that the model has left, to the CPU.
+
+    Names and layouts are converted as `from_pretrained` does. Raises ModelError when a tensor is
+    missing or has another shape.
+    """
+    with contextlib.ExitStack() as stack, _no_progress_bar():
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
+        mapping = get_model_conversion_mapping(model)
+        config = LoadStateDictConfig(dtype=model.dtype, weight_mapping=mapping)  # type: ignore[arg-type]  # stub
+        info, _ = convert_and_load_state_dict_in_model(model, slices, config)
+    _check_read(files[0].parent, info, tied=set(model.all_tied_weights_keys))
+    _allocate(model)
+    with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
+        _initialise_below(model, "", model, 0)
+    _set_from_constructors(model, rebuild, 0)
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _check_read(folder: Path, info: object, *, tied: set[str]) -> None:
+    """`info` is transformers' account of what it loaded."""
+    missing = sorted(set(getattr(info, "missing_keys", ())) - tied)
+    mismatched = sorted(getattr(info, "mismatched_keys", ()))
+    failed = getattr(info, "conversion_errors", {})
+    if missing:
+        more = f" nor for {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{folder}: the checkpoint has no tensor for {missing[0]}{more}")
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise ModelError(
+            f"{folder}: {name} has shape {list(found)}, its configuration says {list(expected)}"
+        )
+    if failed:
+        raise ModelError(f"{folder}: cannot be converted: {next(iter(failed.values()))}")
+
+
+def _allocate(model: nn.Module) -> None:
+    """Give what is still on the meta device memory, filled so that what stays unset is seen."""
+    for module in model.modules():
+        for name, tensor in _own_tensors(module):
+            if tensor.is_meta:
+                _put(module, name, torch.full_like(tensor, _unset(tensor), device="cpu"))
+
+
+def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    """Replace a parameter or a buffer."""
+    old = getattr(module, name)
+    if isinstance(old, nn.Parameter):
+        value = nn.Parameter(value, old.requires_grad)
+    setattr(module, name, value)
+
+
+def _unset(tensor: Tensor) -> float:
+    if tensor.dtype == torch.bool:
+        return 0
+    return torch.nan if tensor.is_floating_point() else _UNSET_INTEGER
+
+
+def _is_unset(tensor: Tensor) -> bool:
+    """Whether its first element is still what it was filled with."""
+    if tensor.numel() == 0 or tensor.dtype == torch.bool:
+        return False
+    first = tensor.flatten()[0]
+    return bool(first.isnan() if tensor.is_floating_point() else first == _UNSET_INTEGER)
+
+
+def _set_from_constructors(
+    model: PreTrainedModel, rebuild: Callable[[], nn.Module], seed: int
+) -> None:
+    unset = [
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        for name, tensor in _own_tensors(module)
+        if _is_unset(tensor)
+    ]
+    if unset:
+        factory = Factory(type(model).__name__, rebuild, seed)
+        whole = factory.build({factory.canonical[n] for n in unset if n in factory.canonical})
+        for full_name in unset:
+            prefix, _, name = full_name.rpartition(".")
+            value = getattr(whole.get_submodule(prefix), name).detach()
+            _put(model.get_submodule(prefix), name, value)
+
+
+def copy_tensors(source: nn.Module, model: nn.Module) -> None:
+    """Let the model have the parameters and buffers that a whole one has under the same names."""
+    for prefix, module in model.named_modules():
+        theirs = source.get_submodule(prefix) if _own_tensors(module) else module
+        for name, tensor in _own_tensors(module):
+            _put(module, name, getattr(theirs, name).detach().to(tensor.dtype))
+
+
+def _initialise_below(module: nn.Module, name: str, owner: PreTrainedModel, seed: int) -> None:
+    """Children first, as transformers does: a parent may set its children's tensors anew."""
+    for child_name, child in module.named_children():
+        inner = child if isinstance(child, PreTrainedModel) else owner
+        _initialise_below(child, f"{name}.{child_name}" if name else child_name, inner, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_seed_of(name, seed))
+        owner._init_weights(module)
+
+
+def _seed_of(name: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

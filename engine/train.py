@@ -1,0 +1,128 @@
+"""The command-line trainer: from options to checkpoints.
+
+    torchrun --nproc-per-node 3 -m engine.train --data text:corpus.txt --max-tokens 1000000
+
+1 `command.options`      read, and checked by each rank before it talks to another
+2 `command.launch`       the ranks meet; what is wrong on any of them ends all, and is said once
+3 `command.preparation`  what a rank can find out alone
+4 `command.training`     step, show, save, until the goal is reached
+
+Steps go to standard output, all else to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.command.launch import Launch, RefusedError, is_known
+from engine.command.options import Options
+from engine.command.preparation import Job, fabric_of, prepare
+from engine.command.training import Display, Training
+
+if TYPE_CHECKING:
+    from engine.trainer import Trainer
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
+
+
+def main() -> None:
+    """Entry point of `python -m engine.train`."""
+    try:
+        code = _run(Launch.from_environment())
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # tearing communicators down waits for peers that wait for this rank
+
+
+def _run(launch: Launch) -> int:
+    try:
+        job = launch.attempt(lambda: prepare(sys.argv[1:], launch))
+        if job is not None:
+            train(job, launch)
+        launch.close()
+    except RefusedError:
+        return REFUSED
+    except Exception as error:
+        return _explain(error, launch)
+    return 0
+
+
+def _explain(error: Exception, launch: Launch) -> int:
+    """Say what went wrong on this rank, amid work with the others; the exit code."""
+    import torch
+    import torch.distributed as dist
+
+    from engine.run.p2p import TransferError
+
+    if is_known(error):
+        launch.say(f"rank {launch.rank}: {error}")
+        return REFUSED
+    words = str(error).partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
+        remedy = "try a smaller --microbatch-size, --recompute or more ranks"
+        launch.say(f"rank {launch.rank}: {words}; {remedy}")
+    elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
+        where = words.partition("[")[0].rstrip(": ") or "working together"
+        launch.say(f"rank {launch.rank}: {where}: another rank has died; its own error says why")
+    else:
+        traceback.print_exc()
+    return FAILED
+
+
+def train(job: Job, launch: Launch) -> None:
+    """Build the trainer and run it to the end. Collective."""
+    from engine.trainer import Progress, Trainer, connect
+
+    fabric = fabric_of(job, launch)
+    config = connect(job.config, fabric)
+    trainer = launch.attempt(lambda: Trainer(config, fabric))
+    checkpoint = launch.gather(job.checkpoint)[0]  # the latest may be another a moment later
+    progress = (
+        Progress() if checkpoint is None else launch.attempt(lambda: trainer.resume(checkpoint))
+    )
+    first_step = progress.step
+    is_shown = launch.rank == job.last_rank
+    display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
+    display.note(_description(job, launch, trainer))
+    display.note(*_where_it_begins(job.options, checkpoint, first_step))
+    training = Training(job.options, launch, trainer, display, progress)
+    try:
+        try:
+            training.run()
+        finally:
+            display.close()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun repeats what the terminal sent
+        display.close()
+        display.say(training.how_to_go_on())
+        raise
+    trainer.close()
+
+
+def _description(job: Job, launch: Launch, trainer: Trainer) -> str:
+    options = job.options
+    layers = ", ".join(str(len(owned)) for owned in trainer.partition)
+    num_microbatches = options.global_batch_size // options.microbatch_size
+    return (
+        f"{options.model}: {trainer.model.num_parameters:,} parameters; "
+        f"{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
+        f"{num_microbatches} microbatches of {options.microbatch_size}"
+    )
+
+
+def _where_it_begins(options: Options, checkpoint: Path | None, first_step: int) -> list[str]:
+    if checkpoint is None:
+        return [] if options.resume is None else [f"no checkpoint in {options.save}: a fresh start"]
+    return [f"resumed from {checkpoint}, after step {first_step}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Combinations of settings whose parts are valid but that nothing can run.
+
+Each check is a pure function that yields what is wrong; whoever asks knows the file and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.model.partition import PartitionError, partition_layers
+from ppbench.config.case import VARIABLE, Case
+from ppbench.config.models import Facts, Problem
+
+NUM_BYTE_VALUES = 256
+LOCAL_SOURCES = ("text", "json", "parquet")
+_NEED_DATASETS = ("json", "parquet", "hf")
+
+
+def problems_of_settings(case: Case) -> Iterator[Problem]:
+    """What is wrong whatever the model is."""
+    yield from _of_split(case)
+    yield from _of_learning_rate(case)
+    yield from _of_source(case)
+
+
+def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
+    """What is wrong with this model. A `data.max_seq_len` left at its default gives way to it."""
+    if facts.problem is not None:
+        yield facts.problem
+        return
+    yield from _of_positions(case, facts, is_max_seq_len_set)
+    yield from _of_partition(case, facts)
+    yield from _of_vocabulary(case, facts)
+    yield from _of_text_size(case, facts)
+
+
+def _of_split(case: Case) -> Iterator[Problem]:
+    num_points, world_size = len(case.model_split_points), case.world_size
+    if case.model_split != "trace":
+        if num_points:
+            yield Problem("model.split_points", 'has a meaning only with model.split = "trace"')
+        return
+    if num_points == 0 and world_size > 1:
+        message = f"is empty; world_size {world_size} needs 1 to {world_size - 1} modules to cut at"
+        yield Problem("model.split_points", message)
+    if num_points >= world_size:
+        message = (
+            f"{num_points} split points make {num_points + 1} stages; world_size {world_size} "
+            f"has {world_size}"
+        )
+        yield Problem("model.split_points", message)
+    if case.model_partition != "uniform":
+        message = 'has no meaning with model.split = "trace", where model.split_points decide'
+        yield Problem("model.partition", message)
+
+
+def _of_learning_rate(case: Case) -> Iterator[Problem]:
+    warmup, decay = case.train_lr_warmup_steps, case.train_lr_decay_steps
+    if case.train_lr_schedule == "cosine" and decay <= warmup:
+        message = (
+            f'{decay} must be greater than train.lr_warmup_steps {warmup}: lr_schedule "cosine" '
+            "reaches zero there"
+        )
+        yield Problem("train.lr_decay_steps", message)
+
+
+def _of_source(case: Case) -> Iterator[Problem]:
+    kind, _, path = case.data_source.partition(":")
+    if kind in LOCAL_SOURCES and not local_files(case.data_source):
+        message = f"no such file: {path} (relative to the working directory)"
+        yield Problem("data.source", message)
+    if kind in _NEED_DATASETS and find_spec("datasets") is None:
+        message = f"{kind} needs the datasets package; install it with: pip install 'ppbench[hf]'"
+        yield Problem("data.source", message)
+
+
+def _of_positions(case: Case, facts: Facts, is_max_seq_len_set: bool) -> Iterator[Problem]:
+    if facts.max_positions is None:
+        return
+    is_variable = case.seq_len == VARIABLE
+    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
+    if longest > facts.max_positions and (is_max_seq_len_set or not is_variable):
+        key = "data.max_seq_len" if is_variable else "seq_len"
+        positions = f"{facts.max_positions} positions of {case.model_preset}"
+        yield Problem(key, f"{longest} is longer than the {positions}")
+
+
+def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
+    partition = case.model_partition
+    if isinstance(partition, str) or facts.num_layers is None:
+        return
+    try:
+        partition_layers(partition, facts.num_layers, case.world_size)
+    except PartitionError as error:
+        message = f"{error} (model {case.model_preset}, world_size {case.world_size})"
+        yield Problem("model.partition", message)
+
+
+def _of_vocabulary(case: Case, facts: Facts) -> Iterator[Problem]:
+    """Synthetic tokens are drawn from the vocabulary itself."""
+    if facts.vocab_size is None or case.data_source == "synthetic":
+        return
+    size = _tokenizer_size(case, facts)
+    needed = NUM_BYTE_VALUES if size is None else size
+    if facts.vocab_size < needed:
+        tokens = "text as bytes" if size is None else f"tokenizer {case.data_tokenizer}"
+        message = (
+            f"{tokens} needs a vocabulary of {needed}; {case.model_preset} has {facts.vocab_size}"
+        )
+        is_chosen = size is not None and case.data_tokenizer != "auto"
+        yield Problem("data.tokenizer" if is_chosen else "model.preset", message)
+
+
+def _tokenizer_size(case: Case, facts: Facts) -> int | None:
+    """None where text is read as bytes; the standard library's always is."""
+    return None if case.data_source == "stdlib" else facts.tokenizer_size
+
+
+def _of_text_size(case: Case, facts: Facts) -> Iterator[Problem]:
+    """Of text as bytes: how many tokens another tokenizer makes of it is not known."""
+    kind, _, path = case.data_source.partition(":")
+    if kind != "text" or _tokenizer_size(case, facts) is not None:
+        return
+    size = sum(file.stat().st_size for file in local_files(case.data_source))
+    if size <= (1 if case.seq_len == VARIABLE else case.seq_len):
+        message = f"{path} has {size} bytes; seq_len {case.seq_len} needs more"
+        yield Problem("data.source", message)
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of a local source, whose path may be a pattern; none of any other source."""
+    kind, _, name = source.partition(":")
+    if kind not in LOCAL_SOURCES:
+        return []
+    path = Path(name)
+    try:
+        if path.is_file():
+            return [path]
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        return sorted(file for file in found if file.is_file())
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return []

@@ -1,0 +1,131 @@
+"""Checkpoints: resumed bit for bit, at any world size, and readable by plain transformers."""
+
+import pytest
+import torch
+from models import configuration_folder
+from pipeline import config, merged
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from engine.run import snapshot
+from engine.run.optimizer import OptimizerSpec
+from engine.run.snapshot import SnapshotError
+from engine.trainer import Progress, Trainer, connect
+
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+OPTIMIZER = OptimizerSpec(
+    learning_rate=1e-3, lr_schedule="cosine", lr_decay_steps=10, clip_norm=1.0
+)
+
+
+def run(fabric, is_member, settings, first, stop, folder=None, source=None):
+    """Steps `first` to `stop`, from a checkpoint if there is one; the parameters at the end."""
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    if source is not None:
+        assert trainer.resume(source).step == first
+    for step in range(first, stop):
+        trainer.step(step)
+    if folder is not None:
+        trainer.save(folder, Progress(stop))
+    parameters = {name: p.detach().clone() for name, p in trainer.parameters().items()}
+    trainer.close()
+    return parameters
+
+
+def settings_for(world_size, preset, **rest):
+    return config("1f1b", world_size, 4, preset=preset, optimizer=OPTIMIZER, **rest)
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "models:tied_sequential"])
+def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(ranks, tmp_path, preset):
+    settings = settings_for(2, preset, dtype="float32")
+    expected = ranks.run(2, run, settings, 0, 6)
+    ranks.run(2, run, settings, 0, 4, tmp_path)
+    source = snapshot.latest(tmp_path)
+    assert source.name == "step-000004"
+    resumed = ranks.run(2, run, settings, 4, 6, None, source)
+    for ours, theirs in zip(resumed, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
+def test_a_run_saved_at_world_size_4_resumes_at_another(ranks, tmp_path, preset, world_size):
+    shared = TIED if preset.endswith("tied") else None
+    ranks.run(4, run, settings_for(4, preset), 0, 3, tmp_path)
+    expected = merged(ranks.run(4, run, settings_for(4, preset), 0, 6), shared)
+    source = snapshot.latest(tmp_path)
+    resumed = ranks.run(world_size, run, settings_for(world_size, preset), 3, 6, None, source)
+    resumed = merged(resumed, shared)
+    assert resumed.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(resumed[name], value, rtol=1e-10, atol=1e-13), name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_saved_folder_loads_with_plain_transformers(ranks, tmp_path, architecture, tied):
+    preset = configuration_folder(tmp_path, architecture, tied=tied)
+    settings = settings_for(2, preset, dtype="float32")
+    trained = ranks.run(2, run, settings, 0, 2, tmp_path / "saved")
+    trained = merged(trained, TIED if tied else None)
+    folder = snapshot.latest(tmp_path / "saved")
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, trained[name]), name
+
+
+def test_the_index_and_the_files_agree_and_hold_every_parameter_once(ranks, tmp_path):
+    ranks.run(3, run, settings_for(3, "llama-tiny-tied"), 0, 1, tmp_path)
+    folder = snapshot.latest(tmp_path)
+    files = sorted(folder.glob("model-*.safetensors"))
+    assert [f.name for f in files] == [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
+    names = []
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names += list(opened.keys())
+    assert len(names) == len(set(names))
+    assert "lm_head.weight" not in names
+    assert "model.embed_tokens.weight" in names
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_seen(ranks, tmp_path):
+    ranks.run(2, run, settings_for(2, "llama-tiny"), 0, 1, tmp_path)
+    whole = snapshot.latest(tmp_path)
+    (tmp_path / ".step-000009.partial").mkdir()
+    (tmp_path / "step-000008").mkdir()
+    assert snapshot.latest(tmp_path) == whole
+
+
+def refusal(ranks, settings, source):
+    def attempt():
+        ranks.run(1, run, settings, 1, 2, None, source)
+
+    with pytest.raises(AssertionError, match="SnapshotError") as caught:
+        attempt()
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused(ranks, tmp_path):
+    ranks.run(2, run, settings_for(2, "llama-tiny"), 0, 1, tmp_path)
+    message = refusal(ranks, settings_for(1, "llama-8m"), snapshot.latest(tmp_path))
+    assert "model.embed_tokens.weight has shape [256, 64], the model [256, 256]" in message
+
+
+def test_a_damaged_checkpoint_is_refused(ranks, tmp_path):
+    ranks.run(2, run, settings_for(2, "llama-tiny"), 0, 1, tmp_path)
+    folder = snapshot.latest(tmp_path)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"{shard.name}: corrupt" in refusal(ranks, settings_for(1, "llama-tiny"), folder)
+
+
+def test_there_is_nothing_to_resume_from_in_an_empty_folder(tmp_path):
+    assert snapshot.latest(tmp_path) is None
+    with pytest.raises(SnapshotError, match="no checkpoint to resume from"):
+        snapshot.read_state(tmp_path)

@@ -1,0 +1,199 @@
+"""The command-line trainer as people start it: processes, their words, files and exit codes.
+
+A start costs seconds of imports on each rank, so few runs serve many tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+ALONE = [sys.executable, "-m", "engine.train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TWO_RANKS = [*TORCHRUN, "-m", "engine.train"]
+TINY = ["--model", "llama-tiny", "--seq-len", "32", "--global-batch-size", "4", "--threads", "1"]
+STEPS = [*TINY, "--max-steps", "6", "--learning-rate", "1e-3", "--clip-norm", "1"]
+STEPS += ["--lr-schedule", "cosine", "--lr-warmup-steps", "1", "--device", "cpu"]
+PATIENCE_S = 120
+LINE = re.compile(r"step (\d+) \| loss (\d+\.\d{4}) \| ([\d,]+) tokens \| ([\d,]+) tokens/s")
+
+
+def start(command: list[str], *options: str | Path) -> subprocess.Popen[str]:
+    ours = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [*command, *map(str, options)],
+        env=ours | {"HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@dataclass
+class Done:
+    stdout: str
+    stderr: str
+    code: int
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By step, as printed; there is nothing else on standard output."""
+        matches = [LINE.fullmatch(line) for line in self.stdout.splitlines()]
+        return {int(match[1]): float(match[2]) for match in matches}
+
+    @property
+    def error_lines(self) -> list[str]:
+        return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+
+
+def finish(process: subprocess.Popen[str]) -> Done:
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return Done(stdout, stderr, process.returncode)
+
+
+@dataclass
+class Runs:
+    folder: Path
+    whole: Done  # two ranks, six steps, saved at 4 and 6
+    unsplit: Done  # the same without torchrun
+    resumed: Done  # two ranks, from 4
+    resumed_alone: Done  # one rank, from 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    saving = ["--save", folder / "whole", "--save-every", "4", "--log-file", folder / "log.jsonl"]
+    both = [start(TWO_RANKS, *STEPS, *saving), start(ALONE, *STEPS)]
+    whole, unsplit = map(finish, both)
+    (folder / "again").mkdir()
+    (folder / "whole" / "step-000004").rename(folder / "again" / "step-000004")
+    from_latest = ["--resume", "latest", "--save", folder / "again"]
+    from_folder = ["--resume", folder / "again" / "step-000004", "--log-file", folder / "log.jsonl"]
+    both = [start(TWO_RANKS, *STEPS, *from_latest), start(ALONE, *STEPS, *from_folder)]
+    resumed, resumed_alone = map(finish, both)
+    done = Runs(folder, whole, unsplit, resumed, resumed_alone)
+    for run in (whole, unsplit, resumed, resumed_alone):
+        assert run.code == 0, run.stderr
+    return done
+
+
+def tensors_in(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{file.name.split('-')[0]}/{name}": tensor
+        for file in checkpoint.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+
+
+def test_each_step_is_a_line_and_losses_fall(runs):
+    assert list(runs.whole.losses) == [1, 2, 3, 4, 5, 6]
+    assert runs.whole.losses[6] < runs.whole.losses[1] - 0.2
+    assert "| 768 tokens |" in runs.whole.stdout
+
+
+def test_two_ranks_print_what_one_prints(runs):
+    assert runs.whole.losses == runs.unsplit.losses
+
+
+def test_a_resumed_run_ends_as_the_uninterrupted_one(runs):
+    expected = {step: loss for step, loss in runs.whole.losses.items() if step > 4}
+    assert runs.resumed.losses == expected
+    assert "after step 4" in runs.resumed.stderr
+    ours = tensors_in(runs.folder / "again" / "step-000006")
+    theirs = tensors_in(runs.folder / "whole" / "step-000006")
+    assert ours.keys() == theirs.keys()
+    assert any(name.startswith("optimizer/") for name in ours)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_what_two_ranks_saved_one_rank_resumes(runs):
+    assert runs.resumed_alone.losses == runs.resumed.losses
+    assert "| 640 tokens |" in runs.resumed_alone.stdout
+
+
+def test_a_checkpoint_loads_with_transformers(runs):
+    folder = runs.folder / "whole" / "step-000006"
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    saved = tensors_in(folder)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, saved[f"model/{name}"]), name
+
+
+def test_a_resumed_log_has_each_step_once(runs):
+    records = [json.loads(line) for line in (runs.folder / "log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["tokens"] for record in records] == [128 * step for step in range(1, 7)]
+    assert [round(record["loss"], 4) for record in records] == list(runs.whole.losses.values())
+    assert {record["num_tokens"] for record in records} == {128}
+    assert records[-1]["gradient_norm"] > 0
+    assert records[0]["learning_rate"] == 0 < records[-1]["learning_rate"]
+    assert records[-1]["tokens_per_s"] > 0
+
+
+ENOUGH = ["--max-steps", "1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--global-batch-size", "4", "--microbatch-size", "3", *ENOUGH], "no multiple"),
+        (["--schedule", "zigzag", *ENOUGH], 'unknown schedule "zigzag"'),
+        ([], "--max-tokens"),
+        (["--seq-len", "long", *ENOUGH], '--seq-len is "long"'),
+        (["--max-steps", "0"], "--max-steps"),
+        (["--steps", "3"], "--steps"),
+        (["--resume", "latest", *ENOUGH], "--save"),
+        ([*TINY, "--seq-len", "4096", *ENOUGH], "1024 positions"),
+    ],
+    ids=["batch", "schedule", "no end", "length", "range", "typo", "latest", "positions"],
+)
+def test_bad_input_is_one_line(options, words):
+    done = finish(start(ALONE, *options))
+    assert done.code == 2
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert done.error_lines == done.stderr.splitlines()
+    assert len(done.error_lines) == 1
+
+
+def test_what_is_wrong_on_all_ranks_is_said_once():
+    done = finish(start(TWO_RANKS, "--model", "./missing", *ENOUGH))
+    assert done.code != 0
+    assert len(done.error_lines) == 1
+    assert 'no model "./missing"' in done.error_lines[0]
+    assert "rank" not in done.error_lines[0]
+    assert done.stderr.index("error: ") < done.stderr.index("Traceback")  # torchrun's own
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    endless = [*TINY, "--max-steps", "100000", "--save", tmp_path, "--save-every", "1"]
+    process = start(ALONE, *endless)
+    for line in process.stdout:
+        if line.startswith("step 3 "):
+            break
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert re.search(r"stopped after step \d+; .*step-\d+ is saved: .*--resume latest", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_its_groups():
+    done = finish(start(ALONE, "--help"))
+    assert done.code == 0
+    for panel in ("Model", "Data", "Pipeline", "Optimizer", "Precision", "Checkpoints"):
+        assert f"─ {panel}" in done.stdout

@@ -1,0 +1,220 @@
+"""What a training run needs besides a schedule: each option, against the unsplit model."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+from pipeline import CPU, SEQ_LEN, TOLERANCE, assert_exact, config, merged, relative_difference
+from torch.nn.functional import cross_entropy
+from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+from engine.model.data import IGNORED, Data
+from engine.plan.spans import Lane
+from engine.run.clock import HostClock
+from engine.run.optimizer import OptimizerSpec
+from engine.run.p2p import Fabric, HostChannel
+from engine.trainer import Trainer, connect
+
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+CLIP = OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)
+VARIABLE = {"seq_len": "variable", "max_seq_len": 120, "microbatch_size": 2}
+
+
+def one_rank(settings):
+    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_clipping_by_the_norm_of_all_stages_is_exact(ranks, world_size, preset):
+    settings = config("1f1b", world_size, 3, preset=preset, optimizer=CLIP)
+    shared = TIED if "tied" in preset else None
+    outcomes = assert_exact(ranks, settings, shared=shared)
+    gradients = merged([o.gradients for o in outcomes], shared)
+    expected = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+    for outcome in outcomes:
+        assert outcome.results[0].gradient_norm == pytest.approx(expected, rel=1e-12)
+    assert expected > CLIP.clip_norm
+
+
+@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_variable_lengths_are_exact(ranks, world_size, schedule):
+    outcomes = assert_exact(ranks, config(schedule, world_size, 4, **VARIABLE))
+    assert len({result.num_tokens for result in outcomes[0].results}) > 1
+
+
+def test_variable_lengths_equal_one_padded_batch(ranks):
+    """The unsplit batch as plain transformers would have it: padded to its longest, and masked."""
+    settings = config("1f1b", 2, 4, **VARIABLE)
+    outcomes = assert_exact(ranks, settings)
+    (loss,) = (o.loss for o in outcomes if o.loss is not None)
+    batch = Data(settings.data, 256).step(0)
+    longest = max(x.shape[1] for x in batch.inputs)
+    assert len({x.shape[1] for x in batch.inputs}) > 1
+    pad = torch.nn.functional.pad
+    inputs = torch.cat([pad(x, (0, longest - x.shape[1])) for x in batch.inputs])
+    targets = torch.cat([pad(x, (0, longest - x.shape[1]), value=IGNORED) for x in batch.targets])
+    trainer = one_rank(config("1f1b", 1, 4, **VARIABLE))
+    model = trainer.modules[0].model
+    logits = model(input_ids=inputs, attention_mask=(targets != IGNORED).long()).logits
+    expected = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+    for name, gradient in merged([o.gradients for o in outcomes]).items():
+        assert relative_difference(gradient, model.get_parameter(name).grad) < TOLERANCE, name
+
+
+def transfers(fabric, is_member, settings):
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    shapes = Counter()
+
+    def counting(channel):
+        send = channel._shapes.send
+
+        def counted(tensors):
+            shapes["sent"] += 1
+            return send(tensors)
+
+        channel._shapes.send = counted
+
+    for channel in trainer._channels.values():
+        assert isinstance(channel, HostChannel)
+        if channel._shapes is not None:
+            counting(channel)
+    spans = [span for step in range(2) for span in trainer.step(step).spans]
+    trainer.close()
+    sent = [span.num_bytes for span in spans if span.lane is Lane.SEND]
+    received = [span.num_bytes for span in spans if span.lane is Lane.RECV]
+    return shapes["sent"], sent, received
+
+
+def test_a_shape_goes_before_each_message_that_varies(ranks):
+    settings = config("1f1b", 2, 4, **VARIABLE)
+    lengths = [x.shape[1] for step in range(2) for x in Data(settings.data, 256).step(step).inputs]
+    first, last = ranks.run(2, transfers, settings)
+    assert first[0] == last[0] == 8
+    expected = sorted(8 * 64 * 2 * length for length in lengths)
+    for moved in (first[1], first[2], last[1], last[2]):
+        assert sorted(moved) == expected
+
+
+def test_fixed_shapes_are_not_sent(ranks):
+    first, last = ranks.run(2, transfers, config("1f1b", 2, 4))
+    assert first[0] == last[0] == 0
+    assert set(first[1] + last[2]) == {8 * 64 * SEQ_LEN}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_recomputation_is_exact(ranks, world_size):
+    assert_exact(ranks, config("1f1b", world_size, 3, recompute=True))
+
+
+@pytest.mark.parametrize("name", ["models:sequential", "models:Tutorial"])
+def test_recomputation_of_other_modules_is_exact(ranks, name):
+    import models
+    from test_models import SGD, build
+
+    trace = {"split": "trace", "split_points": ("layers.2",)} if "Tutorial" in name else {}
+    settings = config("1f1b", 2, 3, preset=name, recompute=True, optimizer=SGD, **trace)
+    assert_exact(ranks, settings, build=build(getattr(models, name.partition(":")[2])))
+
+
+def test_recomputation_holds_less():
+    peaks = {}
+    for recompute in (False, True):
+        trainer = one_rank(config("afab", 1, 4, seq_len=128, recompute=recompute))
+        trainer.step(0)
+        peaks[recompute] = trainer.measure_memory(1).peak_bytes
+    assert peaks[True] < 0.6 * peaks[False]
+
+
+def outcome_of(settings, steps=5):
+    trainer = one_rank(settings)
+    losses = [trainer.step(step).loss for step in range(steps)]
+    return losses, trainer
+
+
+def test_bfloat16_parameters_train():
+    losses, trainer = outcome_of(config("1f1b", 1, 4, dtype="bfloat16"))
+    assert {p.dtype for p in trainer.parameters().values()} == {torch.bfloat16}
+    expected, _ = outcome_of(config("1f1b", 1, 4, dtype="float32"))
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert losses != expected
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_float32_parameters():
+    losses, trainer = outcome_of(config("1f1b", 1, 4, dtype="float32", autocast="bfloat16"))
+    assert {p.dtype for p in trainer.parameters().values()} == {torch.float32}
+    expected, _ = outcome_of(config("1f1b", 1, 4, dtype="float32"))
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert losses != expected
+
+
+@pytest.mark.parametrize("precision", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_low_precision_is_the_same_however_it_is_split(ranks, world_size, precision):
+    settings = config("1f1b", world_size, 3, **{"dtype": "float32", **precision})
+    outcomes = ranks.run(world_size, train_losses, settings)
+    expected, _ = outcome_of(dataclasses.replace(settings, world_size=1), 3)
+    assert outcomes[-1] == expected
+
+
+def train_losses(fabric, is_member, settings):
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    losses = [trainer.step(step).loss for step in range(3)]
+    trainer.close()
+    return losses
+
+
+def test_compiled_layers_compute_the_same():
+    losses, _ = outcome_of(config("1f1b", 1, 2, dtype="float32", compile=True), 2)
+    expected, _ = outcome_of(config("1f1b", 1, 2, dtype="float32"), 2)
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_the_learning_rate_is_that_of_transformers_schedules(warmup):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    theirs = {
+        "cosine": get_cosine_schedule_with_warmup(optimizer, warmup, 20),
+        "constant": get_constant_schedule_with_warmup(optimizer, warmup),
+    }
+    for name, schedule in theirs.items():
+        spec = OptimizerSpec(
+            "sgd", 0.3, lr_schedule=name, lr_warmup_steps=warmup, lr_decay_steps=20
+        )
+        expected = [0.3 * schedule.lr_lambdas[0](step) for step in range(21)]
+        assert [spec.learning_rate_at(step) for step in range(21)] == pytest.approx(expected)
+
+
+def test_the_rate_of_each_step_is_used():
+    spec = OptimizerSpec("sgd", 0.1, lr_schedule="cosine", lr_warmup_steps=2, lr_decay_steps=4)
+    trainer = one_rank(config("1f1b", 1, 2, optimizer=spec))
+    for step in range(4):
+        before = {name: p.detach().clone() for name, p in trainer.parameters().items()}
+        rate = trainer.step(step).learning_rate
+        assert rate == pytest.approx(spec.learning_rate_at(step))
+        for name, parameter in trainer.parameters().items():
+            assert relative_difference(before[name] - rate * parameter.grad, parameter) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "adam"}, 'unknown optimizer "adam"; known: adamw, sgd'),
+        ({"lr_schedule": "linear"}, 'unknown lr_schedule "linear"; known: constant, cosine'),
+        ({"lr_schedule": "cosine", "lr_warmup_steps": 5}, "lr_decay_steps is 0; cosine needs"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_says_why(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerSpec(**settings)
