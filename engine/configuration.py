@@ -77,8 +77,8 @@ def model_of(config: TrainerConfig, device: torch.device) -> Model:
     is_too_long = model.max_positions is not None and data.longest > model.max_positions
     if is_too_long and not data.is_variable:
         raise ModelError(
-            f"sequences of {data.longest} tokens are longer than the {model.max_positions} "
-            f"positions of {config.model.name}",
+            f"seq_len is {data.longest}, more than the {model.max_positions} positions of "
+            f"{config.model.name}; at most {model.max_positions}",
             "seq_len",
         )
     return model

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from engine.run.layer_costs import measure_costs
 from engine.run.memory import MemoryPeaks, measure_peaks
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p import Fabric, Ranks
+from engine.run.snapshot import SnapshotError
 from engine.run.stage import Stage, compile_layers, recompute_layers
 
 __all__ = ["Progress", "StepResult", "Trainer", "TrainerConfig", "connect"]
@@ -115,12 +117,21 @@ def _broadcast(decide: Callable[[], _Decided]) -> _Decided:
         try:
             told = [decide()]
         except Exception as error:
-            told = [error]
+            told = [_as_told(error)]
     dist.broadcast_object_list(told, src=0)
     if isinstance(told[0], Exception):
         raise told[0]
     assert told[0] is not None
     return told[0]
+
+
+def _as_told(error: Exception) -> Exception:
+    """The exception, or its words where it cannot travel."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class Trainer:
@@ -208,7 +219,11 @@ class Trainer:
             target,
             (self._part(stage) for stage in self.modules),
             num_stages=len(self.partition),
-            state={**dataclasses.asdict(progress), "world_size": self.config.world_size},
+            state={
+                **dataclasses.asdict(progress),
+                "world_size": self.config.world_size,
+                "optimizer": self.config.optimizer.name,
+            },
             write_configuration=self._write_configuration,
             gather=self.gather,
             is_first_rank=self.rank == 0,
@@ -220,7 +235,10 @@ class Trainer:
 
         Raises SnapshotError when it is not whole or of another model.
         """
-        state = snapshot.read_state(folder)
+        state, ours = snapshot.read_state(folder), self.config.optimizer.name
+        if state.get("optimizer", ours) != ours:
+            theirs = state["optimizer"]
+            raise SnapshotError(f"{folder}: was trained with {theirs} and cannot go on with {ours}")
         for stage, module in self.modules.items():
             names = self._unsplit_names(stage)
             own = {names.get(name, name): t for name, t in module.own_state().items()}
@@ -307,7 +325,8 @@ class Trainer:
             for stage, name in weight.owners:
                 if ranks[stage] == self.rank and len(owners) > 1:
                     parameter = self.modules[stage].own_parameters()[name]
-                    found.append((parameter, owners, stage == weight.owners[0][0]))
+                    if parameter.requires_grad:
+                        found.append((parameter, owners, stage == weight.owners[0][0]))
         return found
 
     def _unsplit_names(self, stage: int) -> dict[str, str]:

@@ -167,9 +167,9 @@ class Options:
         ),
     ] = None
 
-    save: Annotated[Path | None, _checkpoints(metavar="FOLDER", help="Save here at the end.")] = (
-        None
-    )
+    save: Annotated[
+        Path | None, _checkpoints(metavar="FOLDER", help="Save here when the run ends by itself.")
+    ] = None
     save_every: Annotated[
         int | None, _checkpoints(metavar="N", min=1, help="Also save after every N steps.")
     ] = None

@@ -81,6 +81,7 @@ def _checkpoint(options: Options) -> Path | None:
     from engine.run import snapshot
 
     if options.resume is None:
+        _check_unused(options.save)
         return None
     if options.resume == LATEST:
         assert options.save is not None
@@ -89,6 +90,18 @@ def _checkpoint(options: Options) -> Path | None:
     folder = snapshot.latest(folder) or folder  # a folder of checkpoints will do
     snapshot.read_state(folder)
     return folder
+
+
+def _check_unused(folder: Path | None) -> None:
+    """Two runs' checkpoints in one folder would later be taken for one run's."""
+    from engine.run import snapshot
+
+    found = None if folder is None else snapshot.latest(folder)
+    if found is not None:
+        raise OptionError(
+            f"--save: {found} is there already; go on from it with --resume latest, or choose "
+            "another folder"
+        )
 
 
 def make_folder(option: str, folder: Path) -> None:

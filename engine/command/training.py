@@ -46,7 +46,7 @@ class Training:
         stopped = f"stopped after step {self._step}"
         saved = None if self._options.save is None else snapshot.latest(self._options.save)
         if saved is None:
-            return f"{stopped}; nothing is saved (see --save, --save-every)"
+            return f"{stopped}; nothing is saved: --save alone saves at the end, see --save-every"
         return f"{stopped}; {saved} is saved: go on with the same command and --resume latest"
 
     @property

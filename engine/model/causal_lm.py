@@ -231,7 +231,8 @@ def plan_of(model: PreTrainedModel) -> Plan:
     if not declared:
         raise ModelError(
             f"architecture {name} declares no base_model_pp_plan, so nothing says how to cut it; "
-            'use an architecture that does (ppbench models check lists them), or split = "trace"'
+            "use one that does (ppbench models check lists them), or let a factory "
+            '("package.module:factory") return the model and cut it with split = "trace"'
         )
     parts = list(declared)
     base = model.base_model

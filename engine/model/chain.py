@@ -73,8 +73,12 @@ class ChainStage(StageModule):
         self.modules_of_pieces = nn.ModuleList(piece.module for piece in pieces)
         self._pieces, self._takes, self._gives = pieces, takes, gives
         self._canonical = canonical
+        first = pieces[0].module.modules() if pieces else ()
+        self._writes_to_inputs = any(getattr(module, "inplace", False) for module in first)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self._writes_to_inputs and not self.is_first:
+            inputs = tuple(x.clone() for x in inputs)  # theirs is the gradient that is sent back
         values = dict(zip(self._takes, inputs, strict=True))
         for piece in self._pieces:
             piece.run(values)

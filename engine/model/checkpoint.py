@@ -26,12 +26,13 @@ def checkpoint_files(locate: Locate, what: str, kind: str = "model") -> list[Pat
     `what` names the checkpoint in messages; `kind` begins the files' names. Raises ModelError
     naming the file that is missing or damaged.
     """
+    single = locate(f"{kind}.safetensors")
+    if single is not None:
+        tensors_of(single)
+        return [single]
     index = locate(f"{kind}.safetensors.index.json")
     if index is None:
-        single = locate(f"{kind}.safetensors")
-        if single is not None:
-            tensors_of(single)
-        return [] if single is None else [single]
+        return []
     tensor_files = _read_index(index)
     files = []
     for name in sorted(set(tensor_files.values())):

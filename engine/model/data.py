@@ -206,5 +206,5 @@ def _check_vocabulary(vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
     if vocab_size < needed:
         raise DataError(
             f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
-            f"the model's has {vocab_size}; take the model's own tokenizer, or \"bytes\""
+            f"the model's has {vocab_size}; choose a tokenizer that fits the model"
         )

@@ -83,8 +83,11 @@ def tiny_of(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None)
 
 def _check_plan(name: str, config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
     """Before anything gets memory: the plan must be usable, and the tiny model tiny."""
-    with torch.device("meta"):
-        skeleton = _whole(config, torch.float32, kind)
+    try:
+        with torch.device("meta"):
+            skeleton = _whole(config, torch.float32, kind)
+    except Exception as error:
+        raise ModelError(f"{name}: a small model of it cannot be made: {_line(error)}") from error
     plan_of(skeleton)
     num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
     if num_parameters > MOST_PARAMETERS:

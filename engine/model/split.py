@@ -10,6 +10,7 @@ package.module:factory                     what the factory returns: a transform
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import json
 from dataclasses import dataclass
@@ -34,8 +35,7 @@ from engine.model.factory import Factory, find_factory
 from engine.model.presets import PRESETS
 from engine.model.probe import check_splits
 from engine.model.stage_module import Model, ModelError
-from engine.model.traced import traced
-from engine.model.weights import copy_tensors, initialise, read_checkpoint
+from engine.model.weights import cast_parameters, copy_tensors, initialise, read_checkpoint
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -93,6 +93,8 @@ def open_model(
 
 
 def _trace(spec: ModelSpec, shape: tuple[int, int], device: torch.device) -> Model:
+    from engine.model.traced import traced  # the tracer takes half a second to import
+
     if not spec.is_factory:
         raise ModelError(
             f'split = "trace" cuts what a factory returns ("package.module:factory"); '
@@ -120,25 +122,27 @@ def _from_factory(spec: ModelSpec, is_tried: bool) -> Model:
 def _transformers_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:
     skeleton = factory.skeleton
     assert isinstance(skeleton, PreTrainedModel)
-    kind, config = type(skeleton), skeleton.config
 
     def build() -> PreTrainedModel:
-        with torch.device("meta"):
-            return with_plain_attention(nn.Module.to(kind(config), dtype))
+        """The factory's own module, whatever it has done to it, without its weights."""
+        model = factory.build(set())
+        assert isinstance(model, PreTrainedModel)
+        cast_parameters(model, dtype)
+        return with_plain_attention(model)
 
     def fill(model: PreTrainedModel) -> None:
         owned = {factory.canonical[name] for name, _ in model.named_parameters()}
         copy_tensors(factory.build(owned), model)
 
     if not is_tried:
-        check_splits(config, kind)
+        check_splits(skeleton.config, type(skeleton))
     return CausalLM(build, fill)
 
 
 def _from_config(spec: ModelSpec, is_tried: bool) -> Model:
     preset = PRESETS.get(spec.name)
     config = preset_config(spec.name) if preset else read_config(spec.name, spec.trust_remote_code)
-    files = [] if preset or spec.weights == "random" else _weight_files(spec.name)
+    files = [] if preset or spec.weights == "random" else _weight_files(spec.name, config)
 
     def whole() -> PreTrainedModel:
         return _model_of(config, spec)
@@ -216,15 +220,37 @@ def read_config(name: str, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def _weight_files(name: str) -> list[Path]:
-    """The checkpoint's files. None are needed beside a configuration: weights are random then."""
-    return checkpoint_files(_locate(name), name)
+def _weight_files(name: str, config: PreTrainedConfig) -> list[Path]:
+    """The checkpoint's files; none for a folder with nothing but a configuration.
+
+    Raises ModelError rather than let weights be random that were meant to be read.
+    """
+    files = checkpoint_files(_locate(name), name)
+    folder = Path(name)
+    if not files and not folder.is_dir():
+        raise ModelError(f'"{name}" has no safetensors that can be reached; {_HOW_TO_GO_ON}')
+    others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
+    if not files and others:
+        raise ModelError(
+            f"{folder / others[0]} is no safetensors file; convert it, or {_HOW_TO_GO_ON}"
+        )
+    if files and getattr(config, "quantization_config", None):
+        raise ModelError(f'"{name}" is quantized and cannot be trained; {_HOW_TO_GO_ON}')
+    return files
+
+
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
+_HOW_TO_GO_ON = 'set weights = "random" to train it from the beginning'
 
 
 def _locate(name: str) -> Locate:
     folder = Path(name)
     if folder.is_dir():
         return locate_in(folder)
+    if name.count("/") != 1:  # no hub id, so nothing to ask the network about
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f'; did you mean "{close[0]}"?' if close else ""
+        raise ModelError(f"{_nothing_there(name)}{hint}")
     return functools.partial(_from_hub, name)
 
 
@@ -240,7 +266,7 @@ def _from_hub(name: str, file: str) -> Path | None:
 def _nothing_there(name: str) -> str:
     return (
         f'no model "{name}": it is no preset ({", ".join(PRESETS)}), no folder with a config.json, '
-        "no hub id that can be reached and no package.module:factory"
+        "no hub id (owner/name) that can be reached and no package.module:factory"
     )
 
 

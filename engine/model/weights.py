@@ -48,13 +48,21 @@ def read_checkpoint(
     Names and layouts are converted as `from_pretrained` does. Raises ModelError when a tensor is
     missing or has another shape.
     """
+    if not any(True for _ in model.parameters()):
+        initialise(model, 0, rebuild)  # an empty stage
+        return
     with contextlib.ExitStack() as stack, _no_progress_bar():
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
         mapping = get_model_conversion_mapping(model)
-        config = LoadStateDictConfig(dtype=model.dtype, weight_mapping=mapping)  # type: ignore[arg-type]  # stub
+        config = LoadStateDictConfig(
+            dtype=model.dtype,
+            dtype_plan=model._get_dtype_plan(model.dtype),
+            weight_mapping=mapping,  # type: ignore[arg-type]  # stub
+        )
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
     _check_read(files[0].parent, info, tied=set(model.all_tied_weights_keys))
+    _check_tied(files[0].parent, model)
     _allocate(model)
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
@@ -87,6 +95,20 @@ def _check_read(folder: Path, info: object, *, tied: set[str]) -> None:
         )
     if failed:
         raise ModelError(f"{folder}: cannot be converted: {next(iter(failed.values()))}")
+
+
+def _check_tied(folder: Path, model: PreTrainedModel) -> None:
+    """Refuse a head that was saved apart and is another: transformers would not tie it either."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for target, source in model.all_tied_weights_keys.items():
+        ours, theirs = parameters.get(target), parameters.get(source)
+        if ours is None or theirs is None or ours.is_meta or theirs.is_meta:
+            continue
+        if not torch.equal(ours, theirs):
+            raise ModelError(
+                f"{folder}: config.json ties {target} to {source}, but the checkpoint holds two "
+                "different ones; set tie_word_embeddings to false in config.json"
+            )
 
 
 def _allocate(model: nn.Module) -> None:
@@ -139,6 +161,13 @@ def _set_from_constructors(
             prefix, _, name = full_name.rpartition(".")
             value = getattr(whole.get_submodule(prefix), name).detach()
             _put(model.get_submodule(prefix), name, value)
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """What `from_pretrained` does: buffers keep theirs, such as the frequencies of positions."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
 
 def copy_tensors(source: nn.Module, model: nn.Module) -> None:

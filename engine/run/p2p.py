@@ -82,7 +82,7 @@ class Shapes:
         self._group, self._peer, self._tag = group, peer, tag
 
     def send(self, tensors: Tensors) -> _Pending:
-        sizes = torch.tensor([size for tensor in tensors for size in tensor.shape])
+        sizes = torch.tensor([n for tensor in tensors for n in tensor.shape], dtype=torch.int64)
         return _pending(sizes, dist.isend(sizes, self._peer, self._group, self._tag))
 
     def post(self, message: Message) -> _Pending:

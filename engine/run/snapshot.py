@@ -14,7 +14,10 @@ owns a parameter later finds it.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -52,8 +55,13 @@ def folder_of(root: Path, step: int) -> Path:
 
 def latest(root: Path) -> Path | None:
     """The checkpoint of the latest step in a folder of them; None if there is none."""
+    for old in root.glob(".step-*.old"):  # left by a kill while it was being replaced
+        with contextlib.suppress(OSError):
+            if not (root / old.name[1:-4]).exists():
+                old.rename(root / old.name[1:-4])
     found = [path.parent for path in root.glob(f"step-*/{TRAINER}")]
-    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    numbered = [path for path in found if re.fullmatch(r"step-\d+", path.name)]
+    return max(numbered, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
 def save(
@@ -131,8 +139,25 @@ def _finish(
         path.write_text(json.dumps(index, indent=1))
     write_configuration(aside)
     (aside / TRAINER).write_text(json.dumps(dict(state), indent=1))
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.replace(folder)
+    for path in aside.iterdir():
+        _flush(path)
+    _swap(aside, folder)
+
+
+def _flush(path: Path) -> None:
+    """To the disk, before the rename that makes it count."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _swap(new: Path, folder: Path) -> None:
+    """Put `new` where `folder` is; a kill in between loses neither's files."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    new.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -162,7 +187,9 @@ def load_model(folder: Path, own: Mapping[str, Tensor]) -> None:
 def load_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter]
 ) -> None:
-    """Set the optimizer's state of these parameters."""
+    """Set the optimizer's state of these parameters. Raises SnapshotError if there is none."""
+    if not (folder / "optimizer.safetensors.index.json").is_file():
+        raise SnapshotError(f"{folder}: has no optimizer.safetensors.index.json")
     found = _read(folder, "optimizer", lambda name: name.rpartition("/")[0] in own)
     for key, tensor in found.items():
         name, _, entry = key.rpartition("/")

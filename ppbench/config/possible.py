@@ -43,7 +43,10 @@ def _of_split(case: Case) -> Iterator[Problem]:
             yield Problem("model.split_points", 'has a meaning only with model.split = "trace"')
         return
     if num_points == 0 and world_size > 1:
-        message = f"is empty; world_size {world_size} needs 1 to {world_size - 1} modules to cut at"
+        most = world_size - 1
+        message = (
+            f"is empty; world_size {world_size} needs at least 1 module to cut at, at most {most}"
+        )
         yield Problem("model.split_points", message)
     if num_points >= world_size:
         message = (

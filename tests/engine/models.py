@@ -113,6 +113,30 @@ def small_llama() -> LlamaForCausalLM:
     return model
 
 
+def changed_llama() -> LlamaForCausalLM:
+    """Frozen embeddings, another activation, an added module, a hook."""
+    model = small_llama()
+    model.model.embed_tokens.requires_grad_(False)
+    for layer in model.model.layers:
+        layer.mlp.adapter = nn.Linear(48, 48)
+        layer.mlp.act_fn = nn.Tanh()
+    model.model.layers[3].register_forward_hook(lambda _layer, _args, output: output * 2)
+    return model
+
+
+def inplace_sequential() -> nn.Sequential:
+    """Cut before a piece that writes to its input."""
+    linears = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+    return nn.Sequential(
+        nn.Embedding(256, WIDTH),
+        linears[0],
+        nn.ReLU(inplace=True),
+        linears[1],
+        nn.ReLU(inplace=True),
+        nn.Linear(WIDTH, 256),
+    )
+
+
 def big_sequential() -> nn.Sequential:
     """As many parameters as llama-160m."""
     layers = [nn.Linear(3600, 3600, bias=False) for _ in range(12)]

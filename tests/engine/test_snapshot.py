@@ -129,3 +129,27 @@ def test_there_is_nothing_to_resume_from_in_an_empty_folder(tmp_path):
     assert snapshot.latest(tmp_path) is None
     with pytest.raises(SnapshotError, match="no checkpoint to resume from"):
         snapshot.read_state(tmp_path)
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found_again(ranks, tmp_path):
+    ranks.run(1, run, settings_for(1, "llama-tiny"), 0, 1, tmp_path)
+    whole = snapshot.latest(tmp_path)
+    whole.rename(tmp_path / f".{whole.name}.old")
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "step-best" / "trainer.json").write_text("{}")
+    assert snapshot.latest(tmp_path) == whole
+
+
+def test_a_checkpoint_without_its_optimizer_is_refused(ranks, tmp_path):
+    ranks.run(2, run, settings_for(2, "llama-tiny"), 0, 1, tmp_path)
+    folder = snapshot.latest(tmp_path)
+    (folder / "optimizer.safetensors.index.json").unlink()
+    message = refusal(ranks, settings_for(1, "llama-tiny"), folder)
+    assert "has no optimizer.safetensors.index.json" in message
+
+
+def test_a_run_does_not_go_on_with_another_optimizer(ranks, tmp_path):
+    ranks.run(2, run, settings_for(2, "llama-tiny"), 0, 1, tmp_path)
+    other = config("1f1b", 1, 4, optimizer=OptimizerSpec("sgd"))
+    message = refusal(ranks, other, snapshot.latest(tmp_path))
+    assert "was trained with adamw and cannot go on with sgd" in message

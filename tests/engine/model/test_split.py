@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import models
 from models import configuration_folder
 
 from engine.model.partition import partition_layers
@@ -215,8 +216,9 @@ def in_a_process(function, *arguments):
     return result
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize("kind", ["preset", "checkpoint", "factory"])
+@pytest.mark.parametrize(
+    ("kind", "stage"), [("preset", 0), ("preset", 1), ("checkpoint", 0), ("factory", 1)]
+)
 def test_starting_one_of_two_stages_needs_less_than_60_percent_of_the_whole_model(
     tmp_path, kind, stage
 ):
@@ -279,6 +281,54 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
     (path / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
     with pytest.raises(ModelError, match=r"has shape \[.*96.*\], its configuration says .*80"):
         build_stage(ModelSpec(str(path)), 0, 2)
+
+
+def test_weights_that_are_not_safetensors_are_refused_not_replaced_by_random_ones(tmp_path):
+    path = Path(configuration_folder(tmp_path, "llama"))
+    (path / "pytorch_model.bin").write_bytes(b"x")
+    message, _ = refusal(ModelSpec(str(path)))
+    assert message.startswith(
+        f"{path}/pytorch_model.bin is no safetensors file; convert it, or set"
+    )
+    open_model(ModelSpec(str(path), weights="random"), SHAPE, CPU)
+
+
+def test_a_quantized_checkpoint_is_refused(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (path / "config.json").write_text(json.dumps(config))
+    assert "is quantized and cannot be trained" in refusal(ModelSpec(str(path)))[0]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_tied_head_that_was_saved_apart_and_differs_is_refused(tmp_path, num_stages):
+    path, _ = checkpoint(tmp_path, tied=False)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with pytest.raises(ModelError, match=r"ties lm_head\.weight to model\.embed_tokens\.weight"):
+        build_stage(ModelSpec(str(path)), num_stages - 1, num_stages)
+
+
+def test_an_empty_stage_of_a_checkpoint_reads_nothing(tmp_path):
+    path, _ = checkpoint(tmp_path)
+    assert build_stage(ModelSpec(str(path), partition=(2, 0, 2)), 1, 3).own_parameters() == {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_factory_does_to_a_transformers_model_is_kept(dtype):
+    spec = ModelSpec("models:changed_llama", dtype)
+    stages = [build_stage(spec, stage, 2) for stage in range(2)]
+    first = stages[0].own_parameters()
+    assert not first["model.embed_tokens.weight"].requires_grad
+    assert "model.layers.0.mlp.adapter.weight" in first
+    tokens = torch.randint(64, (2, 12))
+    unsplit = models.changed_llama()
+    state = {n: t.data for stage in stages for n, t in stage.own_parameters().items()}
+    unsplit.load_state_dict(state)
+    for parameter in unsplit.parameters():
+        parameter.data = parameter.data.to(spec.torch_dtype)
+    assert torch.equal(stages[1](*stages[0](tokens))[0], unsplit(tokens).logits)
 
 
 def test_an_architecture_without_a_plan_is_refused(tmp_path):
