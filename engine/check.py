@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from engine.configuration import TrainerConfig
+from engine.model.answers import Check
 from engine.model.data import DataSpec
 from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
 from engine.model.split import ModelSpec
@@ -42,24 +43,6 @@ DATA = DataSpec("synthetic", seq_len=24, microbatch_size=2, num_microbatches=4)
 PATIENCE = timedelta(minutes=5)
 
 
-@dataclass(frozen=True)
-class Result:
-    """How one architecture fared.
-
-    `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
-    or `error`. Differences are relative to the largest element.
-    """
-
-    architecture: str
-    status: str
-    dtype: str | None = None
-    gradient_difference: float | None = None
-    loss_difference: float | None = None
-    num_parameters: int | None = None
-    seconds: float | None = None
-    reason: str = ""
-
-
 def architectures() -> list[str]:
     """The model types of causal LMs that declare a plan."""
     return sorted(
@@ -69,18 +52,18 @@ def architectures() -> list[str]:
     )
 
 
-def check_architecture(name: str, fabric: Fabric) -> Result:
+def check_architecture(name: str, fabric: Fabric) -> Check:
     """Collective; the result on rank 0 counts."""
     started = time.monotonic()
     try:
         result = _compare(name, tiny_of(CONFIG_MAPPING[name]()), fabric)
     except ModelError as error:  # on both ranks alike: nothing has begun
-        return Result(name, "refused", reason=str(error))
+        return Check(name, "refused", reason=str(error))
     seconds = round(time.monotonic() - started, 2)
-    return Result(**{**asdict(result), "seconds": seconds})
+    return Check(**{**asdict(result), "seconds": seconds})
 
 
-def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Result:
+def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
     dtype = str(tiny.dtype).removeprefix("torch.")
     with tempfile.TemporaryDirectory() as folder:
         tiny.config.save_pretrained(folder)
@@ -99,7 +82,7 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Result:
     of_loss = abs(ours - expected) / abs(expected)
     is_exact = max(worst, of_loss) <= TOLERANCE[tiny.dtype]
     reason = "" if is_exact else f"worst: {where or 'loss'}"
-    return Result(
+    return Check(
         name,
         "exact" if is_exact else "wrong",
         dtype,
@@ -144,7 +127,7 @@ def _check_all(out: Path, names: list[str], fabric: Fabric) -> None:
         try:
             result = check_architecture(name, fabric)
         except Exception as error:
-            result = Result(name, "error", reason=f"{type(error).__name__}: {error}"[:500])
+            result = Check(name, "error", reason=f"{type(error).__name__}: {error}"[:500])
         _append(out, asdict(result))
 
 

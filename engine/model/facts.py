@@ -12,11 +12,11 @@ import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine.model.answers import Facts, Identity, Problem
 from engine.model.data import DataError, load_tokenizer
 from engine.model.split import ModelSpec, open_model
 from engine.model.stage_module import ModelError
@@ -25,62 +25,30 @@ TRACED_SHAPE = (1, 16)
 """Of the microbatch that a module is traced with, to see whether it can be."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A model and a tokenizer, as a sweep file names them."""
-
-    model: str
-    split: str
-    split_points: list[str]
-    weights: str
-    trust_remote_code: bool
-    dtype: str
-    tokenizer: str
-
-    @property
-    def spec(self) -> ModelSpec:
-        return ModelSpec(
-            self.model,
-            self.dtype,
-            weights=self.weights,
-            trust_remote_code=self.trust_remote_code,
-            split=self.split,
-            split_points=tuple(self.split_points),
-        )
+def spec_of(identity: Identity) -> ModelSpec:
+    return ModelSpec(
+        identity.model,
+        identity.dtype,
+        weights=identity.weights,
+        trust_remote_code=identity.trust_remote_code,
+        split=identity.split,
+        split_points=tuple(identity.split_points),
+    )
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why a model cannot be used, and the setting at fault."""
-
-    key: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Facts:
-    """None where unknown or without limit."""
-
-    num_layers: int | None = None
-    max_positions: int | None = None
-    vocab_size: int | None = None
-    num_parameters: int | None = None
-    tokenizer_size: int | None = None  # the highest id, plus one; None for bytes
-    problem: Problem | None = None
-
-
-def facts_of(request: Request) -> Facts:
+def facts_of(identity: Identity) -> Facts:
     """Opens the model, without weights, and the tokenizer; what fails becomes the problem."""
+    spec = spec_of(identity)
     try:
-        model = open_model(request.spec, TRACED_SHAPE, torch.device("cpu"))
+        model = open_model(spec, TRACED_SHAPE, torch.device("cpu"))
     except ModelError as error:
         return Facts(problem=Problem(error.key, str(error)))
     facts = Facts(model.num_layers, model.max_positions, model.vocab_size, model.num_parameters)
     try:
         tokenizer = load_tokenizer(
-            request.tokenizer,
-            request.spec.home,
-            trust_remote_code=request.trust_remote_code,
+            identity.tokenizer,
+            spec.home,
+            trust_remote_code=identity.trust_remote_code,
         )
     except DataError as error:
         return dataclasses.replace(facts, problem=Problem("data.tokenizer", str(error)))
@@ -93,7 +61,7 @@ def main() -> None:
     requests: list[dict[str, Any]] = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)  # what factories and libraries print is not part of the answer
-        facts = [dataclasses.asdict(facts_of(Request(**request))) for request in requests]
+        facts = [dataclasses.asdict(facts_of(Identity(**request))) for request in requests]
         answer.write(json.dumps(facts) + "\n")
 
 

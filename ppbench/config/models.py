@@ -12,8 +12,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from engine.model.answers import Facts, Identity, Problem
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case
 from ppbench.errors import UsageError
@@ -21,43 +21,10 @@ from ppbench.errors import UsageError
 COMMAND = (sys.executable, "-m", "engine.model.facts")
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The settings that say which model it is, and with which tokenizer."""
-
-    model: str
-    split: str
-    split_points: tuple[str, ...]
-    weights: str
-    trust_remote_code: bool
-    dtype: str
-    tokenizer: str
-
-    @property
-    def is_plain_preset(self) -> bool:
-        """Whether everything is known without looking."""
-        is_bytes = self.tokenizer in ("auto", "bytes")
-        return self.model in PRESETS and self.split == "auto" and is_bytes
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why something cannot run: the setting that is at fault, and what is wrong with it."""
-
-    key: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a model; None where it sets no limit or is not known."""
-
-    num_layers: int | None = None
-    max_positions: int | None = None
-    vocab_size: int | None = None
-    num_parameters: int | None = None
-    tokenizer_size: int | None = None  # None: text is read as bytes
-    problem: Problem | None = None
+def is_plain_preset(identity: Identity) -> bool:
+    """Whether everything is known without looking."""
+    is_bytes = identity.tokenizer in ("auto", "bytes")
+    return identity.model in PRESETS and identity.split == "auto" and is_bytes
 
 
 def identity_of(case: Case) -> Identity:
@@ -76,7 +43,7 @@ def identity_of(case: Case) -> Identity:
 def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
     """The facts of each distinct model. Raises UsageError when models cannot be looked at."""
     distinct = list(dict.fromkeys(identities))
-    known = {one: _of_preset(one.model) for one in distinct if one.is_plain_preset}
+    known = {one: _of_preset(one.model) for one in distinct if is_plain_preset(one)}
     others = [one for one in distinct if one not in known]
     return {**known, **dict(zip(others, _looked_at(others), strict=True))}
 

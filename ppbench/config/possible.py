@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.model.answers import Facts, Problem
 from engine.model.partition import PartitionError, partition_layers
 from ppbench.config.case import VARIABLE, Case
-from ppbench.config.models import Facts, Problem
 
 NUM_BYTE_VALUES = 256
 LOCAL_SOURCES = ("text", "json", "parquet")

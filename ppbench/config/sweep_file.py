@@ -18,9 +18,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from engine.model.answers import Problem
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.config.locate import holds, line_of
-from ppbench.config.models import Problem, facts_of, identity_of
+from ppbench.config.models import facts_of, identity_of
 from ppbench.config.possible import problems_of_fit, problems_of_settings
 from ppbench.config.problems import describe, shown, unknown_key
 from ppbench.config.schema import SweepFile, known_keys

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.model.answers import Check
 from ppbench.errors import LaunchError, UsageError
 from ppbench.run.launch.local import LocalLaunch
 
@@ -24,25 +25,6 @@ NUM_RANKS = 2
 MODULE = "engine.check"
 _USAGE_EXIT_CODE = 2
 _NOT_RESULTS = ("planned", "started")
-
-
-@dataclass(frozen=True)
-class Check:
-    """What came of an architecture. `status`: `exact`, `refused`, `wrong` or `error`."""
-
-    architecture: str
-    status: str
-    dtype: str | None = None
-    gradient_difference: float | None = None
-    loss_difference: float | None = None
-    num_parameters: int | None = None
-    seconds: float | None = None
-    reason: str = ""
-
-    @property
-    def has_failed(self) -> bool:
-        """A refusal is no failure: it is said before anything runs."""
-        return self.status in ("wrong", "error")
 
 
 @dataclass(frozen=True)

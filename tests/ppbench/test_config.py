@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.model.answers import Facts
 from ppbench.config import models
 from ppbench.config.case import Case, Measure
 from ppbench.config.locate import line_of
-from ppbench.config.models import Facts
 from ppbench.config.possible import local_files, problems_of_fit
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep_file import read_sweep

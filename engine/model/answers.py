@@ -1,0 +1,65 @@
+"""What processes that have torch tell those that do not: facts of models, results of checks.
+
+Plain data, written as JSON by `engine.model.facts` and `engine.check` and read wherever torch is
+not to be imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The settings that say which model it is, and with which tokenizer."""
+
+    model: str
+    split: str
+    split_points: tuple[str, ...]
+    weights: str
+    trust_remote_code: bool
+    dtype: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why something cannot run: the setting that is at fault, and what is wrong with it."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a model; None where it sets no limit or is not known."""
+
+    num_layers: int | None = None
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    num_parameters: int | None = None
+    tokenizer_size: int | None = None  # the highest id, plus one; None: text is read as bytes
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """How an architecture fared.
+
+    `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
+    or `error`. Differences are relative to the largest element.
+    """
+
+    architecture: str
+    status: str
+    dtype: str | None = None
+    gradient_difference: float | None = None
+    loss_difference: float | None = None
+    num_parameters: int | None = None
+    seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """A refusal is no failure: it is said before anything runs."""
+        return self.status in ("wrong", "error")
