@@ -34,10 +34,10 @@ def initialise(model: PreTrainedModel, seed: int, rebuild: Callable[[], nn.Modul
     modules' constructors is taken from a model that `rebuild` makes. On the CPU, so that all
     devices get the same numbers.
     """
-    _allocate(model)
+    allocated = _allocate(model)
     with torch.no_grad():
         _initialise_below(model, "", model, seed)
-    _set_from_constructors(model, rebuild, seed)
+    _set_from_constructors(model, allocated, rebuild, seed)
 
 
 def read_checkpoint(
@@ -63,10 +63,10 @@ def read_checkpoint(
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
     _check_read(files[0].parent, info, tied=set(model.all_tied_weights_keys))
     _check_tied(files[0].parent, model)
-    _allocate(model)
+    allocated = _allocate(model)
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
-    _set_from_constructors(model, rebuild, 0)
+    _set_from_constructors(model, allocated, rebuild, 0)
 
 
 @contextlib.contextmanager
@@ -111,12 +111,19 @@ def _check_tied(folder: Path, model: PreTrainedModel) -> None:
             )
 
 
-def _allocate(model: nn.Module) -> None:
-    """Give what is still on the meta device memory, filled so that what stays unset is seen."""
-    for module in model.modules():
+def _allocate(model: PreTrainedModel) -> list[str]:
+    """Give what is still on the meta device memory, filled so that what stays unset is seen.
+
+    Returns the names. A tied head is left out: it takes the embeddings' weight afterwards.
+    """
+    allocated = []
+    for prefix, module in model.named_modules():
         for name, tensor in _own_tensors(module):
-            if tensor.is_meta:
+            full_name = f"{prefix}.{name}"
+            if tensor.is_meta and full_name not in model.all_tied_weights_keys:
                 _put(module, name, torch.full_like(tensor, _unset(tensor), device="cpu"))
+                allocated.append(full_name)
+    return allocated
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -138,22 +145,18 @@ def _unset(tensor: Tensor) -> float:
 
 
 def _is_unset(tensor: Tensor) -> bool:
-    """Whether its first element is still what it was filled with."""
-    if tensor.numel() == 0 or tensor.dtype == torch.bool:
+    """Whether anything in it is still what it was filled with."""
+    if tensor.dtype == torch.bool:
         return False
-    first = tensor.flatten()[0]
-    return bool(first.isnan() if tensor.is_floating_point() else first == _UNSET_INTEGER)
+    unset = tensor.isnan() if tensor.is_floating_point() else tensor == _UNSET_INTEGER
+    return bool(unset.any())
 
 
 def _set_from_constructors(
-    model: PreTrainedModel, rebuild: Callable[[], nn.Module], seed: int
+    model: PreTrainedModel, allocated: list[str], rebuild: Callable[[], nn.Module], seed: int
 ) -> None:
-    unset = [
-        f"{prefix}.{name}"
-        for prefix, module in model.named_modules()
-        for name, tensor in _own_tensors(module)
-        if _is_unset(tensor)
-    ]
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    unset = [name for name in allocated if _is_unset(tensors[name])]
     if unset:
         factory = Factory(type(model).__name__, rebuild, seed)
         whole = factory.build({factory.canonical[n] for n in unset if n in factory.canonical})
