@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
@@ -20,6 +20,11 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
+	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/split_backward.py
+	$(BIN)/python benchmarks/zero_bubble.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -15,8 +15,8 @@ from engine.model.partition import Costs, balance, partition_layers
 from engine.model.split import ModelSpec, open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, channel_of, lower
 from engine.plan.lower import Channel as Edge
-from engine.plan.lower import channel_of
 from engine.plan.program import Program
 from engine.plan.rules import check
 from engine.plan.schedules.registry import build_program
@@ -32,14 +32,19 @@ AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 class TrainerConfig:
     """Everything that decides what a step computes.
 
-    `autocast` is `none` or `bfloat16`; `recompute` keeps only each layer's input until its
-    backward, which runs its forward again; `compile` compiles the layers.
+    `stages_per_rank` None is the schedule's own. `policy` and `look_ahead` say where receives are
+    posted (see `engine.plan.lower`). `autocast` is `none` or `bfloat16`; `recompute` keeps only
+    each layer's input until its backward, which runs its forward again; `compile` compiles the
+    layers, and then I does all of a backward and W nothing.
     """
 
     model: ModelSpec = field(default_factory=ModelSpec)
     data: DataSpec = field(default_factory=DataSpec)
     schedule: str = "1f1b"
     world_size: int = 1
+    stages_per_rank: int | None = None
+    policy: Policy = Policy.EARLY
+    look_ahead: int = DEFAULT_LOOK_AHEAD
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     autocast: str = "none"
     recompute: bool = False
@@ -54,10 +59,21 @@ class TrainerConfig:
 
 
 def program_of(config: TrainerConfig) -> Program:
-    """The step's program, checked. Raises UnknownScheduleError or ProgramError."""
-    program = build_program(config.schedule, config.world_size, config.data.num_microbatches)
+    """The step's program, checked.
+
+    Raises ScheduleError or ProgramError.
+    """
+    num_microbatches = config.data.num_microbatches
+    program = build_program(
+        config.schedule, config.world_size, num_microbatches, config.stages_per_rank
+    )
     check(program)
     return program
+
+
+def lowered_of(config: TrainerConfig) -> Program:
+    """The step's program with its transfers, proved free of deadlock."""
+    return lower(program_of(config), config.policy, config.look_ahead)
 
 
 def edges_of(lowered: Program) -> list[Edge]:

@@ -5,13 +5,10 @@ step = zero gradients, run the program, sum the gradients of shared weights, cli
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import pickle
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,28 +18,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.configuration import (
-    AUTOCAST,
     TrainerConfig,
     data_of,
-    data_spec_of,
     edges_of,
+    lowered_of,
     messages_of,
     model_of,
     partition_of,
     program_of,
-    settled,
     shares_of,
     tokenizer_of,
 )
+from engine.connection import autocast_of, connect, ranks_of
 from engine.model.data import StepBatch
 from engine.model.split import write_configuration
+from engine.model.stage_module import StageModule
 from engine.plan.action import NO_INDEX, Action, Op
-from engine.plan.lower import lower
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.run import snapshot
 from engine.run.executor import Executor
-from engine.run.layer_costs import measure_costs
 from engine.run.memory import MemoryPeaks, measure_peaks
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p import Fabric, Ranks
@@ -73,67 +68,6 @@ class Progress:
     num_tokens: int = 0
 
 
-def connect(config: TrainerConfig, fabric: Fabric) -> TrainerConfig:
-    """Settle the partition, and make the communicators that a trainer of it uses.
-
-    Returns the configuration with its partition as a list, to build the trainers with. Collective:
-    every rank of the default process group calls it, also those that will not train. Rank 0 decides
-    for all, since no two would measure the same. Raises, on all ranks alike, ModelError,
-    PartitionError and what building the program raises.
-    """
-    if config.world_size == 1:
-        return config
-    lowered = lower(program_of(config))
-    ranks = lowered.placement.ranks
-    decided = _broadcast(functools.partial(_decide, config, ranks, fabric.device))
-    fabric.connect(edges_of(lowered), ranks, decided.shared)
-    return decided.config
-
-
-@dataclass(frozen=True)
-class _Decided:
-    """What all ranks must know of the model before they can be connected."""
-
-    config: TrainerConfig
-    shared: list[Ranks]  # those who share a weight, one entry per weight
-
-
-def _decide(config: TrainerConfig, ranks: tuple[int, ...], device: torch.device) -> _Decided:
-    model, num_stages = model_of(config, device), len(ranks)
-    data = data_spec_of(config, model)
-    shape = (data.microbatch_size, data.longest)
-    autocast = _autocast(config.autocast, device)
-    measure = functools.partial(measure_costs, model, shape, device, autocast)
-    config = settled(config, model, num_stages, measure)
-    weights = model.shared_weights(partition_of(config, model, num_stages))
-    shared = [_ranks_of((stage for stage, _ in weight.owners), ranks) for weight in weights]
-    return _Decided(config, shared)
-
-
-def _broadcast(decide: Callable[[], _Decided]) -> _Decided:
-    """What rank 0 decides, or its exception, on every rank. Blocks until it has."""
-    told: list[_Decided | Exception | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            told = [decide()]
-        except Exception as error:
-            told = [_as_told(error)]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    assert told[0] is not None
-    return told[0]
-
-
-def _as_told(error: Exception) -> Exception:
-    """The exception, or its words where it cannot travel."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
 class Trainer:
     """This rank's part of a pipeline.
 
@@ -151,7 +85,7 @@ class Trainer:
         self.device = fabric.device
         self._fabric, self._clock = fabric, fabric.clock
         self.program = program_of(config)
-        lowered = lower(self.program)
+        lowered = lowered_of(config)
         placement = self.program.placement
         self._ranks = tuple(range(config.world_size))
         self.model = model_of(config, self.device)
@@ -163,6 +97,7 @@ class Trainer:
             for stage in placement.stages_of(self.rank)
         }
         self.shared_weights = self.model.shared_weights(self.partition)
+        self._unite_shared_weights()
         self._shared = self._find_shared(placement.ranks)
         self._channels = fabric.open_channels(
             edges_of(lowered), placement.ranks, with_shapes=config.data.is_variable
@@ -199,15 +134,15 @@ class Trainer:
         return self._data.step(step).to(self.device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters by their name in the unsplit model.
+        """This rank's parameters by their name in the unsplit model, each once.
 
         A head tied to the embeddings keeps its own name where the embeddings are on another rank.
         """
-        return {
-            name: parameter
-            for module in self.modules.values()
-            for name, parameter in module.own_parameters().items()
-        }
+        owned: dict[nn.Parameter, str] = {}
+        for module in self.modules.values():
+            for name, parameter in module.own_parameters().items():
+                owned.setdefault(parameter, name)
+        return {name: parameter for parameter, name in owned.items()}
 
     def save(self, folder: Path, progress: Progress) -> Path:
         """Write a checkpoint into a folder of them; returns its own folder.
@@ -314,19 +249,27 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
             self._fabric.sum_over(parameter.grad, ranks)
 
+    def _unite_shared_weights(self) -> None:
+        """Stages of this rank that share a weight hold one parameter: it trains as one."""
+        for weight in self.shared_weights:
+            owners = [(self.modules[s], name) for s, name in weight.owners if s in self.modules]
+            for module, name in owners[1:]:
+                _replace(module, name, owners[0][0].own_parameters()[owners[0][1]])
+
     def _find_shared(self, ranks: tuple[int, ...]) -> list[tuple[nn.Parameter, Ranks, bool]]:
-        """This rank's parameters that others own as well, with whom, and whether it is the first.
+        """This rank's parameters that other ranks own as well, with whom, and whether it is first.
 
         In one order on all ranks.
         """
         found = []
         for weight in self.shared_weights:
-            owners = _ranks_of([stage for stage, _ in weight.owners], ranks)
-            for stage, name in weight.owners:
-                if ranks[stage] == self.rank and len(owners) > 1:
-                    parameter = self.modules[stage].own_parameters()[name]
-                    if parameter.requires_grad:
-                        found.append((parameter, owners, stage == weight.owners[0][0]))
+            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
+            if len(owners) < 2 or self.rank not in owners:
+                continue
+            stage, name = next(o for o in weight.owners if o[0] in self.modules)
+            parameter = self.modules[stage].own_parameters()[name]
+            if parameter.requires_grad:
+                found.append((parameter, owners, self.rank == owners[0]))
         return found
 
     def _unsplit_names(self, stage: int) -> dict[str, str]:
@@ -370,6 +313,7 @@ class Trainer:
 
     def _build_executor(self, lowered: Program) -> Executor:
         messages = messages_of(self.config, self.model, self.partition)
+        row = self.program.actions[self.rank]
         stages = {}
         for index, module in self.modules.items():
             if self.config.recompute:
@@ -377,17 +321,20 @@ class Trainer:
             if self.config.compile:
                 compile_layers(module)
             sends = None if module.is_last else messages[index]
-            stages[index] = Stage(module, sends, _autocast(self.config.autocast, self.device))
+            autocast = autocast_of(self.config.autocast, self.device)
+            has_split = any(action.op is Op.I and action.stage == index for action in row)
+            is_split = has_split and not self.config.compile  # what is compiled is left whole
+            stages[index] = Stage(module, sends, autocast, is_split=is_split)
         return Executor(lowered, self.rank, stages, self._channels, self._clock, messages)
 
 
-def _autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
-    dtype = AUTOCAST[name]
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
-def _ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
-    return tuple(sorted({ranks[stage] for stage in stages}))
+def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter in the place of the one that has this name in the unsplit model."""
+    old = module.own_parameters()[name]
+    for part in module.modules():
+        for key, own in list(part.named_parameters(recurse=False)):
+            if own is old:
+                setattr(part, key, parameter)
 
 
 def _seed_of(seed: int, step: int, rank: int) -> int:

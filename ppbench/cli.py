@@ -25,11 +25,35 @@ app = typer.Typer(
 )
 models = typer.Typer(help="What models can be split, and whether that is exact.")
 app.add_typer(models, name="models", no_args_is_help=True)
+schedules = typer.Typer(help="Schedules: list, draw, check, export.")
+app.add_typer(schedules, name="schedules", no_args_is_help=True)
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
 HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
+ScheduleName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")
+]
+Ranks = Annotated[
+    int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; csv:PATH knows its own.")
+]
+Microbatches = Annotated[
+    int | None, typer.Option("-m", "--microbatches", metavar="M", help="Microbatches per step.")
+]
+StagesPerRank = Annotated[
+    int | None,
+    typer.Option("-v", "--stages-per-rank", metavar="V", help="Default: the schedule's own."),
+]
+Cost = Annotated[
+    str,
+    typer.Option(
+        "--cost",
+        metavar="F=S,I=S,W=S",
+        help="Seconds per microbatch and rank; a stage of V costs 1/V.",
+    ),
+]
 
+UNIT_COST = "F=1,I=1,W=1"
 RESULTS = Path("results")
 REPORTS = Path("reports")
 INTERRUPTED = 130
@@ -171,3 +195,111 @@ def check_models(
     print(outcome.table)
     print(outcome.verdict, file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(outcome.exit_code)
+
+
+@schedules.command("list")
+def list_schedules(how: HowToPrint = Format.table) -> None:
+    """List every schedule: what it asks for, what it idles and holds."""
+    from ppbench.planning import schedules as planned
+
+    print(planned.list_schedules(how))
+
+
+@schedules.command("draw")
+def draw_schedule(
+    name: ScheduleName,
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    cost: Cost = UNIT_COST,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a Gantt page too.")
+    ] = None,
+) -> None:
+    """Draw a schedule over time in the terminal, or as a page."""
+    from ppbench.planning import schedules as planned
+    from ppbench.planning.programs import Wanted
+
+    wanted = Wanted(name, ranks, microbatches, stages_per_rank)
+    print(planned.draw(wanted, cost, html))
+
+
+@schedules.command("check")
+def check_schedule(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A program in torch's form.")],
+    max_held: Annotated[
+        int | None,
+        typer.Option(
+            "--max-held",
+            metavar="N",
+            help="Most activations, each of one microbatch of a stage, that a rank may hold.",
+        ),
+    ] = None,
+) -> None:
+    """Check a program in torch's CSV form, and prove that it cannot hang."""
+    from ppbench.planning import schedules as planned
+
+    print(planned.check_file(file, max_held))
+
+
+@schedules.command("export")
+def export_schedule(
+    name: ScheduleName,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.csv", help="Where to; - prints it.")
+    ],
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    with_communication: Annotated[
+        bool, typer.Option("--with-communication", help="With SEND and RECV actions.")
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="early|just_in_time", help="Where RECVs stand. Default: early."),
+    ] = None,
+    look_ahead: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Computations that an early RECV goes ahead. Default: 1."),
+    ] = None,
+) -> None:
+    """Write a schedule in torch's CSV form."""
+    from ppbench.planning import schedules as planned
+    from ppbench.planning.programs import Wanted
+
+    wanted = Wanted(name, ranks, microbatches, stages_per_rank)
+    communication = planned.Communication(with_communication, policy, look_ahead)
+    print(planned.export(wanted, communication, output))
+
+
+@app.command()
+def simulate(
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="A schedule, csv:PATH, or all to compare them.")
+    ],
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    cost: Cost = UNIT_COST,
+    latency: Annotated[str, typer.Option(metavar="S", help="Seconds of every message.")] = "0",
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="BYTES_PER_S", help="Default: infinite.")
+    ] = None,
+    message_bytes: Annotated[int, typer.Option(metavar="N", help="Size of a message.")] = 0,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Whether senders compute meanwhile.")
+    ] = True,
+    held: Annotated[
+        bool, typer.Option("--held", help="With json: what each rank holds over time.")
+    ] = False,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Predict makespan, bubbles and peaks of a schedule, or of all."""
+    from ppbench.planning import forecast
+    from ppbench.planning.prediction import read_costs, read_transfers
+    from ppbench.planning.programs import Wanted
+
+    transfers = read_transfers(latency, bandwidth, message_bytes, overlaps=overlap)
+    assumed = forecast.Assumptions(read_costs(cost), transfers)
+    wanted = Wanted(schedule, ranks, microbatches, stages_per_rank)
+    print(forecast.simulate(wanted, assumed, how, has_held=held))

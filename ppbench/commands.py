@@ -122,9 +122,14 @@ def sweep(
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
     write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
-    table = render(runs, how, ["run_id", *_shown_axes(read), "status", *FIGURES])
+    figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
+    table = render(runs, how, ["run_id", *_shown_axes(read), "status", *figures])
     all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
+
+
+def _is_emulated(read: Sweep) -> bool:
+    return any(case.is_emulated for case, _ in read.cases)
 
 
 def _open(results: Path) -> Store:

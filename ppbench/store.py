@@ -27,9 +27,10 @@ from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import VARIABLE, Case
 from ppbench.errors import StoreError, UsageError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name any model and
-`seq_len` may be 0; the settings and figures added then are absent from older files."""
+`seq_len` may be 0. Since 3 a rank may have several stages, `device` may be `emulated` and figures
+of memory may be null. Settings and figures added later are absent from older files."""
 LAST = "last"
 
 
@@ -47,7 +48,7 @@ _CASE_MEANINGS = {
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
     "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents)",
-    "device": "`cpu` or `cuda`",
+    "device": "`cpu`, `cuda`, or `emulated`: stages take a set time and compute nothing",
     "model_preset": "preset, hub id, checkpoint folder or `package.module:factory`",
     "model_weights": "`auto`: those of the checkpoint if there is one; `random`: initialised",
     "model_trust_remote_code": "whether code that comes with the model may run",
@@ -77,6 +78,15 @@ _CASE_MEANINGS = {
     "train_compile": "whether each stage went through torch.compile",
     "train_microbatch_size": "sequences of a microbatch",
     "launch_threads_per_rank": "CPU threads of a rank",
+    "stages_per_rank": "stages of a rank; of a program file the most that a rank has",
+    "program_digest": "hash of the program file, where the schedule is one",
+    "transfer_policy": "where receives are posted: `early` or `just_in_time`",
+    "transfer_look_ahead": "compute actions ahead of its consumer that `early` posts a receive",
+    "emulated_F_ms": "forward of a rank's share, or of each stage; milliseconds, JSON list",
+    "emulated_I_ms": "input-gradient half of the backward, likewise",
+    "emulated_W_ms": "weight-gradient half of the backward, likewise",
+    "emulated_jitter": "standard deviation of an emulated duration over its mean",
+    "emulated_seed": "seed of the jitter",
 }
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
@@ -122,9 +132,18 @@ RUNS: tuple[Column, ...] = (
     Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns); median"),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time; median"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span; median"),
-    Column("bubble_fraction_theory", pa.float64(), "equal stages and free transfers"),
+    Column(
+        "bubble_fraction_theory",
+        pa.float64(),
+        "simulated with free transfers: as emulated, else equal stages with F = I = W",
+    ),
+    Column("planned_step_ns", pa.int64(), "simulated step_ns of an emulated run"),
     Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),
-    Column("peak_memory_bytes", pa.int64(), "allocator peak of the rank that has the highest"),
+    Column(
+        "peak_memory_bytes",
+        pa.int64(),
+        "allocator peak of the rank that has the highest; null: emulated",
+    ),
     Column("peak_held_microbatches", pa.int64(), "most microbatches held by one rank at once"),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
     Column("last_loss", pa.float64(), "loss per token of the last measured step"),

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 from engine.command.options import OptionError
-from engine.plan.schedules.registry import UnknownScheduleError
+from engine.plan.schedules.registry import ScheduleError
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Launch:
 
 def is_known(error: Exception) -> bool:
     """Whether a user can cause it, and the message says all."""
-    if isinstance(error, OptionError | UnknownScheduleError):
+    if isinstance(error, OptionError | ScheduleError):
         return True
     from engine.model.data import DataError
     from engine.model.partition import PartitionError

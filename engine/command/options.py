@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from engine.plan.schedules.registry import find_schedule
+from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
@@ -98,7 +98,18 @@ class Options:
     shuffle: Annotated[bool, _data(help="Anew in each epoch.")] = True
     data_workers: Annotated[int, _data(metavar="N", min=0, help="Loader processes per rank.")] = 0
 
-    schedule: Annotated[str, _pipeline(metavar="NAME", help="Such as 1f1b or afab.")] = "1f1b"
+    schedule: Annotated[
+        str, _pipeline(metavar="NAME", help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file.")
+    ] = "1f1b"
+    stages_per_rank: Annotated[
+        int | None,
+        _pipeline(
+            metavar="N",
+            min=1,
+            help="For interleaved_1f1b, interleaved_zb, looped_bfs.",
+            show_default="the schedule's own",
+        ),
+    ] = None
     global_batch_size: Annotated[int, _pipeline(metavar="N", min=1, help="Sequences per step.")] = 8
     microbatch_size: Annotated[
         int,
@@ -199,7 +210,8 @@ class Options:
             )
         self._check_batch()
         self._check_checkpoints()
-        find_schedule(self.schedule)
+        if not self.schedule.startswith(CSV_PREFIX):
+            find_schedule(self.schedule)
 
     def _check_batch(self) -> None:
         whole, part = self.global_batch_size, self.microbatch_size
@@ -268,6 +280,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             data=_data_spec(options),
             schedule=options.schedule,
             world_size=world_size,
+            stages_per_rank=options.stages_per_rank,
             optimizer=_optimizer_spec(options),
             autocast=options.autocast,
             recompute=options.recompute,

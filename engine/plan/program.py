@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from engine.plan.action import Action, parse_action
+from engine.plan.action import COMPUTE_OPS, Action, parse_action, parse_cell
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,16 @@ def loop_placement(world_size: int, stages_per_rank: int = 1) -> Placement:
     return Placement(tuple(stage % world_size for stage in range(num_stages)), world_size)
 
 
+def v_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
+    """The stages go down the ranks and back up: two neighbours meet on each rank at the turns.
+
+    p = 3, 2 stages per rank: stages 0 to 5 on ranks 0, 1, 2, 2, 1, 0.
+    """
+    down = tuple(range(world_size))
+    ways = [down if way % 2 == 0 else down[::-1] for way in range(stages_per_rank)]
+    return Placement(tuple(rank for way in ways for rank in way), world_size)
+
+
 @dataclass(frozen=True)
 class Program:
     """The actions of one step, by rank, in the order in which each rank issues them."""
@@ -52,6 +63,17 @@ class Program:
     def num_stages(self) -> int:
         return self.placement.num_stages
 
+    @property
+    def has_transfers(self) -> bool:
+        return any(action.op not in COMPUTE_OPS for row in self.actions for action in row)
+
+    def compute_only(self) -> Program:
+        """The same program without its transfers."""
+        if not self.has_transfers:
+            return self
+        rows = tuple(tuple(a for a in row if a.op in COMPUTE_OPS) for row in self.actions)
+        return replace(self, actions=rows)
+
 
 def to_csv(program: Program) -> str:
     """torch's form: a row per rank, a cell per action."""
@@ -62,20 +84,59 @@ def to_csv(program: Program) -> str:
     return text.getvalue()
 
 
-def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
-    """Read torch's CSV form; empty cells are idle slots and carry no meaning here.
+def from_csv(text: str, name: str) -> Program:
+    """The program that a CSV text describes, with or without transfers; `name` is for messages.
 
-    Raises ValueError naming row and column of a cell that is not an action.
+    The number of ranks, stages and microbatches and the placement follow from the cells; whether
+    the program is legal is for the rules to say. Raises ValueError naming the row and column of a
+    cell that is not an action, or what is missing altogether.
     """
-    rows = []
-    for rank, cells in enumerate(csv.reader(io.StringIO(text))):
-        rows.append(tuple(_cell(rank, i, cell) for i, cell in enumerate(cells) if cell.strip()))
+    rows = actions_from_csv(text)
+    owners: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for action in row:
+            owners.setdefault(action.stage, rank)
+    if not owners:
+        raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
+    microbatches = {action.microbatch for row in rows for action in row}
+    _check_none_is_missing("stage", owners.keys())
+    _check_none_is_missing("microbatch", microbatches)
+    placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(rows))
+    return Program(name, placement, len(microbatches), rows)
+
+
+def _check_none_is_missing(what: str, numbers: Collection[int]) -> None:
+    highest = max(numbers)
+    for number in range(highest):
+        if number not in numbers:
+            raise ValueError(f"has {what} {highest} but nothing for {what} {number}")
+
+
+def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
+    """Read torch's CSV form, a row per rank; see `parse_cell` for what a cell can hold.
+
+    Raises ValueError naming row and column of a cell that is none of it.
+    """
+    rows: list[tuple[Action, ...]] = []
+    for rank, cells in enumerate(_read_csv(text)):
+        rows.append(
+            tuple(a for column, cell in enumerate(cells) for a in _cell(rank, column, cell))
+        )
+    while rows and not rows[-1]:  # blank lines at the end
+        rows.pop()
     return tuple(rows)
 
 
-def _cell(rank: int, column: int, text: str) -> Action:
+def _read_csv(text: str) -> list[list[str]]:
     try:
-        return parse_action(text)
+        return list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(f"is not CSV: {error}") from None
+
+
+def _cell(rank: int, column: int, text: str) -> tuple[Action, ...]:
+    try:
+        return parse_cell(text)
     except ValueError as error:
         raise ValueError(f"rank {rank}, column {column}: {error}") from None
 

@@ -8,15 +8,23 @@ Everything is said in facts. An action needs facts and makes facts true:
     B(s, m) needs what I needs            makes I(s, m) and W(s, m)
 
 A fact is written as the action of the same name, so schedules that split the backward and
-schedules that do not obey one set of rules.
+schedules that do not obey one set of rules. Transfers in a program are left aside here; `lower`
+proves them.
+
+For one microbatch the facts form a chain, down the stages and back up, so that a fact is a number:
+with S stages, link s says that the input of stage s is there, link 2S-1-s that its output gradient
+is (link S is both: what the last stage's forward leaves is what its backward needs).
+
+    F(s) needs link s         makes link s+1
+    I(s) needs link 2S-1-s    makes link 2S-s
+    W(s) needs link 2S-s
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
-from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan.action import Action, Op
 from engine.plan.program import Program, draw
 
 
@@ -33,105 +41,171 @@ class ProgramError(ValueError):
         )
 
 
-def facts_made(action: Action) -> tuple[Action, ...]:
-    """The facts that hold once a compute action is done."""
-    if action.op is Op.B:
-        return (action._replace(op=Op.I), action._replace(op=Op.W))
-    return (action,)
-
-
-def facts_needed(action: Action, num_stages: int) -> tuple[Action, ...]:
-    """The facts that a compute action waits for."""
-    stage, op, _ = action
+def link_needed(op: Op, stage: int, num_stages: int) -> int:
+    """The link that must be there before a compute op of a stage, for its microbatch."""
     if op is Op.F:
-        return (action._replace(stage=stage - 1),) if stage > 0 else ()
-    if op is Op.W:
-        return (action._replace(op=Op.I),)
-    own_forward = action._replace(op=Op.F)
-    if stage == num_stages - 1:
-        return (own_forward,)
-    return (own_forward, Action(stage + 1, Op.I, action.microbatch))
+        return stage
+    return 2 * num_stages - stage - (op is not Op.W)
 
 
-def check(program: Program) -> None:
-    """Raise ProgramError unless each action is placed, happens once, and can run in this order."""
-    _check_each_action_belongs(program)
-    _check_exactly_once(program)
+def link_made(op: Op, stage: int, num_stages: int) -> int | None:
+    """The link that a compute op of a stage makes; None for W, which nothing waits for."""
+    if op is Op.F:
+        return stage + 1
+    return None if op is Op.W else 2 * num_stages - stage
+
+
+def fact_needed(action: Action, num_stages: int) -> Action | None:
+    """The F or I that must be done before a compute action; None before the first forward."""
+    link = link_needed(action.op, action.stage, num_stages)
+    if link == 0:
+        return None
+    if link <= num_stages:
+        return Action(link - 1, Op.F, action.microbatch)
+    return Action(2 * num_stages - link, Op.I, action.microbatch)
+
+
+def check(program: Program, max_held: int | None = None) -> None:
+    """Raise ProgramError unless each action is placed, happens once, and can run in this order.
+
+    With `max_held`, also unless no rank ever holds more activations than that, counted in
+    microbatches over all its stages. The cost grows with the length of the program.
+    """
+    compute = program.compute_only()
+    _check_each_action_belongs(compute)
+    _check_exactly_once(compute)
+    _check_order(compute)
+    if max_held is not None:
+        _check_memory(compute, max_held)
+
+
+def _check_each_action_belongs(program: Program) -> None:
+    for rank, row in enumerate(program.actions):
+        stages = frozenset(program.placement.stages_of(rank))
+        num_microbatches = program.num_microbatches
+        for position, (stage, _, microbatch) in enumerate(row):
+            if stage in stages and 0 <= microbatch < num_microbatches:
+                continue
+            if not 0 <= stage < program.num_stages:
+                reason = f"there are {program.num_stages} stages"
+            elif stage not in stages:
+                reason = f"stage {stage} is placed on rank {program.placement.ranks[stage]}"
+            else:
+                reason = f"there are {num_microbatches} microbatches"
+            raise ProgramError(program, rank, position, reason)
+
+
+_HALVES = {Op.F: (0,), Op.I: (1,), Op.W: (2,), Op.B: (1, 2)}
+_OF_HALF = (Op.F, Op.I, Op.W)
+
+
+def _check_exactly_once(program: Program) -> None:
+    num_microbatches = program.num_microbatches
+    num_cells = program.num_stages * num_microbatches
+    made = bytearray(3 * num_cells)  # F, then I, then W of every stage and microbatch
+    for rank, row in enumerate(program.actions):
+        for position, (stage, op, microbatch) in enumerate(row):
+            cell = stage * num_microbatches + microbatch
+            for half in _HALVES[op]:
+                if made[half * num_cells + cell]:
+                    fact = Action(stage, _OF_HALF[half], microbatch)
+                    raise ProgramError(program, rank, position, f"{fact} has been done before")
+                made[half * num_cells + cell] = 1
+    if (missing := made.find(0)) >= 0:
+        half, cell = divmod(missing, num_cells)
+        fact = Action(cell // num_microbatches, _OF_HALF[half], cell % num_microbatches)
+        rank = program.placement.ranks[fact.stage]
+        raise ProgramError(program, rank, len(program.actions[rank]), f"{fact} is never done")
+
+
+def _check_memory(program: Program, max_held: int) -> None:
+    for rank, row in enumerate(program.actions):
+        held = 0
+        for position, (_, op, _) in enumerate(row):
+            if op is Op.F:
+                held += 1
+                if held > max_held:
+                    reason = (
+                        f"holds the activations of {held} microbatches; at most {max_held} may be"
+                    )
+                    raise ProgramError(program, rank, position, reason)
+            elif op is not Op.I:
+                held -= 1
+
+
+def _check_order(program: Program) -> None:
+    """Every row can be run through: nothing waits for what comes later, here or in a circle."""
     for _ in execution_order(program):
         pass
 
 
-def _positions(program: Program) -> Iterator[tuple[int, int, Action]]:
-    for rank, row in enumerate(program.actions):
-        for position, action in enumerate(row):
-            yield rank, position, action
+def execution_order(program: Program) -> Iterator[tuple[int, int, int]]:
+    """Pieces (rank, first, stop) of the rows of a compute-only program, in an order that can run.
 
-
-def _check_each_action_belongs(program: Program) -> None:
-    for rank, position, action in _positions(program):
-        if action.op not in COMPUTE_OPS:
-            reason = "only F, B, I and W belong here; transfers are added by lowering"
-        elif not 0 <= action.stage < program.num_stages:
-            reason = f"there are {program.num_stages} stages"
-        elif not 0 <= action.microbatch < program.num_microbatches:
-            reason = f"there are {program.num_microbatches} microbatches"
-        elif (owner := program.placement.ranks[action.stage]) != rank:
-            reason = f"stage {action.stage} is placed on rank {owner}"
-        else:
-            continue
-        raise ProgramError(program, rank, position, reason)
-
-
-def _check_exactly_once(program: Program) -> None:
-    made: set[Action] = set()
-    for rank, position, action in _positions(program):
-        for fact in facts_made(action):
-            if fact in made:
-                raise ProgramError(program, rank, position, f"{fact} has been done before")
-            made.add(fact)
-    for stage, rank in enumerate(program.placement.ranks):
-        for microbatch in range(program.num_microbatches):
-            for op in (Op.F, Op.I, Op.W):
-                fact = Action(stage, op, microbatch)
-                if fact not in made:
-                    end = len(program.actions[rank])
-                    raise ProgramError(program, rank, end, f"{fact} is never done")
-
-
-def execution_order(program: Program) -> Iterator[tuple[int, Action]]:
-    """Each (rank, action) in an order that respects every row and every dependency.
-
-    Raises ProgramError naming the first blocked action when the rows wait for each other. Visits
-    each action once, so the cost grows with the length of the program.
+    Within a piece a rank waits for nothing that is not made in earlier pieces or before it in the
+    piece. Each piece is as long as can be. Raises ProgramError with the circle of waits when the
+    rows can never be finished. Visits each action once.
     """
+    num_stages, num_microbatches = program.num_stages, program.num_microbatches
+    needs, makes = links_of(num_stages)
+    is_there = bytearray((2 * num_stages + 1) * num_microbatches)
+    is_there[:num_microbatches] = b"\1" * num_microbatches
     position = [0] * len(program.actions)
-    done: set[Action] = set()
-    waiting: dict[Action, list[int]] = {}
-    ready = deque(range(len(program.actions)))
+    waiting: dict[int, list[int]] = {}  # link -> the ranks that stand before it
+    ready = list(range(len(program.actions)))[::-1]
     while ready:
-        rank = ready.popleft()
-        row = program.actions[rank]
-        while position[rank] < len(row):
-            action = row[position[rank]]
-            missing = next(
-                (f for f in facts_needed(action, program.num_stages) if f not in done), None
-            )
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
+        rank = ready.pop()
+        row, first = program.actions[rank], position[rank]
+        stop, end = first, len(row)
+        while stop < end:
+            stage, op, microbatch = row[stop]
+            needed = needs[op][stage] * num_microbatches + microbatch
+            if not is_there[needed]:
+                waiting.setdefault(needed, []).append(rank)
                 break
-            position[rank] += 1
-            yield rank, action
-            for fact in facts_made(action):
-                done.add(fact)
-                ready.extend(waiting.pop(fact, ()))
-    _check_none_is_blocked(program, position, done)
+            stop += 1
+            if op is not Op.W:
+                made = makes[op][stage] * num_microbatches + microbatch
+                is_there[made] = 1
+                if made in waiting:
+                    ready += waiting.pop(made)
+        position[rank] = stop
+        if stop > first:
+            yield rank, first, stop
+    if any(position[rank] < len(row) for rank, row in enumerate(program.actions)):
+        raise _circle_of_waits(program, position)
 
 
-def _check_none_is_blocked(program: Program, position: list[int], done: set[Action]) -> None:
-    for rank, row in enumerate(program.actions):
-        if position[rank] == len(row):
-            continue
-        action = row[position[rank]]
-        needed = [str(f) for f in facts_needed(action, program.num_stages) if f not in done]
-        reason = f"can never start: it needs {' and '.join(needed)}, which waits for it in turn"
-        raise ProgramError(program, rank, position[rank], reason)
+def links_of(num_stages: int) -> tuple[dict[Op, list[int]], dict[Op, list[int]]]:
+    """`link_needed` and `link_made` as tables by op and stage, for loops over many actions."""
+    stages = range(num_stages)
+    ops = (Op.F, Op.B, Op.I, Op.W)
+    needs = {op: [link_needed(op, stage, num_stages) for stage in stages] for op in ops}
+    makes = {op: [link_made(op, stage, num_stages) or 0 for stage in stages] for op in ops}
+    return needs, makes
+
+
+def _as_input(action: Action) -> Action:
+    """A full backward as the I that it contains."""
+    return action._replace(op=Op.I) if action.op is Op.B else action
+
+
+def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:
+    """Follow the waits from a blocked rank until a rank comes up again: that is the circle."""
+    rank = next(r for r, row in enumerate(program.actions) if position[r] < len(row))
+    waits: dict[int, str] = {}
+    while rank not in waits:
+        blocked = program.actions[rank][position[rank]]
+        needed = fact_needed(blocked, program.num_stages)
+        assert needed is not None  # else it would not be blocked
+        owner = program.placement.ranks[needed.stage]
+        left = program.actions[owner][position[owner] :]
+        if not any(needed == _as_input(action) for action in left):
+            reason = f"needs {needed}, which is never done"
+            return ProgramError(program, rank, position[rank], reason)
+        place = "comes only later" if owner == rank else f"stands behind {left[0]} on rank {owner}"
+        waits[rank] = f"{blocked} on rank {rank} needs {needed}, which {place}"
+        rank = owner
+    ranks = list(waits)
+    circle = [waits[r] for r in ranks[ranks.index(rank) :]]
+    return ProgramError(program, rank, position[rank], "can never start: " + "; ".join(circle))

@@ -1,31 +1,64 @@
-"""Predicts the spans of a program: what would happen with given costs and transfers.
+"""Predicts what a program would do with given costs and transfers.
 
-The simulator emits the same `Span` that the executor measures, so that every figure can be
-computed for a plan as for a run. It walks the program once; the cost grows with its length.
+The spans are the same type that the executor measures, so that every figure can be computed for a
+plan as for a run. The program is walked once and times are kept as plain lists, spans being made
+only when asked for: a plan of a million actions takes seconds, and time grows with its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, Action, Op
-from engine.plan.lower import Channel, channel_of, incoming, outgoing
-from engine.plan.program import Program
-from engine.plan.rules import execution_order, facts_made, facts_needed
+from engine.plan.action import Action, Op
+from engine.plan.lower import channel_of, outgoing
+from engine.plan.program import Placement, Program
+from engine.plan.rules import execution_order, links_of
 from engine.plan.spans import Lane, Span
 
-Cost = Callable[[Action], int]
-"""Nanoseconds that a compute action takes."""
+
+@dataclass(frozen=True)
+class Durations:
+    """Nanoseconds of one microbatch's forward and of the two halves of its backward, by stage.
+
+    A full backward takes as long as its halves.
+    """
+
+    forward_ns: tuple[int, ...]
+    input_ns: tuple[int, ...]
+    weight_ns: tuple[int, ...]
+
+    def by_op(self) -> dict[Op, tuple[int, ...]]:
+        both = tuple(i + w for i, w in zip(self.input_ns, self.weight_ns, strict=True))
+        return {Op.F: self.forward_ns, Op.I: self.input_ns, Op.W: self.weight_ns, Op.B: both}
+
+
+def uniform(placement: Placement, forward_ns: int, input_ns: int, weight_ns: int) -> Durations:
+    """Equal stages. The times are those of a rank's whole share; a stage of v takes 1/v of them.
+
+    Whole nanoseconds: where v does not divide a time, it is rounded.
+    """
+    num_stages = placement.num_stages
+    f, i, w = (
+        (round(time * placement.world_size / num_stages),) * num_stages
+        for time in (forward_ns, input_ns, weight_ns)
+    )
+    return Durations(f, i, w)
 
 
 @dataclass(frozen=True)
 class TransferModel:
-    """A message takes `latency_ns` plus its bytes over `bytes_per_s`; one at a time per channel."""
+    """A message takes `latency_ns` plus its bytes over `bytes_per_s`; one at a time per channel.
+
+    Where transfers do not overlap compute, the sender computes nothing until its message is over.
+    """
 
     latency_ns: int = 0
     bytes_per_s: float = float("inf")
     message_bytes: int = 0
+    overlaps: bool = True
 
     @property
     def duration_ns(self) -> int:
@@ -35,86 +68,194 @@ class TransferModel:
 FREE_TRANSFERS = TransferModel()
 
 
-def simulate(program: Program, cost: Cost, transfers: TransferModel = FREE_TRANSFERS) -> list[Span]:
-    """Spans of one step (step 0) that starts at 0 ns, transfers included.
+class Held(NamedTuple):
+    """From `time_ns` on a rank holds `num_held` activations, each of one microbatch of a stage."""
 
-    Transfers overlap compute. `program` holds compute actions only (transfers follow from the
-    placement). Raises ProgramError if the program can never finish.
+    time_ns: int
+    num_held: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step that starts at 0 ns: when each action starts and ends, by rank and position."""
+
+    program: Program  # its compute actions
+    transfers: TransferModel
+    start_ns: list[list[int]]
+    end_ns: list[list[int]]
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first start to the last end of a compute action."""
+        first = min((starts[0] for starts in self.start_ns if starts), default=0)
+        return max((ends[-1] for ends in self.end_ns if ends), default=0) - first
+
+    @property
+    def compute_ns(self) -> int:
+        """Summed over ranks."""
+        return sum(map(sum, self.end_ns)) - sum(map(sum, self.start_ns))
+
+    @property
+    def bubble_fraction(self) -> float:
+        """1 - compute / (ranks x makespan)."""
+        return _idle_share(self.program.world_size * self.makespan_ns, self.compute_ns)
+
+    @property
+    def bubble_idle_over_ideal(self) -> float:
+        """Idle time over compute time."""
+        compute_ns = self.compute_ns
+        return (self.program.world_size * self.makespan_ns - compute_ns) / compute_ns
+
+    @property
+    def bubble_max_stage_span(self) -> float:
+        """1 - (compute per rank) / (the longest time that a rank takes from its start to its end).
+
+        What remains idle if every rank may begin the next step when it is done with this one.
+        """
+        spans = zip(self.start_ns, self.end_ns, strict=True)
+        longest = max(ends[-1] - starts[0] for starts, ends in spans if starts)
+        return _idle_share(self.program.world_size * longest, self.compute_ns)
+
+    def held_over_time(self, rank: int) -> list[Held]:
+        """Each change of what a rank holds: a forward adds one, its B or W takes it away again."""
+        changes, held = [], 0
+        for position, action in enumerate(self.program.actions[rank]):
+            if action.op is Op.F:
+                held += 1
+                changes.append(Held(self.start_ns[rank][position], held))
+            elif action.op is not Op.I:
+                held -= 1
+                changes.append(Held(self.end_ns[rank][position], held))
+        return changes
+
+    def spans(self) -> Iterator[Span]:
+        """Compute by rank, then both ends of each transfer, all of step 0."""
+        for rank, row in enumerate(self.program.actions):
+            times = zip(row, self.start_ns[rank], self.end_ns[rank], strict=True)
+            for (stage, op, microbatch), start, end in times:
+                yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, end, 0)
+        ranks, num_bytes = self.program.placement.ranks, self.transfers.message_bytes
+        for send, start, end in self.messages():
+            channel = channel_of(send)
+            receive = Op.RECV_F if send.op is Op.SEND_F else Op.RECV_B
+            ends = (
+                (channel.source, Lane.SEND, send.op),
+                (channel.target, Lane.RECV, receive),
+            )
+            for stage, lane, op in ends:
+                yield Span(0, ranks[stage], lane, stage, op, send.microbatch, start, end, num_bytes)
+
+    def messages(self) -> Iterator[tuple[Action, int, int]]:
+        """Each SEND with the times between which its message moves, by sender in its order."""
+        duration, placement = self.transfers.duration_ns, self.program.placement
+        sends = {
+            (op, stage): send
+            for op in (Op.F, Op.B, Op.I)
+            for stage in range(placement.num_stages)
+            if (send := outgoing(Action(stage, op, 0), self.program)) is not None
+        }
+        for row, ends in zip(self.program.actions, self.end_ns, strict=True):
+            free: dict[tuple[int, Op], int] = {}  # by stage and direction: one channel each
+            for (stage, op, microbatch), end in zip(row, ends, strict=True):
+                if (send := sends.get((op, stage))) is not None:
+                    start = max(end, free.get(send[:2], 0))
+                    free[send[:2]] = start + duration
+                    yield send._replace(microbatch=microbatch), start, start + duration
+
+
+def _idle_share(capacity_ns: int, compute_ns: int) -> float:
+    """In whole numbers up to the division, which alone is rounded."""
+    return (capacity_ns - compute_ns) / capacity_ns
+
+
+def simulate(
+    program: Program, durations: Durations, transfers: TransferModel = FREE_TRANSFERS
+) -> Simulation:
+    """Run a legal program in time; transfers follow from the placement, whatever the program says.
+
+    Raises ProgramError if the program can never finish.
     """
-    spans: list[Span] = []
-    fact_at: dict[Action, int] = {}  # when a fact became true on the rank that made it
-    arrival_at: dict[Action, int] = {}  # when a RECV's message was there
-    rank_free = [0] * program.world_size
-    channel_free: dict[Channel, int] = {}
-    for rank, action in execution_order(program):
-        receive = incoming(action, program)
-        needed = facts_needed(action, program.num_stages)
-        local = [fact_at[f] for f in needed if program.placement.ranks[f.stage] == rank]
-        arrived = arrival_at[receive] if receive is not None else 0
-        start = max(rank_free[rank], arrived, *local, 0)
-        end = start + cost(action)
-        rank_free[rank] = end
-        spans.append(
-            Span(0, rank, Lane.COMPUTE, action.stage, action.op, action.microbatch, start, end, 0)
-        )
-        fact_at.update(dict.fromkeys(facts_made(action), end))
-        if (send := outgoing(action, program)) is not None:
-            spans += _transfer(program, send, end, transfers, channel_free, arrival_at)
-    return spans
+    compute = program.compute_only()
+    times = _Times(compute, durations, transfers)
+    for piece in execution_order(compute):
+        times.run(*piece)
+    return Simulation(compute, transfers, times.start_ns, times.end_ns)
 
 
-def _transfer(
-    program: Program,
-    send: Action,
-    ready_ns: int,
-    transfers: TransferModel,
-    channel_free: dict[Channel, int],
-    arrival_at: dict[Action, int],
-) -> tuple[Span, Span]:
-    """Both ends of one message, and its arrival noted."""
-    channel = channel_of(send)
-    op = Op.RECV_F if send.op is Op.SEND_F else Op.RECV_B
-    receive = Action(channel.target, op, send.microbatch)
-    start = max(ready_ns, channel_free.get(channel, 0))
-    end = start + transfers.duration_ns
-    channel_free[channel] = arrival_at[receive] = end
-    ranks, moved = program.placement.ranks, transfers.message_bytes
-    microbatch = send.microbatch
-    return (
-        Span(0, ranks[channel.source], Lane.SEND, *send[:2], microbatch, start, end, moved),
-        Span(0, ranks[channel.target], Lane.RECV, *receive[:2], microbatch, start, end, moved),
-    )
+class _Times:
+    """The state of a simulation: when each rank, each link and each channel is ready."""
+
+    def __init__(self, program: Program, durations: Durations, transfers: TransferModel) -> None:
+        self._rows, self._num_microbatches = program.actions, program.num_microbatches
+        self._needs, self._makes = links_of(program.num_stages)
+        self._durations = durations.by_op()
+        self._crosses = _crossing_links(program.placement)
+        self._transfer_ns, self._overlaps = transfers.duration_ns, transfers.overlaps
+        num_links = 2 * program.num_stages + 1
+        self._link_ready = [0] * (num_links * program.num_microbatches)
+        self._channel_free = [0] * num_links  # a link that crosses ranks has its own channel
+        self._rank_free = [0] * program.world_size
+        self.start_ns: list[list[int]] = [[] for _ in program.actions]
+        self.end_ns: list[list[int]] = [[] for _ in program.actions]
+
+    def run(self, rank: int, first: int, stop: int) -> None:
+        """Give a piece of a row its times. All that it waits for has its own already."""
+        needs, makes, durations = self._needs, self._makes, self._durations
+        num_microbatches, link_ready = self._num_microbatches, self._link_ready
+        starts, ends = self.start_ns[rank], self.end_ns[rank]
+        free = self._rank_free[rank]
+        for stage, op, microbatch in self._rows[rank][first:stop]:
+            start = free
+            if op is not Op.W:  # its I is over: it stands before it on this rank
+                ready = link_ready[needs[op][stage] * num_microbatches + microbatch]
+                if ready > start:  # noqa: PLR1730  # a call to max would take as long as the rest
+                    start = ready
+            free = start + durations[op][stage]
+            starts.append(start)
+            ends.append(free)
+            if op is not Op.W:
+                link = makes[op][stage]
+                if self._crosses[link]:
+                    arrival = self._send(link, free)
+                    if not self._overlaps:
+                        free = arrival
+                else:
+                    arrival = free
+                link_ready[link * num_microbatches + microbatch] = arrival
+        self._rank_free[rank] = free
+
+    def _send(self, link: int, ready: int) -> int:
+        """When a message that is ready arrives."""
+        arrival = max(ready, self._channel_free[link]) + self._transfer_ns
+        self._channel_free[link] = arrival
+        return arrival
+
+
+def _crossing_links(placement: Placement) -> list[bool]:
+    """For each link, whether what makes it and what needs it are on different ranks."""
+    way = [*placement.ranks, *reversed(placement.ranks)]  # of the stage that needs each link
+    return [False, *(here != there for here, there in itertools.pairwise(way)), False]
 
 
 def peak_activations(program: Program) -> list[int]:
-    """For each rank, the most microbatch activations it holds at once, over all its stages.
+    """For each rank, the most activations it holds at once, each of one microbatch of a stage.
 
     A forward adds one; the action that makes W true (B or W) releases it.
     """
     peaks = []
     for row in program.actions:
         held = peak = 0
-        for action in row:
-            if action.op is Op.F:
+        for _, op, _ in row:
+            if op is Op.F:
                 held += 1
                 peak = max(peak, held)
-            elif action.op in (Op.B, Op.W):
+            elif op is Op.B or op is Op.W:
                 held -= 1
         peaks.append(peak)
     return peaks
 
 
-def draw_timeline(spans: list[Span], unit_ns: int = 1) -> str:
-    """Compute spans as a text grid, one column per `unit_ns`; idle is `.`."""
-    compute = [span for span in spans if span.op in COMPUTE_OPS]
-    num_columns = max((span.end_ns for span in compute), default=0) // unit_ns
-    num_ranks = max((span.rank for span in compute), default=-1) + 1
-    grid = [["."] * num_columns for _ in range(num_ranks)]
-    for span in compute:
-        for column in range(span.start_ns // unit_ns, span.end_ns // unit_ns):
-            grid[span.rank][column] = f"{span.op.value}{span.microbatch}"
-    width = max((len(cell) for row in grid for cell in row), default=0)
-    return "\n".join(
-        f"rank {rank}: " + " ".join(cell.ljust(width) for cell in row).rstrip()
-        for rank, row in enumerate(grid)
-    )
+def peak_in_rank_shares(program: Program) -> list[float]:
+    """`peak_activations` in microbatches of a rank's share of the model: of its stages together."""
+    share = program.world_size / program.num_stages
+    return [peak * share for peak in peak_activations(program)]

@@ -1,16 +1,20 @@
 """Runs one rank's row of a lowered program: one function per op, one loop, one span per action.
 
-    for action in row:            F   take input, run the stage, keep the output for its SEND
-        operation[action.op]      B   take output gradient, run backward, keep the input gradient
+    for action in row:            F   take input, run the stage, hand on the output
+        operation[action.op]      B   take output gradient, run backward, hand on the input gradient
+                                  I   the same, the weight gradients put off
+                                  W   the weight gradients that were put off
                                   SEND_*  hand what was kept to the channel
                                   RECV_*  post a buffer on the channel
 
-Only F and B can wait, and only for their input. The wait is outside their span.
+What is handed on waits for its SEND, or for the next stage where that is on this rank. Only F, B
+and I can wait, and only for their input. The wait is outside their span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +23,43 @@ from engine.model.data import StepBatch
 from engine.model.stage_module import Message
 from engine.plan.action import Action, Op
 from engine.plan.lower import Channel as Edge
-from engine.plan.lower import channel_of, incoming
+from engine.plan.lower import channel_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.p2p import Channel
-from engine.run.stage import Stage, Tensors, gradient_message
+from engine.run.stage import Tensors, gradient_message
+
+
+class StageRunner(Protocol):
+    """What the executor asks of a stage: `engine.run.stage.Stage`, or one that only takes time."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes token ids rather than a message."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it takes targets and returns the loss."""
+
+    @property
+    def num_held(self) -> int:
+        """Microbatches between their forward and the end of their backward."""
+
+    def begin_step(self, num_tokens: int) -> None:
+        """`num_tokens`: targets that count over the whole step."""
+
+    def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:
+        """The next message, or on the last stage the loss."""
+
+    def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
+        """All gradients; returns those of the inputs."""
+
+    def backward_input(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
+        """The gradients of the inputs."""
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The gradients that `backward_input` left."""
 
 
 class Executor:
@@ -37,7 +72,7 @@ class Executor:
         self,
         lowered: Program,
         rank: int,
-        stages: dict[int, Stage],
+        stages: Mapping[int, StageRunner],
         channels: dict[Edge, Channel],
         clock: Clock,
         messages: list[Message],
@@ -48,12 +83,14 @@ class Executor:
         self._operations: dict[Op, Callable[[Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
+            Op.I: self._backward,
+            Op.W: self._weight_gradients,
             Op.SEND_F: self._send,
             Op.SEND_B: self._send,
             Op.RECV_F: self._receive,
             Op.RECV_B: self._receive,
         }
-        self._outbox: dict[tuple[Op, int, int], Tensors] = {}
+        self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []
         self._batch: StepBatch | None = None
@@ -98,33 +135,41 @@ class Executor:
         """Effect: the stage holds the microbatch. Blocks until its input is there."""
         stage, _, microbatch = action
         assert self._batch is not None
-        module = self._stages[stage].module
-        inputs = (self._batch.inputs[microbatch],) if module.is_first else self._take(action)
-        targets = self._batch.targets[microbatch] if module.is_last else None
+        runner = self._stages[stage]
+        inputs = (self._batch.inputs[microbatch],) if runner.is_first else self._take(action)
+        targets = self._batch.targets[microbatch] if runner.is_last else None
         start = self._clock.mark()
-        outputs = self._stages[stage].forward(microbatch, inputs, targets)
+        outputs = runner.forward(microbatch, inputs, targets)
         self._timed.append((action, start, self._clock.mark()))
-        if module.is_last:
+        if runner.is_last:
             self._losses += outputs
         else:
-            self._outbox[Op.SEND_F, stage, microbatch] = outputs
+            self._hand_on(action, Action(stage + 1, Op.F, microbatch), outputs)
         self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
 
     def _backward(self, action: Action) -> None:
-        """Effect: gradients added, the microbatch released. Blocks until its gradient is there."""
-        stage, _, microbatch = action
-        module = self._stages[stage].module
-        gradients = None if module.is_last else self._take(action)
+        """Effect: the input gradient is made, and by B all gradients are added and the microbatch
+        released. Blocks until its output gradient is there.
+        """
+        stage, op, microbatch = action
+        runner = self._stages[stage]
+        gradients = None if runner.is_last else self._take(action)
+        backward = runner.backward if op is Op.B else runner.backward_input
         start = self._clock.mark()
-        input_gradients = self._stages[stage].backward(microbatch, gradients)
+        input_gradients = backward(microbatch, gradients)
         self._timed.append((action, start, self._clock.mark()))
-        if not module.is_first:
-            self._outbox[Op.SEND_B, stage, microbatch] = input_gradients
+        if not runner.is_first:
+            self._hand_on(action, Action(stage - 1, Op.B, microbatch), input_gradients)
+
+    def _weight_gradients(self, action: Action) -> None:
+        """Effect: gradients added, the microbatch released. Never blocks."""
+        start = self._clock.mark()
+        self._stages[action.stage].backward_weight(action.microbatch)
+        self._timed.append((action, start, self._clock.mark()))
 
     def _send(self, action: Action) -> None:
         """Effect: the message is queued. Never blocks; done when the peer has received it."""
-        message = self._outbox.pop((action.op, action.stage, action.microbatch))
-        self._channels[channel_of(action)].send(action, message)
+        self._channels[channel_of(action)].send(action, self._handed_on.pop(action))
 
     def _receive(self, action: Action) -> None:
         """Effect: buffers are posted. Never blocks; done when the message is in them."""
@@ -134,7 +179,12 @@ class Executor:
             message = gradient_message(self._messages[action.stage])
         self._channels[channel_of(action)].post(action, message)
 
+    def _hand_on(self, producer: Action, neighbour: Action, tensors: Tensors) -> None:
+        """To the SEND that follows, or to the next stage on this rank (I takes what B would)."""
+        self._handed_on[outgoing(producer, self._program) or neighbour] = tensors
+
     def _take(self, action: Action) -> Tensors:
         receive = incoming(action, self._program)
-        assert receive is not None
-        return self._channels[channel_of(receive)].take()
+        if receive is not None:
+            return self._channels[channel_of(receive)].take()
+        return self._handed_on.pop(action._replace(op=Op.B) if action.op is Op.I else action)

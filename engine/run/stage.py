@@ -1,8 +1,12 @@
 """Forward and backward of one stage: what is kept for each microbatch, and when it is let go.
 
+    F  --inputs, graph-->  B
+    F  --inputs, graph-->  I  --inputs and output gradients of linears-->  W
+
 Between its forward and its backward a microbatch keeps the stage's inputs (leaves that receive the
 input gradients) and the edges into the autograd graph. Not the outputs: once they are sent nothing
-here holds them, and the graph itself saves only what its operations need.
+here holds them, and the graph itself saves only what its operations need. A backward in two halves
+lets go of the graph with the first.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from engine.model.data import IGNORED
 from engine.model.stage_module import Message, StageModule
+from engine.run.backward import Deferral, Product, accumulate, defer_linears, separate_gradients
 
 Tensors = tuple[Tensor, ...]
 
@@ -39,19 +44,35 @@ class Stage:
         module: StageModule,
         sends: Message | None,
         autocast: AbstractContextManager[object],
+        *,
+        is_split: bool = False,
     ) -> None:
         """`sends` is what goes to the next stage, None on the last; its dtypes are kept to.
 
-        `autocast` is entered for each forward and must be reentrant.
+        `autocast` is entered for each forward and must be reentrant. `is_split` lets W have the
+        weight gradients of linears, whose forward it replaces; without it I does all and W nothing,
+        as it must be where the module is compiled.
         """
         self.module = module
         self._sends, self._autocast = sends, autocast
+        self._deferral = defer_linears(module) if is_split else Deferral()
+        self._parameters = list(module.parameters())
         self._tokens_per_step = 0
         self._held: dict[int, _Held] = {}
+        self._products: dict[int, list[Product]] = {}
+
+    @property
+    def is_first(self) -> bool:
+        return self.module.is_first
+
+    @property
+    def is_last(self) -> bool:
+        return self.module.is_last
 
     @property
     def num_held(self) -> int:
-        return len(self._held)
+        """Microbatches after their F and before their B or W."""
+        return len(self._held) + len(self._products)
 
     def begin_step(self, num_tokens: int) -> None:
         """`num_tokens`: targets that count over the whole step; the loss is per token of these."""
@@ -92,30 +113,59 @@ class Stage:
         return total / self._tokens_per_step
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
-        """Accumulate parameter gradients and release the microbatch.
+        """B: accumulate parameter gradients and release the microbatch.
 
         `output_gradients` has a tensor for each floating-point output, None on the last stage.
         Returns the gradient of each floating-point input, nothing on the first stage.
         """
-        held = self._held.pop(microbatch)
-        if output_gradients is None:
-            torch.autograd.backward([e for e in held.edges if e is not None])
-        else:
-            self._propagate(held, output_gradients)
-        if self.module.is_first:
-            return ()
-        leaves = [leaf for leaf in held.leaves if leaf.is_floating_point()]
-        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+        return self._propagate(self._held.pop(microbatch), output_gradients)
 
-    def _propagate(self, held: _Held, output_gradients: Tensors) -> None:
-        gradients = iter(output_gradients)
-        assert self._sends is not None
-        received = [
-            next(gradients) if spec.dtype.is_floating_point else None for spec in self._sends
-        ]
+    def backward_input(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
+        """I: as B, but leaves the weight gradients of linears, and the microbatch, to W."""
+        products: list[Product] = []
+        self._deferral.products = products
+        try:
+            input_gradients = self._propagate(self._held.pop(microbatch), output_gradients)
+        finally:
+            self._deferral.products = None
+        self._products[microbatch] = products
+        return input_gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """W: accumulate what the microbatch's I has left, and release the microbatch."""
+        accumulate(self._products.pop(microbatch))
+
+    def _propagate(self, held: _Held, output_gradients: Tensors | None) -> Tensors:
+        without = [p for p in self._parameters if p.grad is None]
+        received = (None,) if output_gradients is None else self._for_outputs(output_gradients)
         pairs = [(e, g) for e, g in zip(held.edges, received, strict=True) if e is not None]
         if pairs:
             torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
+        input_gradients = () if self.module.is_first else _gradients_of(held.leaves)
+        self._separate(
+            [p for p in without if p.grad is not None],
+            (*input_gradients, *(output_gradients or ())),
+        )
+        return input_gradients
+
+    def _for_outputs(self, output_gradients: Tensors) -> tuple[Tensor | None, ...]:
+        """With None for the outputs that have no gradient."""
+        assert self._sends is not None
+        gradients = iter(output_gradients)
+        return tuple(
+            next(gradients) if spec.dtype.is_floating_point else None for spec in self._sends
+        )
+
+    def _separate(self, parameters: list[nn.Parameter], messages: Tensors) -> None:
+        """Part the parameters' first gradients from what will be read after the next backward."""
+        if parameters:
+            queued = (gradient for *_, gradient in self._deferral.products or ())
+            separate_gradients(parameters, [*messages, *queued])
+
+
+def _gradients_of(leaves: Tensors) -> Tensors:
+    floating = (leaf for leaf in leaves if leaf.is_floating_point())
+    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
 
 
 def gradient_message(message: Message) -> Message:
@@ -124,9 +174,13 @@ def gradient_message(message: Message) -> Message:
 
 
 def recompute_layers(module: StageModule) -> None:
-    """Keep each layer's input only; its backward runs its forward again."""
+    """Keep each layer's input only; its backward runs its forward again.
+
+    A layer that is but a linear keeps nothing else anyway.
+    """
     for unit in module.units:
-        unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+        if type(unit) is not nn.Linear:
+            unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def compile_layers(module: StageModule) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Setting = str | int | float | bool
+EMULATED: Final = "emulated"
+"""The device whose stages take a set time and compute nothing."""
 VARIABLE: Final = "variable"
 """A `seq_len` that differs from microbatch to microbatch: each as long as its documents are."""
 
@@ -50,6 +52,15 @@ class Case:
     train_compile: bool = False
     train_microbatch_size: int = 1
     launch_threads_per_rank: int = 1
+    stages_per_rank: int = 1
+    program_digest: str = ""  # of the file, where the schedule is one
+    transfer_policy: str = "early"
+    transfer_look_ahead: int = 1
+    emulated_F_ms: tuple[float, ...] = ()  # noqa: N815  # an op's name
+    emulated_I_ms: tuple[float, ...] = ()  # noqa: N815
+    emulated_W_ms: tuple[float, ...] = ()  # noqa: N815
+    emulated_jitter: float = 0.0
+    emulated_seed: int = 0
 
     @property
     def case_id(self) -> str:
@@ -64,6 +75,10 @@ class Case:
         }
         text = json.dumps(canonical, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.device == EMULATED
 
     @property
     def tokens_per_step(self) -> int | None:

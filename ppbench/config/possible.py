@@ -11,15 +11,27 @@ from pathlib import Path
 
 from engine.model.answers import Facts, Problem
 from engine.model.partition import PartitionError, partition_layers
-from ppbench.config.case import VARIABLE, Case
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.registry import (
+    CSV_PREFIX,
+    ScheduleError,
+    ShapeError,
+    build_program,
+    shape_of,
+)
+from ppbench.config.case import VARIABLE, Case, Measure
 
 NUM_BYTE_VALUES = 256
 LOCAL_SOURCES = ("text", "json", "parquet")
 _NEED_DATASETS = ("json", "parquet", "hf")
 
 
-def problems_of_settings(case: Case) -> Iterator[Problem]:
+def problems_of_settings(case: Case, measure: Measure) -> Iterator[Problem]:
     """What is wrong whatever the model is."""
+    yield from _of_schedule(case)
+    yield from _of_transfers(case)
+    yield from _of_emulation(case, measure)
     yield from _of_split(case)
     yield from _of_learning_rate(case)
     yield from _of_source(case)
@@ -36,27 +48,103 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
     yield from _of_text_size(case, facts)
 
 
+def program_of(case: Case) -> Program:
+    """The case's program. Raises what building it raises."""
+    v = None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank
+    return build_program(case.schedule, case.world_size, case.num_microbatches, v)
+
+
+def num_stages_of(case: Case) -> int:
+    """Stages over all ranks."""
+    if case.schedule.startswith(CSV_PREFIX):
+        return program_of(case).num_stages
+    return case.world_size * case.stages_per_rank
+
+
+def most_stages_per_rank(program: Program) -> int:
+    return max(len(program.placement.stages_of(rank)) for rank in range(program.world_size))
+
+
+def _of_schedule(case: Case) -> Iterator[Problem]:
+    """A registered schedule is legal where its shape is; a file is tried."""
+    try:
+        if case.schedule.startswith(CSV_PREFIX):
+            program = program_of(case)
+            check(program)
+            if most_stages_per_rank(program) != case.stages_per_rank:
+                most = most_stages_per_rank(program)
+                message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
+                yield Problem("stages_per_rank", message)
+        else:
+            shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
+    except ShapeError as error:
+        yield Problem(error.key, str(error))
+    except ProgramError as error:
+        yield Problem("schedule", str(error))
+    except ScheduleError as error:
+        yield Problem("schedule", f"{error} (relative to the working directory)")
+
+
+def _of_transfers(case: Case) -> Iterator[Problem]:
+    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead not in (0, 1):
+        message = 'has a meaning only with transfer.policy = "early"'
+        yield Problem("transfer.look_ahead", message)
+
+
+def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
+    times = {op: getattr(case, f"emulated_{op}_ms") for op in "FIW"}
+    if not case.is_emulated:
+        if any(times.values()) or case.emulated_jitter or case.emulated_seed:
+            key = next((f"emulated.{op}_ms" for op in "FIW" if times[op]), "emulated.jitter")
+            yield Problem(key, 'has a meaning only with device = "emulated"')
+        return
+    for op, milliseconds in times.items():
+        key = f"emulated.{op}_ms"
+        if not milliseconds:
+            yield Problem("device", f'"emulated" needs F_ms, I_ms and W_ms; {key} is missing')
+        elif len(milliseconds) not in (1, num_stages_of(case)):
+            message = f"{len(milliseconds)} times for {num_stages_of(case)} stages"
+            yield Problem(key, f"{message}; give one number, or one for each stage")
+    if not any(map(any, times.values())):
+        yield Problem("emulated.F_ms", "is 0, as are I_ms and W_ms: there is nothing to measure")
+    yield from _of_emulated_model(case, measure)
+
+
+def _of_emulated_model(case: Case, measure: Measure) -> Iterator[Problem]:
+    if case.seq_len == VARIABLE:
+        yield Problem("seq_len", 'cannot be "variable" with device = "emulated": no data is read')
+    if case.model_partition == "measured":
+        message = 'cannot be "measured" with device = "emulated": layers take no time of their own'
+        yield Problem("model.partition", message)
+    if measure.verify:
+        message = 'cannot be true with device = "emulated": nothing is computed'
+        yield Problem("measure.verify", message)
+
+
 def _of_split(case: Case) -> Iterator[Problem]:
-    num_points, world_size = len(case.model_split_points), case.world_size
+    num_points, num_stages = len(case.model_split_points), num_stages_of(case)
     if case.model_split != "trace":
         if num_points:
             yield Problem("model.split_points", 'has a meaning only with model.split = "trace"')
         return
-    if num_points == 0 and world_size > 1:
-        most = world_size - 1
-        message = (
-            f"is empty; world_size {world_size} needs at least 1 module to cut at, at most {most}"
-        )
+    if num_points == 0 and num_stages > 1:
+        most = num_stages - 1
+        message = f"is empty; {_shape(case)} needs at least 1 module to cut at, at most {most}"
         yield Problem("model.split_points", message)
-    if num_points >= world_size:
+    if num_points >= num_stages:
         message = (
-            f"{num_points} split points make {num_points + 1} stages; world_size {world_size} "
-            f"has {world_size}"
+            f"{num_points} split points make {num_points + 1} stages; {_shape(case)} "
+            f"has {num_stages}"
         )
         yield Problem("model.split_points", message)
     if case.model_partition != "uniform":
         message = 'has no meaning with model.split = "trace", where model.split_points decide'
         yield Problem("model.partition", message)
+
+
+def _shape(case: Case) -> str:
+    stages = f", stages_per_rank {case.stages_per_rank}" if case.stages_per_rank > 1 else ""
+    return f"world_size {case.world_size}{stages}"
 
 
 def _of_learning_rate(case: Case) -> Iterator[Problem]:
@@ -95,9 +183,9 @@ def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
     if isinstance(partition, str) or facts.num_layers is None:
         return
     try:
-        partition_layers(partition, facts.num_layers, case.world_size)
+        partition_layers(partition, facts.num_layers, num_stages_of(case))
     except PartitionError as error:
-        message = f"{error} (model {case.model_preset}, world_size {case.world_size})"
+        message = f"{error} (model {case.model_preset}, {_shape(case)})"
         yield Problem("model.partition", message)
 
 

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from engine.model.presets import PRESETS
-from engine.plan.schedules.registry import UnknownScheduleError, find_schedule, known_names
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
+from engine.plan.schedules.registry import (
+    CSV_PREFIX,
+    UnknownScheduleError,
+    find_schedule,
+    known_names,
+)
 from ppbench.config.case import VARIABLE
 from ppbench.errors import nearest
 
 
 def _known_schedule(value: object) -> object:
     """The schedule's registered name, aliases resolved."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or value.removeprefix(CSV_PREFIX) not in ("", value):
         return value
     try:
         return find_schedule(value).name
@@ -79,6 +85,28 @@ def _seq_len(value: object) -> object:
     raise ValueError(f'expected 1 to {MAX_SEQ_LEN:,} tokens, or "{VARIABLE}"')
 
 
+def _stages_per_rank(value: object) -> object:
+    if value == AUTO:
+        return value
+    if isinstance(value, int) and value is not True and 1 <= value <= MAX_STAGES_PER_RANK:
+        return value
+    raise ValueError(f'expected 1 to {MAX_STAGES_PER_RANK} stages, or "{AUTO}"')
+
+
+def _milliseconds(value: object) -> object:
+    """One number for every rank, or a list of one for each stage; a tuple either way."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
+    if len(numbers) == len(listed) and all(0 <= ms <= MAX_MS for ms in numbers):
+        return tuple(numbers)
+    raise ValueError(
+        f"expected milliseconds, 0 to {MAX_MS:,}: one number, or a list with one for each stage"
+    )
+
+
+AUTO: Final = "auto"
+MAX_STAGES_PER_RANK = 1024
+MAX_MS = 3_600_000
 _PARTITIONS = ("uniform", "parameters", "measured")
 _SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -89,6 +117,8 @@ Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
 SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
 Source = Annotated[str, BeforeValidator(_source)]
+StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]
+Milliseconds = Annotated[tuple[float, ...], BeforeValidator(_milliseconds)]
 SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -148,13 +178,27 @@ class LaunchSection(_Section):
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
+class TransferSection(_Section):
+    policy: Literal["early", "just_in_time"] = Policy.EARLY.value
+    look_ahead: Annotated[int, Field(ge=0, le=65_536)] = DEFAULT_LOOK_AHEAD
+
+
+class EmulatedSection(_Section):
+    F_ms: Milliseconds = ()
+    I_ms: Milliseconds = ()
+    W_ms: Milliseconds = ()
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Seed = 0
+
+
 class SweepFile(_Section):
     """A whole sweep file, apart from `[grid]` and `[[exclude]]`, which name other keys."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "emulated"] = "auto"
     schedule: Schedule = "1f1b"
     world_size: Annotated[int, Field(ge=1, le=1024)] = 2
+    stages_per_rank: StagesPerRank = AUTO
     num_microbatches: Annotated[int, Field(ge=1, le=65_536)] = 8
     seq_len: SeqLen = 128
     model: ModelSection = ModelSection()
@@ -162,6 +206,8 @@ class SweepFile(_Section):
     train: TrainSection = TrainSection()
     measure: MeasureSection = MeasureSection()
     launch: LaunchSection = LaunchSection()
+    transfer: TransferSection = TransferSection()
+    emulated: EmulatedSection = EmulatedSection()
 
 
 def known_keys() -> list[str]:

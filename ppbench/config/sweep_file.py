@@ -9,6 +9,7 @@ written or started (but for the one process that looks at models that are no pre
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import tomllib
@@ -19,17 +20,24 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.model.answers import Problem
+from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.config.locate import holds, line_of
 from ppbench.config.models import facts_of, identity_of
-from ppbench.config.possible import problems_of_fit, problems_of_settings
+from ppbench.config.possible import most_stages_per_rank, problems_of_fit, problems_of_settings
 from ppbench.config.problems import describe, shown, unknown_key
-from ppbench.config.schema import SweepFile, known_keys
+from ppbench.config.schema import AUTO, SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 MAX_CASES = 100_000
 _NOT_AN_AXIS = ("name", "measure.launches")
-_TYPE_IN_LIST: dict[str, type] = {"model.partition": int, "model.split_points": str}
+_TYPE_IN_LIST: dict[str, type | tuple[type, ...]] = {
+    "model.partition": int,
+    "model.split_points": str,
+    "emulated.F_ms": (int, float),
+    "emulated.I_ms": (int, float),
+    "emulated.W_ms": (int, float),
+}
 """Settings that are lists themselves, and what their elements are."""
 _MEASURE = "measure."
 Tree = dict[str, object]
@@ -83,7 +91,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases)
-    _check_possible(source, tree, axes, [case for case, _ in cases])
+    _check_possible(source, tree, axes, cases)
     return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
 
 
@@ -264,11 +272,33 @@ def _expand(
         for key, value in point.items():
             _put(combined, key, value)
         settings = _flattened(_validated(source, combined, ("grid",)))
-        if settings["device"] == "auto":
+        if settings["device"] == AUTO:
             settings["device"] = default_device
+        _settle_schedule(settings)
         if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
             continue
         yield _frozen(settings)
+
+
+def _settle_schedule(settings: dict[str, object]) -> None:
+    """`stages_per_rank = "auto"` as a number, and what a program file holds.
+
+    A file that cannot be used is left for the check of what is possible to refuse.
+    """
+    name, is_auto = str(settings["schedule"]), settings["stages_per_rank"] == AUTO
+    settings["program_digest"] = ""
+    if not name.startswith(CSV_PREFIX):
+        if is_auto:
+            settings["stages_per_rank"] = find_schedule(name).stages_per_rank.default
+        return
+    path = Path(name.removeprefix(CSV_PREFIX))
+    try:
+        most = most_stages_per_rank(read_csv(path))
+        settings["program_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except (OSError, ProgramFileError):
+        most = 1
+    if is_auto:
+        settings["stages_per_rank"] = most
 
 
 def _flattened(checked: SweepFile) -> dict[str, object]:
@@ -293,15 +323,18 @@ def _frozen(settings: dict[str, object]) -> tuple[Case, Measure]:
 
 
 def _check_possible(
-    source: _Source, tree: Tree, axes: dict[str, list[object]], cases: Sequence[Case]
+    source: _Source,
+    tree: Tree,
+    axes: dict[str, list[object]],
+    planned: Sequence[tuple[Case, Measure]],
 ) -> None:
     """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
-    for case in cases:
-        for problem in problems_of_settings(case):
+    for case, measure in planned:
+        for problem in problems_of_settings(case, measure):
             raise _located(source, axes, problem)
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
-    facts = facts_of(identity_of(case) for case in cases)
-    for case in cases:
+    facts = facts_of(identity_of(case) for case, _ in planned)
+    for case, _ in planned:
         for problem in problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set):
             raise _located(source, axes, problem)
 

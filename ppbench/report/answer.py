@@ -6,13 +6,16 @@ not been misled: oversubscribed cases count only when there are no others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import pandas as pd
 
 from ppbench.report.cases import Axes, by_case, settings_text
-from ppbench.report.units import comparison, percent, size, tokens_per_s, written
+from ppbench.report.units import comparison, is_missing, percent, size, tokens_per_s, written
+
+MAX_RIVALRIES = 3  # a sentence each; three schedules have as many
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,11 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     sound = _sound(cases)
     fastest = sound.iloc[int(sound["tokens_per_s"].argmax())]
     sentences = [_fastest(fastest, len(sound)), *_next_schedule(sound, fastest, axes)]
-    sentences += [_rivalry(rivalry) for rivalry in rivalries(cases, axes)]
+    found = rivalries(cases, axes)
+    if len(found) > MAX_RIVALRIES:
+        sentences.append(_many_rivalries(found))
+    else:
+        sentences += [_rivalry(rivalry) for rivalry in found]
     if sound["is_oversubscribed"].any():
         sentences.append(
             "Every case was oversubscribed (ranks shared cores): none of this says anything about "
@@ -77,10 +84,12 @@ def _sound(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _fastest(case: pd.Series, num_cases: int) -> str:
     name = f"Fastest of {num_cases} cases: {case['text']}" if num_cases > 1 else case["text"]
+    peak = case["peak_memory_bytes"]
+    memory = "" if is_missing(peak) else f" and a peak of {size(peak)} on its fullest rank"
     return (
         f"{name}. It reaches {tokens_per_s(case['tokens_per_s'])}, with a bubble of "
-        f"{percent(case['bubble_fraction'])} (theory {percent(case['bubble_fraction_theory'])}) "
-        f"and a peak of {size(case['peak_memory_bytes'])} on its fullest rank."
+        f"{percent(case['bubble_fraction'])} (theory {percent(case['bubble_fraction_theory'])})"
+        f"{memory}."
     )
 
 
@@ -95,18 +104,35 @@ def _next_schedule(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[
     rival = rivals.iloc[int(rivals["tokens_per_s"].argmax())]
     where = settings_text(fastest, others) or "the same settings"
     faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
-    memory = comparison(fastest["peak_memory_bytes"] / rival["peak_memory_bytes"], "peak memory")
     lead = f"With {where}, that is {faster} {rival['schedule']}, the next schedule"
-    return [f"{lead}; it needs {memory} that one."]
+    ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
+    memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
+    return [f"{lead}{memory}."]
 
 
 def _rivalry(rivalry: Rivalry) -> str:
     where = f"Over {rivalry.num_pairs} pairs of cases that differ only in schedule, the median"
     if rivalry.num_pairs == 1:
         where = "In the one pair of cases that differ only in schedule, the"
+    memory = ""
+    if not is_missing(rivalry.memory):
+        memory = f", and its peak memory {_times(rivalry.memory)},"
     return (
-        f"{where} throughput of {rivalry.one} is {_times(rivalry.throughput)}, and its peak "
-        f"memory {_times(rivalry.memory)}, that of {rivalry.other}."
+        f"{where} throughput of {rivalry.one} is {_times(rivalry.throughput)}{memory} "
+        f"that of {rivalry.other}."
+    )
+
+
+def _many_rivalries(found: Sequence[Rivalry]) -> str:
+    """All schedules against the first, in one sentence: each pair by itself would be too many."""
+    first = found[0].other
+    ranked = sorted((r for r in found if r.other == first), key=lambda r: -r.throughput)
+    listed = ", ".join(f"{r.one} {written(r.throughput, '{:.2f}')}" for r in ranked)
+    pairs = {r.num_pairs for r in ranked}
+    where = f"{min(pairs)} to {max(pairs)} pairs" if max(pairs) > 1 else "one pair"
+    return (
+        f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
+        f"only in schedule: {listed}."
     )
 
 

@@ -25,16 +25,34 @@ FIGURES = (
     "bubble_fraction_theory",
     "peak_memory_bytes",
 )
-_COUNTED = {"world_size": "rank", "num_microbatches": "microbatch", "seq_len": "token"}
-_PLURALS = {"rank": "ranks", "microbatch": "microbatches", "token": "tokens"}
-_SECTIONS = ("model_", "data_", "train_", "launch_")
+_COUNTED = {
+    "world_size": "rank",
+    "num_microbatches": "microbatch",
+    "seq_len": "token",
+    "stages_per_rank": "stage per rank",
+}
+_PLURALS = {
+    "rank": "ranks",
+    "microbatch": "microbatches",
+    "token": "tokens",
+    "stage per rank": "stages per rank",
+}
+_SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
+_FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
+"""Settings that vary by themselves only if one schedule has them with several values."""
 _NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
 _USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
 
 
 def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
-    """The settings that differ between the runs, in the order of `Case`."""
-    return tuple(name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1)
+    """The settings that differ between the runs, in the order of `Case`.
+
+    Not those that differ only because the schedules do.
+    """
+    varying = [name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1]
+    by_schedule = runs.groupby("schedule")
+    implied = [n for n in _FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
+    return tuple(name for name in varying if name not in implied)
 
 
 def axis_text(axis: str, value: object) -> str:

@@ -23,7 +23,14 @@ from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
 from ppbench.analysis.metrics import compute_spans, moving_start_ns
 from ppbench.report.cases import Axes, by_case
-from ppbench.report.palette import IDLE_COLOR, OP_COLORS, TRACK_COLOR, ink_on, schedule_colors
+from ppbench.report.palette import (
+    IDLE_COLOR,
+    OP_COLORS,
+    OP_WORDS,
+    TRACK_COLOR,
+    ink_on,
+    schedule_colors,
+)
 from ppbench.report.panels import (
     BOTTOM_PX,
     TOP_PX,
@@ -39,17 +46,6 @@ from ppbench.report.panels import (
 )
 from ppbench.report.units import NS_PER_MS, size_unit
 
-OP_WORDS: dict[Op, str] = {
-    Op.F: "forward",
-    Op.B: "backward",
-    Op.I: "backward, input half",
-    Op.W: "backward, weight half",
-    Op.OPT: "optimizer",
-    Op.SEND_F: "send activations",
-    Op.RECV_F: "receive activations",
-    Op.SEND_B: "send gradients",
-    Op.RECV_B: "receive gradients",
-}
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
 _RANK_PX, _GANTT_TOP_PX, _GANTT_BOTTOM_PX = 96, 38, 36

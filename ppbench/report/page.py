@@ -25,9 +25,10 @@ from ppbench.report import figures
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.report.summary import bubbles, cautioned, failures, summary
-from ppbench.report.timelines import groups, timeline
+from ppbench.report.timelines import Timeline, groups, planned, timeline
 from ppbench.report.units import (
     MISSING,
+    counted,
     is_missing,
     milliseconds,
     percent,
@@ -104,17 +105,31 @@ def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
             f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
             "measure it again with: ppbench sweep FILE --rerun"
         )
+    _write(path, _timeline_page(line, name, _facts(run)))
+
+
+def write_plan(
+    path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: list[tuple[str, str]]
+) -> None:
+    """Write a page with the Gantt chart of a simulated step, as `write_timeline` of a run.
+
+    Raises StoreError when the file cannot be written.
+    """
+    line = planned(spans, title, subtitle)
+    _write(path, _timeline_page(line, title, facts), option="--html")
+
+
+def _timeline_page(line: Timeline, title: str, facts: list[tuple[str, str]]) -> str:
     template = _environment().get_template("timeline.html")
-    page = template.render(
-        title=name,
+    return template.render(
+        title=title,
         plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
         timeline=line,
-        facts=_facts(run),
+        facts=facts,
     )
-    _write(path, page)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, option: str = "-o") -> None:
     """Aside first, then renamed: a reader never meets half a page."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -125,7 +140,7 @@ def _write(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise StoreError(
-            f"{path}: cannot be written: {error.strerror}; choose another path with -o FILE"
+            f"{path}: cannot be written: {error.strerror}; choose another path with {option} FILE"
         ) from error
 
 
@@ -151,8 +166,7 @@ def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
     measured = ok_runs(runs)
     if measured.empty:
         return []
-    ranks = store.table("ranks", measured["run_id"])
-    return [
+    charts = [
         Chart(
             "throughput",
             "Throughput",
@@ -166,13 +180,19 @@ def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
             "schedule leaves idle even with equal stages and free transfers.",
             figures.bubble(measured, axes),
         ),
-        Chart(
-            "memory",
-            "Peak memory",
-            "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
-            figures.peak_memory(measured, ranks, axes),
-        ),
     ]
+    with_memory = measured[measured["peak_memory_bytes"].notna()]
+    if not with_memory.empty:
+        ranks = store.table("ranks", with_memory["run_id"])
+        charts.append(
+            Chart(
+                "memory",
+                "Peak memory",
+                "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
+                figures.peak_memory(with_memory, ranks, axes),
+            )
+        )
+    return charts
 
 
 def _subtitle(runs: pd.DataFrame) -> str:
@@ -180,16 +200,12 @@ def _subtitle(runs: pd.DataFrame) -> str:
     days = sorted({str(moment)[:10] for moment in runs["created_at"].dropna()})
     when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
     parts = [
-        f"{_count(len(runs), 'run')} of {_count(runs['case_id'].nunique(), 'case')}",
+        f"{counted(len(runs), 'run')} of {counted(runs['case_id'].nunique(), 'case')}",
         _common(runs, "model_preset"),
         _common(runs, "device"),
         when,
     ]
     return " · ".join(part for part in parts if part)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _common(runs: pd.DataFrame, column: str) -> str:

@@ -1,8 +1,9 @@
-"""Colours, the same in every figure, told apart by every kind of colour vision.
+"""Colours, the same in every figure, told apart by every kind of colour vision; and ops in words.
 
-The eight colours of Okabe and Ito (2008). Chosen by hand rather than taken from plotly's default
-cycle, because an op must keep its colour whichever other ops a program has. All of them read on
-white and on near-black; forward work is blue, backward work is warm.
+The eight colours of Okabe and Ito (2008) and, as there are more schedules than that, five that keep
+the same distance from them and from each other; a test measures it. Chosen by hand rather than
+taken from plotly's default cycle, because an op must keep its colour whichever other ops a program
+has. Forward work is blue, backward work is warm.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from engine.plan.schedules.registry import SCHEDULES
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"
 PURPLE, GREY = "#CC79A7", "#999999"
+FOREST, MINT, INDIGO = "#117733", "#9FE2BF", "#2E2E8F"
+BROWN, WINE = "#8C2D04", "#882255"
 
 OP_COLORS: dict[Op, str] = {
     Op.F: BLUE,
@@ -27,10 +30,37 @@ OP_COLORS: dict[Op, str] = {
     Op.SEND_B: PURPLE,
     Op.RECV_B: "#A8527F",  # purple, darker
 }
+OP_WORDS: dict[Op, str] = {
+    Op.F: "forward",
+    Op.B: "backward",
+    Op.I: "input gradient",
+    Op.W: "weight gradient",
+    Op.OPT: "optimizer",
+    Op.SEND_F: "send activations",
+    Op.RECV_F: "receive activations",
+    Op.SEND_B: "send gradients",
+    Op.RECV_B: "receive gradients",
+}
 IDLE_COLOR = "rgba(128,128,128,0.22)"
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 
-SCHEDULE_CYCLE = (SKY, VERMILLION, GREEN, PURPLE, BLUE, ORANGE, GREY, YELLOW)
+# In the order of the registry, relatives in kindred colours; the last two are for others, grey at
+# the very end since it is close to purple for many eyes.
+SCHEDULE_CYCLE = (
+    SKY,
+    VERMILLION,
+    ORANGE,
+    BLUE,
+    GREEN,
+    MINT,
+    FOREST,
+    PURPLE,
+    WINE,
+    YELLOW,
+    BROWN,
+    INDIGO,
+    GREY,
+)
 
 
 def schedule_colors(names: Iterable[str]) -> dict[str, str]:
@@ -39,6 +69,12 @@ def schedule_colors(names: Iterable[str]) -> dict[str, str]:
     others = sorted(set(names) - set(known))
     cycle = len(SCHEDULE_CYCLE)
     return {name: SCHEDULE_CYCLE[i % cycle] for i, name in enumerate([*known, *others])}
+
+
+def tinted(color: str, whiteness: float) -> str:
+    """`#rrggbb` mixed with so much white, 0 to 1."""
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(c + (255 - c) * whiteness):02x}" for c in channels)
 
 
 def ink_on(color: str) -> str:

@@ -13,6 +13,8 @@ from ppbench.config.case import VARIABLE
 from ppbench.report.cases import Axes, case_text, cautions_of
 from ppbench.report.units import MIB, NS_PER_MS, is_missing, written
 
+THEORY = "simulated, free transfers: as emulated, else equal stages with F = I = W"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -60,12 +62,15 @@ class Failure:
 
 
 def summary(runs: pd.DataFrame, axes: Axes) -> Table:
-    """Every run with its varying settings and its figures."""
+    """Every run with its varying settings, and the figures that some run has."""
     columns = [_setting(axis, runs) for axis in axes]
     if len(runs["launch"].unique()) > 1:
         columns.append(_figure("launch", "launch", "which start of the workers", "{:.0f}"))
     columns.append(_word("status", "status", "whether the run succeeded"))
-    return _table([*columns, *_FIGURES, _CAUTIONS], runs)
+    told = [
+        f for f in _FIGURES if any(f.cell(run).number is not None for _, run in runs.iterrows())
+    ]
+    return _table([*columns, *told, _CAUTIONS], runs)
 
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
@@ -143,8 +148,11 @@ _FIGURES = (
     _figure(
         "step_ns", "step ms", "first to last action; median over steps", "{:,.1f}", 1 / NS_PER_MS
     ),
+    _figure(
+        "planned_step_ns", "planned ms", "step, simulated as emulated", "{:,.1f}", 1 / NS_PER_MS
+    ),
     _figure("bubble_fraction", "bubble", "share of rank-time without compute", "{:.1f} %", 100),
-    _figure("bubble_fraction_theory", "in theory", "equal stages, free transfers", "{:.1f} %", 100),
+    _figure("bubble_fraction_theory", "in theory", THEORY, "{:.1f} %", 100),
     _figure("peak_memory_bytes", "peak MiB", "allocator peak, highest rank", "{:,.1f}", 1 / MIB),
     _figure("peak_held_microbatches", "held", "most microbatches held by one rank", "{:.0f}"),
     _figure("last_loss", "loss", "per token, last measured step", "{:.4f}"),
@@ -155,5 +163,5 @@ _BUBBLES = (
     _figure(
         "bubble_max_stage_span", "bubble_max_stage_span", "by the longest rank", "{:.1f} %", 100
     ),
-    _figure("bubble_fraction_theory", "theory", "equal stages, free transfers", "{:.1f} %", 100),
+    _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
 )

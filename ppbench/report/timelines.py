@@ -17,12 +17,13 @@ from ppbench.report.figures import gantt
 from ppbench.report.units import milliseconds, percent, tokens_per_s
 from ppbench.store import Store
 
+NS_PER_S = 1e9
 NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run's median step, ready to be drawn."""
+    """A run's median step, or a planned one, ready to be drawn."""
 
     run_id: str
     name: str
@@ -50,6 +51,18 @@ def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeli
     if shown.empty:
         return None
     return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title))
+
+
+def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
+    """The Gantt chart of a simulated step: in ms, as measured ones are, or in s from 1 s."""
+    if spans["end_ns"].max() < NS_PER_S:
+        return Timeline("", name, facts, gantt(spans, ""))
+    scaled = spans.assign(start_ns=spans["start_ns"] / 1e3, end_ns=spans["end_ns"] / 1e3)
+    figure = gantt(scaled, "").update_xaxes(ticksuffix=" s")
+    for trace in figure.data:
+        if trace.hovertemplate:
+            trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
+    return Timeline("", name, facts, figure)
 
 
 def facts(run: pd.Series, step: int) -> str:

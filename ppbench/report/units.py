@@ -53,3 +53,9 @@ def comparison(ratio: float, what: str) -> str:
         return f"as much {what} as"
     digits = 0 if change >= 0.095 else 1
     return f"{change * 100:.{digits}f} % {'more' if ratio > 1 else 'less'} {what} than"
+
+
+def counted(number: int, word: str) -> str:
+    """`1 rank`, `1,024 ranks`, `2 microbatches`."""
+    many = f"{word}es" if word.endswith("ch") else f"{word}s"
+    return f"{number:,} {word if number == 1 else many}"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.schedules.registry import theoretical_bubble_fraction
 from ppbench import __version__
 from ppbench.analysis.metrics import (
     rank_figures,
@@ -18,6 +17,7 @@ from ppbench.analysis.metrics import (
 )
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
+from ppbench.run.durations import simulated
 from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.store import Store
@@ -49,14 +49,15 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
     spans["end_ns"] = settled_end_ns(spans)
     tokens_of_step = dict(enumerate(result.ranks[0].num_tokens))
     steps = step_figures(spans, case.world_size, tokens_of_step)
-    losses = next(r.losses for r in result.ranks if r.losses and r.losses[0] is not None)
+    losses = _losses(result)
     steps["loss"] = [losses[step] for step in steps["step"]]
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
     ranks = [
         {**rank.facts, **figures}
         for rank, figures in zip(result.ranks, by_rank.to_dict("records"), strict=True)
     ]
-    figures = run_figures(steps)
+    peaks = [rank["peak_memory_bytes"] for rank in ranks]
+    figures, theory = run_figures(steps), simulated(case)
     run = {
         **_row_of(job, item),
         **result.facts,
@@ -64,10 +65,9 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "run_id": run_id,
         "status": "ok",
         "tokens_per_step": int(steps["num_tokens"].median()),
-        "bubble_fraction_theory": theoretical_bubble_fraction(
-            case.schedule, case.world_size, case.num_microbatches
-        ),
-        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "bubble_fraction_theory": theory.bubble_fraction,
+        "planned_step_ns": theory.makespan_ns if case.is_emulated else None,
+        "peak_memory_bytes": max((p for p in peaks if p is not None), default=None),
         "peak_held_microbatches": max(rank["peak_held_microbatches"] for rank in ranks),
         "first_loss": losses[0],
         "last_loss": losses[-1],
@@ -75,6 +75,12 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
     }
     Store(Path(job.results)).write_run(run, steps, ranks, spans)
     return figures["tokens_per_s"]
+
+
+def _losses(result: CaseResult) -> list[float | None]:
+    """Of every step, from the rank that has the last stage; all None where there is none."""
+    with_loss = (rank.losses for rank in result.ranks if rank.losses[0] is not None)
+    return next(with_loss, result.ranks[0].losses)
 
 
 def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> tuple[str, str]:
@@ -123,6 +129,8 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
 
 def _is_oversubscribed(case: Case) -> bool:
     environment = read_environment()
+    if case.is_emulated:
+        return False  # ranks sleep
     if case.device == "cuda":
         return environment.shares_gpus(case.device, case.world_size)
     return case.world_size * case.launch_threads_per_rank > environment.num_cores

@@ -21,15 +21,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
+from engine.connection import Agreement, agree
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
+from engine.plan.schedules.registry import ScheduleError
 from engine.plan.spans import COLUMNS, Span
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
-from engine.trainer import StepResult, connect
+from engine.trainer import StepResult
+from ppbench.config.case import EMULATED, Case
 from ppbench.run.environment import read_environment
 from ppbench.run.job import (
     PEER_LOST,
@@ -41,7 +44,9 @@ from ppbench.run.job import (
     write_rank_error,
 )
 from ppbench.run.rows import CaseResult, RankResult, close_run, write_result
+from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
+from ppbench.run.runtimes.runtime import Runtime
 from ppbench.store import new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
@@ -89,7 +94,14 @@ def _status_of(error: Exception) -> str:
         return "oom"
     if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
         return PEER_LOST
-    refused = (VerificationError, ProgramError, ModelError, PartitionError, DataError)
+    refused = (
+        VerificationError,
+        ProgramError,
+        ScheduleError,
+        ModelError,
+        PartitionError,
+        DataError,
+    )
     return "invalid" if isinstance(error, refused) else "error"
 
 
@@ -125,9 +137,9 @@ class _Worker:
         if self._rank == 0:
             self._journal.append("case", index=index, run_id=run_id)
         group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
-        config = connect(trainer_config(item.case), fabric)
+        agreement = agree(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
-            runtime = EngineRuntime(config, fabric)
+            runtime = _runtime(item.case, agreement, fabric)
             result = _measure(item, runtime, group, self._journal if self._rank == 0 else None)
             if result is not None:
                 tokens_per_s = write_result(self._job, item, run_id, result)
@@ -157,8 +169,14 @@ class _Worker:
         return self._fabrics[key]
 
 
+def _runtime(case: Case, agreement: Agreement, fabric: Fabric) -> Runtime:
+    if case.is_emulated:
+        return EmulatedRuntime(case, agreement, fabric)
+    return EngineRuntime(agreement.config, fabric)
+
+
 def _device_of(kind: str) -> torch.device:
-    if kind == "cpu":
+    if kind in ("cpu", EMULATED):
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()
     if num_devices == 0:
@@ -169,7 +187,7 @@ def _device_of(kind: str) -> torch.device:
 
 
 def _measure(
-    item: Item, runtime: EngineRuntime, group: dist.ProcessGroup, journal: Journal | None
+    item: Item, runtime: Runtime, group: dist.ProcessGroup, journal: Journal | None
 ) -> CaseResult | None:
     """Warm up, measure, then one more step for memory. The result is on rank 0."""
     if item.measure.verify:
@@ -217,17 +235,17 @@ def _report_step(journal: Journal, item: Item, step: int, result: StepResult) ->
 
 
 def _rank_result(
-    runtime: EngineRuntime,
-    peaks: MemoryPeaks,
+    runtime: Runtime,
+    peaks: MemoryPeaks | None,
     spans: list[Span],
     losses: list[float | None],
     num_tokens: list[int],
 ) -> RankResult:
     facts = {
         **runtime.rank_facts(),
-        "peak_memory_bytes": peaks.peak_bytes,
-        "reserved_bytes": peaks.reserved_bytes,
-        "process_peak_bytes": peaks.process_peak_bytes,
+        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
+        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
+        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
         "hostname": platform.node(),
         "peak_held_microbatches": runtime.peak_held,
     }

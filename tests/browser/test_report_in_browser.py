@@ -14,7 +14,7 @@ import pytest
 from chromium import CHROMIUM, Browser, Tab
 
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate
+from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import run_figures, step_figures
 from ppbench.config.case import Case
 from ppbench.report.page import write_report
@@ -44,9 +44,8 @@ def simulated_run(store: Store, number: int, case: Case, **changes: object) -> N
     """Store a run whose spans are those that the program predicts."""
     program = build_program(case.schedule, case.world_size, case.num_microbatches)
     transfers = TransferModel(latency_ns=MS, message_bytes=4096)
-    spans = pd.DataFrame(
-        simulate(program, lambda action: (20 if action.op == "B" else 10) * MS, transfers)
-    )
+    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
+    spans = pd.DataFrame(simulate(program, durations, transfers).spans())
     tokens_of_step = dict.fromkeys(spans["step"], case.max_tokens_per_step)
     steps = step_figures(spans, case.world_size, tokens_of_step)
     run = {

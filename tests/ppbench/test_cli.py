@@ -292,3 +292,54 @@ def test_help_starts_without_torch_or_pandas():
     assert done.returncode == 0, done.stderr
     for command in ("sweep", "ls", "show", "report", "timeline", "env", "models"):
         assert command in done.stdout
+
+
+EMULATED = """\
+device = "emulated"
+num_microbatches = 6
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 0
+steps = 2
+
+[grid]
+schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b", "v_half"]
+world_size = [3]
+"""
+
+
+def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
+    (tmp_path / "emulated.toml").write_text(EMULATED)
+    done = ppbench("sweep", "emulated.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "planned ms" in done.stdout
+    store = Store(tmp_path / "results")
+    runs = store.runs()
+    assert list(runs["status"]) == ["ok"] * 5
+    assert list(runs["stages_per_rank"]) == [1, 1, 2, 2, 2]
+    assert (runs["step_ns"] >= runs["planned_step_ns"]).all()
+    assert runs["cautions"].str.contains("oversubscribed").sum() == 0
+    ranks = store.table("ranks", runs["run_id"])
+    assert (ranks["peak_held_microbatches"] == ranks["planned_peak_held_microbatches"]).all()
+    (page,) = (tmp_path / "reports").glob("*.html")
+    text = page.read_text()
+    assert "planned ms" in text
+    assert "<h2>Peak memory</h2>" not in text  # nothing was allocated
+    assert "as a multiple of 1f1b" in text
+
+
+def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(tmp_path):
+    (tmp_path / "v.toml").write_text(TINY.replace('["afab", "1f1b"]', '["zbv"]'))
+    done = ppbench("sweep", "v.toml", "--set", "world_size=2", "--format", "json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)
+    assert (run["status"], run["stages_per_rank"], run["num_stages"]) == ("ok", 2, 4)
+    assert run["peak_memory_bytes"] > 0

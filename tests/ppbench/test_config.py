@@ -306,7 +306,7 @@ def test_a_case_id_depends_on_the_workload():
     [
         ("steps = 8", "stepz = 8", "10: measure.stepz", 'did you mean "steps"?'),
         ("[grid]", "[grit]", "12: grit", 'did you mean "grid"?'),
-        ('"1f1b"]', '"1f1v"]', "13: grid.schedule", '"1f1b"? Known: afab, 1f1b, gpipe'),
+        ('"1f1b"]', '"1f1v"]', "13: grid.schedule", '"1f1b"? Known: afab, 1f1b, interleaved_1f1b'),
         ("[1, 2]", "0", "14: grid.world_size", "0 is out of range; must be at least 1"),
         ("[1, 2]", "[1, -3]", "14: grid.world_size", "-3 is out of range"),
         ("[1, 2]", '[1, "two"]', "14: grid.world_size", 'an integer, got "two" (a string)'),
@@ -427,3 +427,105 @@ def test_the_demo_compares_both_schedules_over_the_promised_axes():
 )
 def test_a_key_is_found_on_its_line(path, line):
     assert line_of(VALID, path) == line
+
+
+def only_case(sweep):
+    ((case, _),) = sweep.cases
+    return case
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2), ("zbv", 2)]
+)
+def test_a_schedule_has_its_own_number_of_stages_where_nobody_says(tmp_path, schedule, stages):
+    case = only_case(read(tmp_path, f'schedule = "{schedule}"'))
+    assert case.stages_per_rank == stages
+
+
+def test_a_case_that_names_the_schedules_own_number_of_stages_is_the_same_case(tmp_path):
+    auto, said = (
+        only_case(read(tmp_path, 'schedule = "zbv"' + text))
+        for text in ("", "\nstages_per_rank = 2")
+    )
+    assert auto == said
+    assert only_case(read(tmp_path, "stages_per_rank = 1")).case_id == Case().case_id
+
+
+EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 2\nI_ms = 1.5\nW_ms = [1, 2]\n'
+
+
+def test_emulated_times_are_one_number_or_one_per_stage(tmp_path):
+    case = only_case(read(tmp_path, EMULATED))
+    times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
+    assert times == ((2.0,), (1.5,), (1.0, 2.0))
+    sweep = read(tmp_path, EMULATED, "emulated.F_ms=[3, 4]")
+    assert only_case(sweep).emulated_F_ms == (3.0, 4.0)
+    axis = read(tmp_path, EMULATED + '[grid]\n"emulated.F_ms" = [3, [4, 5]]')
+    assert [case.emulated_F_ms for case, _ in axis.cases] == [(3.0,), (4.0, 5.0)]
+
+
+def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")
+    text = f'schedule = "csv:{file}"\nnum_microbatches = 1'
+    before = only_case(read(tmp_path, text))
+    assert before.stages_per_rank == 2
+    file.write_text("0F0,2F0,2I0,0B0,2W0\n1F0,1B0\n")
+    assert only_case(read(tmp_path, text)).case_id != before.case_id
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("stages_per_rank = 2", "1: stages_per_rank", "1f1b needs exactly 1 per rank, got 2"),
+        ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1024 stages, or "auto"'),
+        ("stages_per_rank = true", "1: stages_per_rank", "got true"),
+        (
+            'schedule = "dualpipev"\nworld_size = 4\nnum_microbatches = 7',
+            "3: num_microbatches",
+            "at least 2 x world_size; got num_microbatches 7, world_size 4",
+        ),
+        (
+            'num_microbatches = 9\n[grid]\nschedule = ["interleaved_zb"]\nworld_size = [4]',
+            "1: num_microbatches",
+            "multiple of max(1, num_microbatches // world_size)",
+        ),
+        ('schedule = "csv:no.csv"', "1: schedule", "no.csv: cannot be read"),
+        ('schedule = "csv:"', "1: schedule", 'unknown schedule "csv:"'),
+        ('device = "emulated"', "1: device", "needs F_ms, I_ms and W_ms; emulated.F_ms is missing"),
+        (EMULATED.replace("2]", "2, 3]"), "5: emulated.W_ms", "3 times for 2 stages"),
+        (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "expected milliseconds, 0 to"),
+        (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "expected milliseconds, 0 to"),
+        (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
+        (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
+        (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),
+        ("seq_len = 'variable'\n" + EMULATED, "1: seq_len", "no data is read"),
+        (EMULATED + "[model]\npartition = 'measured'", "7: model.partition", "no time of their"),
+        ("[transfer]\npolicy = 'late'", "2: transfer.policy", "just_in_time"),
+        (
+            "[transfer]\npolicy = 'just_in_time'\nlook_ahead = 3",
+            "3: transfer.look_ahead",
+            'only with transfer.policy = "early"',
+        ),
+        (
+            "world_size = 2\nstages_per_rank = 2\nschedule = 'zbv'\n[model]\npartition = [4, 4]",
+            "5: model.partition",
+            "world_size 2, stages_per_rank 2",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_schedule_or_emulation_can_do_is_located(tmp_path, text, where, what):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
+    assert what in message
+
+
+def test_an_illegal_program_file_is_shown_with_the_place_marked(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1')
+    assert "rank 1, position 0, 1B0: can never start" in str(caught.value)
+    assert "[1B0]" in str(caught.value)

@@ -3,9 +3,8 @@
 import pandas as pd
 import pytest
 
-from engine.plan.action import Op
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import COLUMNS
 from ppbench.analysis.metrics import (
     median_step,
@@ -70,14 +69,30 @@ def test_ranks_are_idle_for_what_they_do_not_compute():
     assert [r["idle_fraction"] for r in ranks] == pytest.approx([1 - 250 / 490, 1 - 200 / 490, 1.0])
 
 
+def simulated(name, p, m, costs, transfers):
+    program = build_program(name, p, m)
+    return simulate(program, uniform(program.placement, *costs), transfers)
+
+
 def test_the_bubbles_of_a_simulated_1f1b_are_its_closed_forms():
-    cost = {Op.F: 1, Op.B: 1}
-    spans = pd.DataFrame(simulate(build_program("1f1b", 4, 8), lambda a: cost[a.op]))
+    spans = pd.DataFrame(simulated("1f1b", 4, 8, (2, 1, 1), TransferModel()).spans())
     (step,) = step_figures(spans, 4, {0: 1}).to_dict("records")
-    assert step["step_ns"] == step["step_with_optimizer_ns"] == 22
+    assert step["step_ns"] == step["step_with_optimizer_ns"] == 44
     assert step["bubble_fraction"] == pytest.approx(3 / 11)
     assert step["bubble_idle_over_ideal"] == pytest.approx(6 / 16)
     assert step["bubble_max_stage_span"] == pytest.approx(3 / 11)
+
+
+@pytest.mark.parametrize(
+    "transfers", [TransferModel(), TransferModel(5), TransferModel(5, overlaps=False)]
+)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_simulation_has_the_figures_of_its_spans(name, transfers):
+    simulation = simulated(name, 4, 8, (12, 18, 6), transfers)
+    (step,) = step_figures(pd.DataFrame(simulation.spans()), 4, {0: 1}).to_dict("records")
+    assert step["step_ns"] == simulation.makespan_ns
+    for figure in ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"):
+        assert step[figure] == pytest.approx(getattr(simulation, figure), abs=1e-12)
 
 
 def steps_of(*durations):

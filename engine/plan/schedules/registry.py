@@ -7,14 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
 
 from engine.plan.action import Action
-from engine.plan.program import Placement, Program, loop_placement
-from engine.plan.schedules.afab import afab
-from engine.plan.schedules.one_f_one_b import one_f_one_b
+from engine.plan.program import Placement, Program, from_csv, loop_placement, v_placement
+from engine.plan.schedules.breadth_first import afab, looped_bfs
+from engine.plan.schedules.controlled_memory import v_half, v_min
+from engine.plan.schedules.formulae import (
+    BubbleTime,
+    Peak,
+    Shape,
+    fill_and_drain,
+    interleaved_peak,
+    interleaved_zb_peak,
+    up_to,
+    v_bubble,
+    v_half_bubble,
+    v_min_bubble,
+    zb_h2_bubble,
+    zero_bubble,
+)
+from engine.plan.schedules.one_f_one_b import (
+    interleaved_1f1b,
+    interleaved_zb,
+    num_rounds,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+)
+from engine.plan.schedules.v_shaped import dualpipev, zbv
 
-Generator = Callable[[Placement, int], list[list[Action]]]
-BubbleFormula = Callable[[int, int, float, float], float]
+CSV_PREFIX = "csv:"
+"""`csv:PATH` is the program in that file."""
+
+
+@dataclass(frozen=True)
+class StagesPerRank:
+    """How many stages a rank may have (`most` None: any number), and has where nobody says."""
+
+    least: int
+    most: int | None
+    default: int
+
+
+ONE_STAGE = StagesPerRank(1, 1, 1)
+TWO_STAGES = StagesPerRank(2, 2, 2)
+ANY_STAGES = StagesPerRank(1, None, 2)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a schedule asks of the number of microbatches."""
+
+    text: str
+    is_met: Callable[[Shape], bool]
 
 
 @dataclass(frozen=True)
@@ -22,34 +69,152 @@ class Schedule:
     """What the suite knows of a schedule besides its rows."""
 
     name: str
-    generate: Generator
-    bubble_time: BubbleFormula  # (p, m, F, B) -> idle time of a rank; F, B per microbatch and rank
-    peak_activations: Callable[[int, int, int], int]  # (p, m, rank) -> microbatches held at once
+    generate: Callable[[Placement, int], list[list[Action]]]
+    place: Callable[[int, int], Placement]  # (p, v)
+    stages_per_rank: StagesPerRank
+    bubble_time: BubbleTime  # idle time of a rank in a step, by the makespan of all ranks
+    peak: Peak  # the most that a rank holds: microbatches of its whole share of the model
     source: str
+    constraint: Constraint | None = None
 
 
-def _fill_and_drain(world_size: int, _m: int, forward: float, backward: float) -> float:
-    return (world_size - 1) * (forward + backward)
-
+IN_ROUNDS = Constraint(
+    "num_microbatches must be a multiple of max(1, num_microbatches // world_size)",
+    lambda shape: shape.num_microbatches % num_rounds(shape[0], shape[2]) == 0,
+)
+TWICE_THE_RANKS = Constraint(
+    "num_microbatches must be at least 2 x world_size",
+    lambda shape: shape.num_microbatches >= 2 * shape.world_size,
+)
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (
-        Schedule("afab", afab, _fill_and_drain, lambda p, m, rank: m, "arXiv 1811.06965"),
+        Schedule(
+            "afab",
+            afab,
+            loop_placement,
+            ONE_STAGE,
+            fill_and_drain,
+            lambda shape, _: Fraction(shape.num_microbatches),
+            "arXiv 1811.06965",
+        ),
         Schedule(
             "1f1b",
             one_f_one_b,
-            _fill_and_drain,
-            lambda p, m, rank: min(p - rank, m),
+            loop_placement,
+            ONE_STAGE,
+            fill_and_drain,
+            lambda shape, rank: Fraction(min(shape.world_size - rank, shape.num_microbatches)),
             "arXiv 2006.09503",
+        ),
+        Schedule(
+            "interleaved_1f1b",
+            interleaved_1f1b,
+            loop_placement,
+            ANY_STAGES,
+            fill_and_drain,
+            interleaved_peak,
+            "arXiv 2104.04473",
+            IN_ROUNDS,
+        ),
+        Schedule(
+            "looped_bfs",
+            looped_bfs,
+            loop_placement,
+            ANY_STAGES,
+            fill_and_drain,
+            lambda shape, _: Fraction(shape.num_microbatches),
+            "arXiv 2211.05953",
+        ),
+        Schedule(
+            "zb_h1",
+            zb_h1,
+            loop_placement,
+            ONE_STAGE,
+            zero_bubble,
+            up_to(lambda p: p),
+            "arXiv 2401.10241",
+        ),
+        Schedule(
+            "zb_h2",
+            zb_h2,
+            loop_placement,
+            ONE_STAGE,
+            zb_h2_bubble,
+            up_to(lambda p: 2 * p - 1),
+            "arXiv 2401.10241",
+        ),
+        Schedule(
+            "interleaved_zb",
+            interleaved_zb,
+            loop_placement,
+            ANY_STAGES,
+            zero_bubble,
+            interleaved_zb_peak,
+            "arXiv 2401.10241; torch's InterleavedZeroBubble",
+            IN_ROUNDS,
+        ),
+        Schedule(
+            "zbv",
+            zbv,
+            v_placement,
+            TWO_STAGES,
+            v_bubble,
+            up_to(lambda p: p),
+            "arXiv 2401.10241",
+        ),
+        Schedule(
+            "dualpipev",
+            dualpipev,
+            v_placement,
+            TWO_STAGES,
+            v_bubble,
+            lambda shape, _: shape.world_size + Fraction(1, 2),
+            "arXiv 2412.19437",
+            TWICE_THE_RANKS,
+        ),
+        Schedule(
+            "v_half",
+            v_half,
+            v_placement,
+            TWO_STAGES,
+            v_half_bubble,
+            up_to(lambda p: (p + 2) // 2),
+            "arXiv 2405.15362",
+        ),
+        Schedule(
+            "v_min",
+            v_min,
+            v_placement,
+            TWO_STAGES,
+            v_min_bubble,
+            up_to(lambda p: (p + 4) // 3),
+            "arXiv 2405.15362",
         ),
     )
 }
 ALIASES = {"gpipe": "afab"}
 
 
-class UnknownScheduleError(ValueError):
+class ScheduleError(ValueError):
+    """There is no such program."""
+
+
+class UnknownScheduleError(ScheduleError):
     """No schedule of that name is registered."""
+
+
+class ProgramFileError(ScheduleError):
+    """The file of a program cannot be read as one."""
+
+
+class ShapeError(ScheduleError):
+    """The schedule is not made for so many ranks, stages or microbatches. `key` is at fault."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def find_schedule(name: str) -> Schedule:
@@ -61,31 +226,79 @@ def find_schedule(name: str) -> Schedule:
 
 
 def known_names() -> list[str]:
-    return [*SCHEDULES, *ALIASES]
+    return [*SCHEDULES, *ALIASES, f"{CSV_PREFIX}PATH"]
 
 
-def build_program(name: str, world_size: int, num_microbatches: int) -> Program:
-    """The program of a registered schedule for p ranks and m microbatches, both at least 1."""
-    if world_size < 1 or num_microbatches < 1:
-        raise ValueError(
-            f"a program needs at least 1 rank and 1 microbatch, "
-            f"got world_size={world_size}, num_microbatches={num_microbatches}"
-        )
+def shape_of(
+    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None = None
+) -> Shape:
+    """The shape that a schedule would have; without `stages_per_rank`, the schedule's own.
+
+    Raises UnknownScheduleError, or ShapeError where the schedule is not made for it.
+    """
     schedule = find_schedule(name)
-    placement = loop_placement(world_size)
+    allowed = schedule.stages_per_rank
+    v = allowed.default if stages_per_rank is None else stages_per_rank
+    for key, count in (("world_size", world_size), ("num_microbatches", num_microbatches)):
+        if count < 1:
+            raise ShapeError(key, f"must be at least 1, got {count}")
+    if not allowed.least <= v <= (allowed.most or v):
+        wanted = "exactly" if allowed.least == allowed.most else "at least"
+        raise ShapeError(
+            "stages_per_rank", f"{schedule.name} needs {wanted} {allowed.least} per rank, got {v}"
+        )
+    shape = Shape(world_size, v, num_microbatches)
+    if schedule.constraint is not None and not schedule.constraint.is_met(shape):
+        raise ShapeError(
+            "num_microbatches",
+            f"{schedule.name}: {schedule.constraint.text}; got num_microbatches "
+            f"{num_microbatches}, world_size {world_size}",
+        )
+    return shape
+
+
+def build_program(
+    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None = None
+) -> Program:
+    """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
+
+    A file's program is as its author wrote it, and may hold transfers; `check` tells whether it is
+    legal. Raises UnknownScheduleError; ShapeError where the schedule or file is not made for these
+    numbers; ProgramFileError.
+    """
+    if name.startswith(CSV_PREFIX):
+        return _program_of_file(name, world_size, num_microbatches, stages_per_rank)
+    schedule = find_schedule(name)
+    shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
+    placement = schedule.place(world_size, shape.stages_per_rank)
     rows = schedule.generate(placement, num_microbatches)
     actions = tuple(tuple(row) for row in rows)
     return Program(schedule.name, placement, num_microbatches, actions)
 
 
-def theoretical_bubble_fraction(
-    name: str, world_size: int, num_microbatches: int, forward: float = 1.0, backward: float = 2.0
-) -> float:
-    """Idle share of rank-time with equal stages and free transfers, in [0, 1).
+def _program_of_file(
+    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None
+) -> Program:
+    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
+    checks: list[tuple[str, float, int | None]] = [
+        ("world_size", program.world_size, world_size),
+        ("stages_per_rank", program.num_stages / program.world_size, stages_per_rank),
+        ("num_microbatches", program.num_microbatches, num_microbatches),
+    ]
+    for key, value, asked in checks:
+        if asked is not None and value != asked:
+            raise ShapeError(key, f"{name} is for {value:g}, got {asked}")
+    return program
 
-    `forward` and `backward` are the times of one microbatch on one rank; for AFAB and 1F1B the
-    fraction (p - 1) / (m + p - 1) does not depend on them.
+
+def read_csv(path: Path) -> Program:
+    """A program in torch's CSV form, called `csv:PATH`.
+
+    Raises ProgramFileError, which names the file, and the row and column of a bad cell.
     """
-    schedule = find_schedule(name)
-    idle = schedule.bubble_time(world_size, num_microbatches, forward, backward)
-    return idle / (idle + num_microbatches * (forward + backward))
+    try:
+        return from_csv(path.read_text(encoding="utf-8-sig"), f"{CSV_PREFIX}{path}")
+    except OSError as error:
+        raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ProgramFileError(f"{path}: {error}") from None

@@ -12,7 +12,9 @@ from engine.configuration import model_of
 from engine.model.data import IGNORED, DataSpec
 from engine.model.split import ModelSpec
 from engine.model.stage_module import StageModule
+from engine.plan.lower import Policy
 from engine.plan.program import to_json
+from engine.plan.schedules.registry import CSV_PREFIX
 from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryPeaks
 from engine.run.optimizer import OptimizerSpec
@@ -61,7 +63,7 @@ class EngineRuntime:
             "parameters_per_stage": json.dumps([int(size) for size in sizes]),
             "stage_shares": json.dumps(shares),
             "transport": self._transport,
-            "program": to_json(trainer.program),
+            "program": to_json(trainer.program.compute_only()),
         }
 
     def rank_facts(self) -> dict[str, object]:
@@ -140,6 +142,9 @@ def trainer_config(case: Case) -> TrainerConfig:
         data=_data_spec(case),
         schedule=case.schedule,
         world_size=case.world_size,
+        stages_per_rank=None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank,
+        policy=Policy(case.transfer_policy),
+        look_ahead=case.transfer_look_ahead,
         optimizer=OptimizerSpec(
             case.train_optimizer,
             case.train_learning_rate,

@@ -1,8 +1,23 @@
 import pytest
 
-from engine.plan.action import Action, Op, parse_action
-from engine.plan.program import actions_from_csv, draw, from_json, loop_placement, to_csv, to_json
-from engine.plan.schedules.registry import build_program
+from engine.plan.action import Action, Op, parse_action, parse_cell
+from engine.plan.lower import lower
+from engine.plan.program import (
+    Placement,
+    actions_from_csv,
+    draw,
+    from_csv,
+    from_json,
+    loop_placement,
+    to_csv,
+    to_json,
+    v_placement,
+)
+from engine.plan.schedules.registry import SCHEDULES, ProgramFileError, build_program, read_csv
+
+
+def cells(*texts):
+    return tuple(parse_action(text) for text in texts)
 
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.OPT])
@@ -10,18 +25,62 @@ def test_the_text_form_of_an_action_reads_back(op):
     action = Action(12, op, 345)
     assert str(action) == f"12{op.value}345"
     assert parse_action(str(action)) == action
+    assert parse_cell(f" {action} ") == (action,)
 
 
-@pytest.mark.parametrize("text", ["", "F0", "0F", "0X1", "-1F0", "0F1.5", "0OPT0", "0F0 1F1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "F0",
+        "0F",
+        "0X1",
+        "-1F0",
+        "0F1.5",
+        "0OPT0",
+        "0F0 1F1",
+        "0UNSHARD",
+        "٥F0",
+        "0F" + 5000 * "9",
+    ],
+)
 def test_text_that_is_no_action_is_refused(text):
     with pytest.raises(ValueError, match="is not an action"):
         parse_action(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "0UNSHARD", "1RESHARD", "2REDUCE_GRAD", "2REDUCE_GRAD0"]
+)
+def test_a_cell_may_hold_nothing_that_concerns_a_schedule(text):
+    assert parse_cell(text) == ()
+
+
+def test_a_pair_that_may_overlap_is_run_in_its_order():
+    assert parse_cell("(0F3;3B1)OVERLAP_F_B") == cells("0F3", "3B1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["()OVERLAP_F_B", "(0F0;)OVERLAP_F_B", "0F0;0B0", "(0F0)(0B0)OVERLAP_F_B", "OVERLAP_F_B"],
+)
+def test_a_pair_of_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match="is not an action"):
+        parse_cell(text)
 
 
 def test_loop_placement_goes_round_the_ranks():
     placement = loop_placement(3, stages_per_rank=2)
     assert placement.ranks == (0, 1, 2, 0, 1, 2)
     assert placement.stages_of(1) == (1, 4)
+    assert placement.num_stages == 6
+
+
+def test_v_placement_goes_down_the_ranks_and_back():
+    placement = v_placement(3)
+    assert placement.ranks == (0, 1, 2, 2, 1, 0)
+    assert placement.stages_of(0) == (0, 5)
+    assert v_placement(2, stages_per_rank=3).ranks == (0, 1, 1, 0, 0, 1)
 
 
 def test_csv_has_a_row_per_rank_and_reads_back():
@@ -30,25 +89,87 @@ def test_csv_has_a_row_per_rank_and_reads_back():
     assert actions_from_csv(to_csv(program)) == program.actions
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_program_reads_back_from_csv_and_json_with_and_without_transfers(name):
+    plain = build_program(name, 3, 6)
+    for program in (plain, lower(plain)):
+        assert from_csv(to_csv(program), name) == program
+        assert from_json(to_json(program)) == program
+
+
+def test_a_program_without_its_transfers_is_what_was_lowered():
+    program = build_program("zbv", 3, 6)
+    lowered = lower(program)
+    assert lowered.has_transfers
+    assert not program.has_transfers
+    assert lowered.compute_only() == program
+    assert program.compute_only() is program
+
+
+def test_ranks_stages_and_microbatches_follow_from_the_cells():
+    program = from_csv("0F0,3F0,,3B0,0B0\n1F0,2F0,2B0,1B0\n", "mine")
+    assert program.placement == Placement((0, 1, 1, 0), 2)
+    assert (program.schedule, program.num_stages, program.num_microbatches) == ("mine", 4, 1)
+
+
 def test_csv_skips_idle_cells_and_locates_bad_ones():
-    assert actions_from_csv("0F0,,0B0\n") == ((Action(0, Op.F, 0), Action(0, Op.B, 0)),)
-    with pytest.raises(ValueError, match='rank 1, column 2: "1Z0"'):
+    assert actions_from_csv("0F0,,0B0\n") == (cells("0F0", "0B0"),)
+    with pytest.raises(ValueError, match='rank 1, column 2: "1Z0" is not an action; expected'):
         actions_from_csv("0F0\n1F0,,1Z0\n")
 
 
-def test_torch_reads_our_csv_cells():
-    from torch.distributed.pipelining.schedules import _Action
-
-    for row in build_program("1f1b", 3, 4).actions:
-        assert [str(_Action.from_str(str(action))) for action in row] == [str(a) for a in row]
+SMALL = b"0F0,,0B0\n1F0,1B0\n"
 
 
-def test_json_reads_back():
-    program = build_program("afab", 3, 2)
-    assert from_json(to_json(program)) == program
+@pytest.mark.parametrize(
+    "data",
+    [
+        SMALL,
+        SMALL.replace(b"\n", b"\r\n"),
+        b"\xef\xbb\xbf" + SMALL,
+        SMALL + b"\n\n",
+        SMALL + b",,\r\n\r\n",
+        SMALL.removesuffix(b"\n"),
+        SMALL.replace(b"0B0", b'"0B0",0RESHARD,0REDUCE_GRAD'),
+        b"0UNSHARD," + SMALL.replace(b"1F0,1B0", b"(1F0;1B0)OVERLAP_F_B"),
+    ],
+)
+def test_a_file_may_come_from_any_editor(tmp_path, data):
+    path = tmp_path / "program.csv"
+    path.write_bytes(data)
+    assert read_csv(path).actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "holds no actions; expected a row per rank with cells such as 0F0"),
+        (b"\n,,\n\n", "holds no actions; expected a row per rank with cells such as 0F0"),
+        (b"0F0,0B0\n2F0,2B0\n", "has stage 2 but nothing for stage 1"),
+        (b"0F0,0B0,0F2,0B2\n", "has microbatch 2 but nothing for microbatch 1"),
+        (b"0F999999999,0B0\n", "has microbatch 999999999 but nothing for microbatch 1"),
+        (b"999999999F0\n", "has stage 999999999 but nothing for stage 0"),
+        (b"0F0,0Z0\n", 'rank 0, column 1: "0Z0" is not an action; '),
+        (b'"0F\n0"\n', r'rank 0, column 0: "0F\n0" is not an action; '),
+        (b"0F0\n\x1b[31m\x00", r'rank 1, column 0: "\u001b[31m\u0000" is not an action; '),
+        (b"0F0," + b"x" * 5000, f'rank 0, column 1: "{"x" * 40}" is not an action; '),
+        (b"0F0," + b"x" * 200_000, "is not CSV: field larger than field limit (131072)"),
+        (b"\x89PNG\r\n\x1a\n\x00", "'utf-8' codec can't decode byte 0x89 in position 0"),
+    ],
+)
+def test_a_file_that_holds_no_program_is_refused_in_one_line_that_says_where(
+    tmp_path, data, message
+):
+    path = tmp_path / "program.csv"
+    path.write_bytes(data)
+    with pytest.raises(ProgramFileError) as caught:
+        read_csv(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(caught.value).isprintable()
 
 
 def test_drawing_marks_a_place_and_cuts_around_it():
     program = build_program("afab", 2, 30)
     assert "[0F20]" in draw(program, (0, 20))
     assert "0F2 " not in draw(program, (0, 20))
+    assert draw(build_program("afab", 2, 1)) == "rank 0: 0F0 0B0\nrank 1: 1F0 1B0"

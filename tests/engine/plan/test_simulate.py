@@ -1,13 +1,44 @@
-from engine.plan.action import Op
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate
+"""Exact times on small programs, a plain simulation on others, and what all schedules have."""
+
+import sys
+
+import pytest
+from brute_force import naive_times
+from hypothesis import given, settings
+from mutations import simulations
+from schedule_grid import stages_per_rank
+
+from engine.plan.action import Action, Op
+from engine.plan.critical_path import critical_path
+from engine.plan.lower import lower
+from engine.plan.program import Program, loop_placement
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import (
+    FREE_TRANSFERS,
+    Durations,
+    Held,
+    TransferModel,
+    peak_activations,
+    peak_in_rank_shares,
+    simulate,
+    uniform,
+)
 from engine.plan.spans import Lane, Span
+
+FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
+
+
+def simulated(name, p, m, costs, transfers=FREE_TRANSFERS, v=None):
+    program = build_program(name, p, m, v)
+    return simulate(program, uniform(program.placement, *costs), transfers)
 
 
 def test_a_transfer_delays_its_consumer_and_has_a_span_on_both_ranks():
     link = TransferModel(latency_ns=5, bytes_per_s=1e9, message_bytes=20)
-    spans = simulate(build_program("afab", 2, 1), lambda action: 100, link)
-    assert spans == [
+    assert sorted(
+        simulated("afab", 2, 1, (100, 40, 60), link).spans(), key=lambda s: s.start_ns
+    ) == [
         Span(0, 0, Lane.COMPUTE, 0, Op.F, 0, 0, 100, 0),
         Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 100, 125, 20),
         Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 100, 125, 20),
@@ -19,14 +50,181 @@ def test_a_transfer_delays_its_consumer_and_has_a_span_on_both_ranks():
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "duration_ns"),
+    [
+        (TransferModel(), 0),
+        (TransferModel(message_bytes=10**9), 0),
+        (TransferModel(latency_ns=7), 7),
+        (TransferModel(latency_ns=7, bytes_per_s=2e9, message_bytes=1000), 507),
+    ],
+)
+def test_a_message_takes_its_latency_and_its_bytes(model, duration_ns):
+    assert model.duration_ns == duration_ns
+
+
 def test_messages_of_one_channel_move_one_after_the_other():
-    link = TransferModel(latency_ns=50)
-    spans = simulate(build_program("afab", 2, 2), lambda action: 10, link)
+    spans = simulated("afab", 2, 2, (10, 5, 5), TransferModel(latency_ns=50)).spans()
     sends = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_F]
     assert sends == [(10, 60), (60, 110)]
 
 
+def test_messages_of_two_directions_do_not_wait_for_each_other():
+    spans = list(simulated("1f1b", 2, 2, (10, 5, 5), TransferModel(latency_ns=50)).spans())
+    forward = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_F]
+    backward = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_B]
+    assert forward == [(10, 60), (60, 110)]
+    assert backward == [(80, 130), (130, 180)]
+
+
+def test_a_rank_whose_transfers_do_not_overlap_computes_nothing_while_it_sends():
+    model = TransferModel(latency_ns=50, overlaps=False)
+    simulation = simulated("afab", 2, 2, (10, 5, 5), model)
+    assert simulation.start_ns == [[0, 60, 190, 250], [60, 120, 130, 190]]
+    assert simulation.end_ns == [[10, 70, 200, 260], [70, 130, 140, 200]]
+    sends = [(s.start_ns, s.end_ns) for s in simulation.spans() if s.op is Op.SEND_F]
+    assert sends == [(10, 60), (70, 120)]
+
+
+def test_a_weight_gradient_does_not_wait_for_the_message_that_its_input_gradient_sends():
+    simulation = simulated("zb_h1", 2, 1, (10, 5, 5), TransferModel(latency_ns=50))
+    assert simulation.start_ns == [[0, 125, 130], [60, 70, 75]]
+
+
+def test_stages_of_one_rank_pass_no_message():
+    free, slow = TransferModel(), TransferModel(latency_ns=1000)
+    assert simulated("zbv", 1, 4, (6, 6, 6), slow).makespan_ns == 4 * 18
+    assert simulated("zbv", 1, 4, (6, 6, 6), free).makespan_ns == 4 * 18
+    assert not list(simulated("zbv", 1, 4, (6, 6, 6), slow).messages())
+
+
 def test_the_slowest_stage_sets_the_pace():
-    spans = simulate(build_program("1f1b", 3, 50), lambda a: 30 if a.stage == 1 else 10)
+    program = build_program("1f1b", 3, 50)
+    times = (10, 30, 10)
+    simulation = simulate(program, Durations(times, (4, 12, 4), (6, 18, 6)))
     first_forward, last_backward = 10, 10
-    assert max(span.end_ns for span in spans) == first_forward + 50 * 60 + last_backward
+    assert simulation.makespan_ns == first_forward + 50 * 60 + last_backward
+
+
+def test_a_stage_of_v_takes_its_part_of_a_ranks_time():
+    placement = loop_placement(4, 3)
+    assert uniform(placement, 30, 15, 9) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
+    assert uniform(placement, 31, 16, 8) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
+
+
+def test_a_full_backward_takes_as_long_as_its_halves():
+    assert Durations((1, 2), (3, 4), (5, 6)).by_op()[Op.B] == (8, 10)
+
+
+def test_transfers_in_a_program_change_nothing():
+    program = build_program("zb_h1", 3, 5)
+    durations, model = uniform(program.placement, 3, 2, 1), TransferModel(latency_ns=2)
+    assert simulate(lower(program), durations, model) == simulate(program, durations, model)
+
+
+def test_a_program_that_never_finishes_has_no_times():
+    rows = ((Action(0, Op.F, 0), Action(0, Op.B, 0)), (Action(1, Op.F, 0),))
+    program = Program("test", loop_placement(2), 1, rows)
+    with pytest.raises(ProgramError, match="needs 1I0, which is never done"):
+        simulate(program, uniform(program.placement, 1, 1, 1))
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(simulations())
+def test_times_are_those_of_a_plain_simulation(simulation):
+    program, durations, model = simulation
+    result = simulate(program, durations, model)
+    times = naive_times(program, durations, model)
+    for rank, row in enumerate(program.actions):
+        pairs = list(zip(result.start_ns[rank], result.end_ns[rank], strict=True))
+        assert pairs == [times[action] for action in row]
+
+
+def idle_shares(simulation, p):
+    """The three bubbles, from the spans alone."""
+    compute = [span for span in simulation.spans() if span.lane is Lane.COMPUTE]
+    busy = sum(span.end_ns - span.start_ns for span in compute)
+    makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
+    longest = max(
+        max(s.end_ns for s in compute if s.rank == rank)
+        - min(s.start_ns for s in compute if s.rank == rank)
+        for rank in range(p)
+    )
+    return 1 - busy / (p * makespan), (p * makespan - busy) / busy, 1 - busy / (p * longest)
+
+
+@pytest.mark.parametrize("latency_ns", [0, 7])
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+def test_the_three_bubbles_follow_from_the_spans(name, v, latency_ns):
+    simulation = simulated(name, 4, 8, (12, 18, 6), TransferModel(latency_ns=latency_ns), v)
+    assert (
+        simulation.bubble_fraction,
+        simulation.bubble_idle_over_ideal,
+        simulation.bubble_max_stage_span,
+    ) == pytest.approx(idle_shares(simulation, 4), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+def test_spans_hold_all_compute_and_both_ends_of_every_message(name, v):
+    model = TransferModel(latency_ns=3, bytes_per_s=1e9, message_bytes=4)
+    simulation = simulated(name, 4, 8, (12, 18, 6), model, v)
+    spans, lowered = list(simulation.spans()), lower(simulation.program)
+    ours = sorted((span.rank, span.stage, span.op, span.microbatch) for span in spans)
+    assert ours == sorted((rank, *a) for rank, row in enumerate(lowered.actions) for a in row)
+    assert {span.num_bytes for span in spans if span.lane is not Lane.COMPUTE} == {4}
+    assert {span.end_ns - span.start_ns for span in spans if span.lane is not Lane.COMPUTE} == {7}
+
+
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+def test_what_is_held_over_time_peaks_where_the_order_says(name, v):
+    simulation = simulated(name, 4, 8, (12, 18, 6), TransferModel(latency_ns=5), v)
+    peaks = peak_activations(simulation.program)
+    for rank, peak in enumerate(peaks):
+        held = simulation.held_over_time(rank)
+        assert max(one.num_held for one in held) == peak
+        assert held[-1].num_held == 0
+        assert [one.time_ns for one in held] == sorted(one.time_ns for one in held)
+    share = 4 / simulation.program.num_stages
+    assert peak_in_rank_shares(simulation.program) == [peak * share for peak in peaks]
+
+
+def test_an_activation_is_held_from_its_forwards_start_to_its_weights_end():
+    assert simulated("zb_h1", 1, 1, (4, 3, 2)).held_over_time(0) == [Held(0, 1), Held(9, 0)]
+    assert simulated("afab", 2, 1, (4, 3, 2)).held_over_time(0) == [Held(0, 1), Held(18, 0)]
+
+
+def lines_run(function):
+    """How many lines of the package run: the same on every machine, however busy."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal count
+        if "plan" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda program: check(program, max_held=10**6),
+        lower,
+        lambda program: simulate(program, uniform(program.placement, 8, 8, 8)),
+        lambda program: critical_path(
+            simulate(program, uniform(program.placement, 8, 8, 8), TransferModel(latency_ns=3))
+        ),
+    ],
+    ids=["check", "lower", "simulate", "critical path"],
+)
+@pytest.mark.parametrize("name", ["interleaved_zb", "zbv"])
+def test_cost_grows_in_proportion_to_the_number_of_actions(name, step):
+    small, large = (lines_run(lambda m=m: step(build_program(name, 4, m, 2))) for m in (32, 128))
+    assert 3.5 * small < large < 4.2 * small

@@ -1,0 +1,114 @@
+"""What the ranks agree on before any of them builds a stage, and the communicators they will use.
+
+Rank 0 decides for all: no two would measure the same, and a model that is refused is refused once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from engine.configuration import (
+    AUTOCAST,
+    TrainerConfig,
+    data_spec_of,
+    edges_of,
+    lowered_of,
+    messages_of,
+    model_of,
+    partition_of,
+    settled,
+)
+from engine.model.stage_module import Message
+from engine.run.layer_costs import measure_costs
+from engine.run.p2p import Fabric, Ranks
+
+Decided = TypeVar("Decided")
+
+
+def connect(config: TrainerConfig, fabric: Fabric) -> TrainerConfig:
+    """Settle the partition, and make the communicators that a trainer of it uses.
+
+    Returns the configuration with its partition as a list, to build the trainers with. Collective:
+    every rank of the default process group calls it, also those that will not train. Raises, on all
+    ranks alike, ModelError, PartitionError and what building the program raises.
+    """
+    return agree(config, fabric).config
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks must know of the model."""
+
+    config: TrainerConfig
+    shared: list[Ranks]  # those who share a weight, one entry per weight that several ranks share
+    messages: list[Message]  # what each stage but the last sends for one microbatch
+
+
+def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
+    """As `connect`, but with all that was agreed on. With one rank nothing is communicated."""
+    lowered = lowered_of(config)
+    ranks = lowered.placement.ranks
+    decide = functools.partial(_decide, config, ranks, fabric.device)
+    if config.world_size == 1:
+        return decide()
+    decided = broadcast(decide)
+    fabric.connect(edges_of(lowered), ranks, decided.shared)
+    return decided
+
+
+def _decide(config: TrainerConfig, ranks: tuple[int, ...], device: torch.device) -> Agreement:
+    model, num_stages = model_of(config, device), len(ranks)
+    if num_stages > 1:
+        data = data_spec_of(config, model)
+        shape = (data.microbatch_size, data.longest)
+        autocast = autocast_of(config.autocast, device)
+        measure = functools.partial(measure_costs, model, shape, device, autocast)
+        config = settled(config, model, num_stages, measure)
+    partition = partition_of(config, model, num_stages)
+    owners = [ranks_of((s for s, _ in w.owners), ranks) for w in model.shared_weights(partition)]
+    shared = [some for some in owners if len(some) > 1]
+    return Agreement(config, shared, messages_of(config, model, partition))
+
+
+def autocast_of(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """Entered for each forward; reentrant."""
+    dtype = AUTOCAST[name]
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
+    """The ranks that own some of these stages, each once."""
+    return tuple(sorted({ranks[stage] for stage in stages}))
+
+
+def broadcast(decide: Callable[[], Decided]) -> Decided:
+    """What rank 0 decides, or its exception, on every rank. Blocks until it has."""
+    told: list[Decided | Exception | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [decide()]
+        except Exception as error:
+            told = [_as_told(error)]
+    dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], Exception):
+        raise told[0]
+    assert told[0] is not None
+    return told[0]
+
+
+def _as_told(error: Exception) -> Exception:
+    """The exception, or its words where it cannot travel."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,74 @@
+"""A pipeline whose stages only take time: a trainer without a model.
+
+Rank 0 looks at the model to know the size of every message; no rank holds weights.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from engine.configuration import edges_of, lowered_of
+from engine.connection import Agreement
+from engine.model.data import StepBatch
+from engine.run.emulation import EmulatedStage, Emulation
+from engine.run.executor import Executor
+from engine.run.p2p import Fabric
+from engine.trainer import StepResult
+
+
+class EmulatedTrainer:
+    """This rank's part of an emulated pipeline.
+
+    The first `config.world_size` ranks of the default process group build one each, with the
+    agreement that `engine.connection.agree` returned, and call `step` with the same numbers. Raises
+    what building the program raises.
+    """
+
+    def __init__(self, agreement: Agreement, emulation: Emulation, fabric: Fabric) -> None:
+        self.config = agreement.config
+        self.rank = dist.get_rank() if self.config.world_size > 1 else 0
+        self.program = lowered_of(self.config)
+        self._fabric, self._clock = fabric, fabric.clock
+        ranks = self.program.placement.ranks
+        self._channels = fabric.open_channels(
+            edges_of(self.program), ranks, with_shapes=self.config.data.is_variable
+        )
+        messages = agreement.messages
+        self.stages = {
+            stage: EmulatedStage(
+                stage,
+                messages[stage - 1] if stage else (),
+                messages[stage] if stage < len(messages) else None,
+                emulation,
+            )
+            for stage in self.program.placement.stages_of(self.rank)
+        }
+        self._executor = Executor(
+            self.program, self.rank, self.stages, self._channels, self._clock, messages
+        )
+        self._batch = self._nominal_batch()
+
+    def step(self, step: int) -> StepResult:
+        """One step; returns when this rank's part of it is over. There is no loss."""
+        self._clock.begin_step()
+        self._executor.run(self._batch)
+        spans = self._executor.collect_spans(step)
+        return StepResult(None, self._batch.num_tokens, 0.0, None, spans)
+
+    @property
+    def peak_held(self) -> int:
+        """The most microbatches that this rank has held at once, over its stages, in any step."""
+        return self._executor.peak_held
+
+    def close(self) -> None:
+        """Give back the channels; the trainer is not used again."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def _nominal_batch(self) -> StepBatch:
+        """As many tokens as a step trains on; their ids are looked at by nobody."""
+        data = self.config.data
+        microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
+        microbatches = (microbatch,) * data.num_microbatches
+        return StepBatch(microbatches, microbatches, microbatch.numel() * data.num_microbatches)

@@ -1,0 +1,97 @@
+"""V-Half and V-Min: two stages per rank in a V, repeated so tightly that activations are few.
+
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362. A schedule is
+one microbatch's way through the ranks, its building block, repeated every 6 units of time (a unit
+is an F, I or W of one stage; a rank has 6 to do for a microbatch). The longer a microbatch stays on
+a rank, the more microbatches stay at once: the block's life span sets the memory.
+
+On rank r of p the block's passes start at
+
+                 forward down     forward up        I up       I down
+    V-Min        r                a1 + (p-1-r)      a2 + r     a3 + (p-1-r)
+    V-Half       r                a1 + 2(p-1-r)     a2 + r     a3 + 2(p-1-r)
+
+with a1, a2, a3 as small as leaves the four at different units of the 6 on every rank and the peak
+lowest; each W takes the unit left over that comes next. Only the order is kept: a rank starts each
+action as soon as it can. p = 3, m = 2, V-Half and then V-Min:
+
+    rank 0: 0F0 0F1 .   .   .   5F0 5I0 5W0 .   5F1 5I1 5W1 0I0 0W0 .   .   .   0I1 0W1
+    rank 1: .   1F0 .   .   4F0 1F1 .   4I0 4F1 4W0 .   1I0 4I1 1W0 4W1 .   1I1 1W1 .
+    rank 2: .   .   2F0 3F0 .   .   2F1 3F1 3I0 3W0 2I0 2W0 .   3I1 3W1 2I1 2W1 .   .
+
+    rank 0: 0F0 .   .   .   .   5F0 0F1 5I0 5W0 .   .   5F1 .   0I0 5I1 5W1 0W0 .   .   0I1 0W1
+    rank 1: .   1F0 .   .   4F0 .   .   1F1 4I0 .   4F1 4W0 1I0 1W0 .   4I1 4W1 .   1I1 1W1 .
+    rank 2: .   .   2F0 3F0 .   .   .   .   2F1 3F1 3I0 2I0 3W0 2W0 .   .   3I1 2I1 3W1 2W1 .
+
+V-Min hands on without delay and so holds least, about a third of 1F1B; V-Half holds about half
+and idles less.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from engine.plan.action import Action, Op
+from engine.plan.program import Placement
+
+PERIOD = 6
+
+
+def v_min(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+    """Rows of actions by rank. No rank holds more than (p + 4) // 3 microbatches' activations."""
+    p = placement.world_size
+    turn = 2 * p + (2 if p % 3 == 0 else 0)
+    passes = [(r, p + (p - 1 - r), turn + r, turn + p + (p - 1 - r)) for r in range(p)]
+    return _repeated(placement, passes, num_microbatches)
+
+
+def v_half(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+    """Rows of actions by rank. No rank holds more than (p + 2) // 2 microbatches' activations."""
+    p = placement.world_size
+    turn = 3 * p - 1 + (3 if p % 2 == 0 else 0)
+    passes = [(r, p + 2 * (p - 1 - r), turn + r, turn + p + 1 + 2 * (p - 1 - r)) for r in range(p)]
+    return _repeated(placement, passes, num_microbatches)
+
+
+def _repeated(
+    placement: Placement, passes: list[tuple[int, int, int, int]], num_microbatches: int
+) -> list[list[Action]]:
+    """The block of each rank for every microbatch, in order of time."""
+    rows = []
+    for rank, starts in enumerate(passes):
+        block = _block(placement.stages_of(rank), *starts)
+        timed = [
+            (start + PERIOD * m, action._replace(microbatch=m))
+            for m in range(num_microbatches)
+            for start, action in block
+        ]
+        rows.append([action for _, action in sorted(timed)])
+    return rows
+
+
+def _block(
+    stages: tuple[int, ...], down: int, up: int, up_input: int, down_input: int
+) -> list[tuple[int, Action]]:
+    """One microbatch's actions on a rank with their starts, W where it waits least."""
+    first, second = stages
+    block = [
+        (down, Action(first, Op.F, 0)),
+        (up, Action(second, Op.F, 0)),
+        (up_input, Action(second, Op.I, 0)),
+        (down_input, Action(first, Op.I, 0)),
+    ]
+    left = set(range(PERIOD)) - {start % PERIOD for start, _ in block}
+    weights = min(
+        (
+            (_next(up_input, one), _next(down_input, other))
+            for one, other in itertools.permutations(left)
+        ),
+        key=sum,
+    )
+    block += zip(weights, (Action(second, Op.W, 0), Action(first, Op.W, 0)), strict=True)
+    return block
+
+
+def _next(start: int, unit: int) -> int:
+    """The first time after `start` that is at a unit of the period."""
+    return start + 1 + (unit - start - 1) % PERIOD

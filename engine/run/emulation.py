@@ -1,0 +1,89 @@
+"""A stage that only takes time: so that many ranks behave on two cores as they would on devices.
+
+Everything around it is real: processes, program, channels and the size of every message. Only the
+computation is a sleep, during which the core is free for the other ranks.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.stage_module import Message
+from engine.plan.action import Action, Op
+from engine.plan.simulate import Durations
+from engine.run.stage import Tensors, gradient_message
+
+MAX_JITTER = 1.0
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How long each stage takes, and how much that varies.
+
+    A duration is multiplied by 1 + `jitter` times a standard normal number, and by no less than 0.
+    The numbers follow from `seed`, the step and the action.
+    """
+
+    durations: Durations
+    jitter: float = 0.0
+    seed: int = 0
+
+    def duration_ns(self, action: Action, step: int) -> int:
+        """Nanoseconds that a compute action takes in a step."""
+        mean = self.durations.by_op()[action.op][action.stage]
+        if self.jitter == 0:
+            return mean
+        drawn = random.Random(f"{self.seed}:{step}:{action}").gauss(1, self.jitter)  # noqa: S311
+        return round(mean * max(0.0, drawn))
+
+
+class EmulatedStage:
+    """Takes what a stage takes, returns tensors of the size that it returns, and sleeps."""
+
+    def __init__(self, stage: int, takes: Message, sends: Message | None, plan: Emulation) -> None:
+        """`takes`: the message of the stage before, () on the first; `sends` None on the last."""
+        self.is_first, self.is_last = not takes, sends is None
+        self._stage, self._takes, self._sends, self._plan = stage, takes, sends or (), plan
+        self._held: set[int] = set()
+        self._step = -1
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def begin_step(self, num_tokens: int) -> None:  # noqa: ARG002  # as a stage does
+        self._step += 1
+
+    def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:  # noqa: ARG002
+        """Blocks for the time of F. Returns the next message, on the last stage a loss of zero."""
+        self._held.add(microbatch)
+        self._sleep(Op.F, microbatch)
+        return (torch.zeros(()),) if self.is_last else _empty(self._sends)
+
+    def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:  # noqa: ARG002
+        """Blocks for the time of B."""
+        self._sleep(Op.B, microbatch)
+        self._held.remove(microbatch)
+        return _empty(gradient_message(self._takes))
+
+    def backward_input(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:  # noqa: ARG002
+        """Blocks for the time of I."""
+        self._sleep(Op.I, microbatch)
+        return _empty(gradient_message(self._takes))
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Blocks for the time of W."""
+        self._sleep(Op.W, microbatch)
+        self._held.remove(microbatch)
+
+    def _sleep(self, op: Op, microbatch: int) -> None:
+        time.sleep(self._plan.duration_ns(Action(self._stage, op, microbatch), self._step) / 1e9)
+
+
+def _empty(message: Message) -> Tensors:
+    return tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in message)

@@ -1,0 +1,1 @@
+"""Plans without runs: schedules listed, drawn, checked, exported and simulated."""

@@ -1,0 +1,37 @@
+"""The durations that a case sets, and what the simulator makes of a case."""
+
+from __future__ import annotations
+
+from engine.plan.simulate import Durations, Simulation, simulate, uniform
+from ppbench.config.case import Case
+from ppbench.config.possible import num_stages_of, program_of
+
+NS_PER_MS = 1_000_000
+
+
+def durations_of(case: Case) -> Durations:
+    """Of each stage, as an emulated case has them.
+
+    One number is the time of a rank's whole share, of which each of its stages takes its part; a
+    list is the stages' own.
+    """
+    times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
+    forward, input_gradient, weight_gradient = (_by_stage(case, ms) for ms in times)
+    return Durations(forward, input_gradient, weight_gradient)
+
+
+def _by_stage(case: Case, milliseconds: tuple[float, ...]) -> tuple[int, ...]:
+    num_stages = num_stages_of(case)
+    if len(milliseconds) == num_stages:
+        return tuple(round(ms * NS_PER_MS) for ms in milliseconds)
+    (of_a_rank,) = milliseconds
+    return (round(of_a_rank * NS_PER_MS * case.world_size / num_stages),) * num_stages
+
+
+def simulated(case: Case) -> Simulation:
+    """The case with free transfers: as emulated, else equal stages with F = I = W."""
+    program = program_of(case)
+    if case.is_emulated:
+        return simulate(program, durations_of(case))
+    unit = program.num_stages  # so that a stage's time is a whole number
+    return simulate(program, uniform(program.placement, unit, unit, unit))

@@ -1,0 +1,70 @@
+"""The engine's pipeline with stages that only take time."""
+
+from __future__ import annotations
+
+import json
+
+from engine.configuration import model_of, partition_of, shares_of
+from engine.connection import Agreement
+from engine.emulated import EmulatedTrainer
+from engine.plan.program import to_json
+from engine.plan.simulate import peak_activations
+from engine.run.emulation import Emulation
+from engine.run.memory import MemoryPeaks
+from engine.run.p2p import Fabric
+from engine.trainer import StepResult
+from ppbench.config.case import Case
+from ppbench.run.durations import durations_of
+
+
+class EmulatedRuntime:
+    """Builds the case's emulated pipeline; every rank below the case's world size makes one."""
+
+    def __init__(self, case: Case, agreement: Agreement, fabric: Fabric) -> None:
+        self._transport = fabric.transport if case.world_size > 1 else "none"
+        self._fabric = fabric
+        emulation = Emulation(durations_of(case), case.emulated_jitter, case.emulated_seed)
+        self._trainer = EmulatedTrainer(agreement, emulation, fabric)
+
+    @property
+    def peak_held(self) -> int:
+        return self._trainer.peak_held
+
+    def verify(self) -> None:
+        """There is nothing to compare: nothing is computed."""
+
+    def step(self, step: int) -> StepResult:
+        return self._trainer.step(step)
+
+    def measure_memory(self, step: int) -> MemoryPeaks | None:  # noqa: ARG002  # as a runtime does
+        """None: what a stage would hold is not there."""
+        return None
+
+    def close(self) -> None:
+        self._trainer.close()
+
+    def run_facts(self) -> dict[str, object]:
+        config, program = self._trainer.config, self._trainer.program
+        model = model_of(config, self._fabric.device)
+        partition = partition_of(config, model, program.num_stages)
+        sizes = model.costs.of_stages(partition)
+        shares = [round(share, 6) for share in shares_of(config, model, partition)]
+        return {
+            "num_parameters": model.num_parameters,
+            "num_stages": program.num_stages,
+            "layers_per_stage": json.dumps([len(owned) for owned in partition]),
+            "parameters_per_stage": json.dumps([int(size) for size in sizes]),
+            "stage_shares": json.dumps(shares),
+            "transport": self._transport,
+            "program": to_json(program.compute_only()),
+        }
+
+    def rank_facts(self) -> dict[str, object]:
+        trainer = self._trainer
+        return {
+            "device": "emulated",
+            "stages": json.dumps(sorted(trainer.stages)),
+            "num_layers": 0,
+            "num_parameters": 0,
+            "planned_peak_held_microbatches": peak_activations(trainer.program)[trainer.rank],
+        }

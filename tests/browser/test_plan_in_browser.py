@@ -1,0 +1,83 @@
+"""The page of a planned schedule in a real browser: the Gantt chart of measured runs.
+
+Set PPBENCH_SCREENSHOTS to a folder to keep pictures of it at both widths and schemes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import CHROMIUM, Browser, Tab
+
+from ppbench.planning import schedules as planning
+from ppbench.planning.programs import Wanted
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
+)
+DESK, PHONE = 1440, 390
+SCREENSHOTS = os.environ.get("PPBENCH_SCREENSHOTS")
+DRAWN = """new Promise(async (done) => {
+  const pause = () => new Promise((go) => setTimeout(go, 20));
+  for (let n = 0; n < 250 && !document.querySelector(".chart .main-svg"); n++) await pause();
+  done(document.querySelector(".chart .main-svg") !== null);
+})"""
+CHART = "document.querySelector('.chart')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "plan.html"
+    assert planning.draw(Wanted("zbv", 4, 8, None), "F=1,I=1,W=1", path).endswith(str(path))
+    return path
+
+
+@pytest.fixture(scope="module", params=[(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"])
+def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Tab:
+    width, scheme = request.param
+    opened = Tab(browser, page, width, scheme)
+    assert opened.evaluate(DRAWN)
+    if SCREENSHOTS:
+        opened.screenshot(Path(SCREENSHOTS) / f"plan-{width}-{scheme}.png")
+    return opened
+
+
+def test_the_page_has_no_error_requests_nothing_and_fits(tab: Tab, page: Path) -> None:
+    assert tab.problems() == []
+    assert tab.requests() == [page.as_uri()]
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_title_and_the_facts_say_that_it_is_planned(tab: Tab) -> None:
+    assert tab.evaluate("document.title") == "zbv, planned"
+    text = str(tab.evaluate("document.body.innerText"))
+    assert "planned by simulation, not measured · 4 ranks, 8 stages, 8 microbatches" in text
+    for fact in ("25.5 s", "0.0588", "0.0625", "0.0000", "F=1 I=1 W=1", "arXiv 2401.10241"):
+        assert fact in text
+
+
+def test_every_action_has_its_bar_in_seconds(tab: Tab) -> None:
+    counts = tab.evaluate(f"{CHART}._fullData.map((trace) => [trace.name, trace._length])")
+    lengths = dict(counts)
+    for words in ("forward", "input gradient", "weight gradient"):
+        assert lengths[words] == 8 * 8  # stages, microbatches
+    assert tab.evaluate(f"{CHART}.layout.xaxis.ticksuffix") == " s"
+    assert 25.5 <= float(str(tab.evaluate(f"{CHART}.layout.xaxis.range[1]"))) < 26
+
+
+def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "short.html"
+    planning.draw(Wanted("1f1b", 2, 2, None), "F=0.01,I=0.01,W=0.01", path)
+    tab = Tab(browser, path, DESK)
+    assert tab.evaluate(DRAWN)
+    assert tab.evaluate(f"{CHART}.layout.xaxis.ticksuffix") == " ms"
+    assert tab.evaluate(f"{CHART}.layout.xaxis.range[1]") == pytest.approx(90, rel=0.01)

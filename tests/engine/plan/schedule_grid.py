@@ -1,0 +1,37 @@
+"""The shapes that tests try every schedule in."""
+
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program, shape_of
+
+RANKS = (1, 2, 3, 4, 8, 16)
+
+
+def numbers_of_microbatches(p):
+    """Fewer than ranks, as many, odd ones between, and multiples of p; fewer numbers of many."""
+    numbers = {1, 5, p - 1, p, p + 1, 2 * p, 3 * p}
+    if p <= 8:
+        numbers |= {2, 2 * p - 1, 2 * p + 2}
+    if p <= 4:
+        numbers |= {3, 4 * p}
+    return sorted(numbers - {0})
+
+
+def stages_per_rank(name):
+    allowed = SCHEDULES[name].stages_per_rank
+    return [v for v in (1, 2, 3) if allowed.least <= v <= (allowed.most or v)]
+
+
+def families(ranks=RANKS):
+    """Every (schedule, p, v)."""
+    return [(name, p, v) for name in SCHEDULES for p in ranks for v in stages_per_rank(name)]
+
+
+def programs_of(name, p, v, numbers=None):
+    """Shape -> program, for each number of microbatches that the schedule is made for."""
+    programs = {}
+    for m in numbers or numbers_of_microbatches(p):
+        try:
+            shape = shape_of(name, p, m, v)
+        except ShapeError:
+            continue
+        programs[shape] = build_program(name, p, m, v)
+    return programs

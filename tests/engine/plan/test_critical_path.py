@@ -1,0 +1,98 @@
+"""Every step of the path starts when the one before it ends; together they are the makespan."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from mutations import simulations
+from schedule_grid import stages_per_rank
+
+from engine.plan.action import COMPUTE_OPS, Action, Op, parse_action
+from engine.plan.critical_path import critical_path
+from engine.plan.program import Program, loop_placement
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import Durations, TransferModel, simulate, uniform
+
+FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
+TRANSFERS = [
+    TransferModel(),
+    TransferModel(latency_ns=7),
+    TransferModel(latency_ns=1, bytes_per_s=1e9, message_bytes=40, overlaps=False),
+]
+
+
+def times_of_path(simulation):
+    times = {send: (start, end) for send, start, end in simulation.messages()}
+    for rank, row in enumerate(simulation.program.actions):
+        ends = zip(row, simulation.start_ns[rank], simulation.end_ns[rank], strict=True)
+        times |= {action: (start, end) for action, start, end in ends}
+    return [times[action] for action in critical_path(simulation)]
+
+
+def assert_leaves_no_slack(simulation):
+    times = times_of_path(simulation)
+    assert times[0][0] == 0
+    assert times[-1][1] == simulation.makespan_ns
+    for before, after in itertools.pairwise(times):
+        assert before[1] == after[0]
+    assert sum(end - start for start, end in times) == simulation.makespan_ns
+
+
+@pytest.mark.parametrize("transfers", TRANSFERS)
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+def test_the_path_of_every_schedule_leaves_no_slack(name, v, p, transfers):
+    program = build_program(name, p, 2 * p, v)
+    for costs in ((12, 12, 12), (12, 30, 6)):
+        assert_leaves_no_slack(simulate(program, uniform(program.placement, *costs), transfers))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(simulations())
+def test_the_path_leaves_no_slack_whatever_stages_and_messages_cost(simulation):
+    assert_leaves_no_slack(simulate(*simulation))
+
+
+def path_of(name, p, m, durations, transfers):
+    path = critical_path(simulate(build_program(name, p, m), durations, transfers))
+    return " ".join(map(str, path))
+
+
+def test_it_goes_through_the_slowest_stage():
+    durations = Durations((1, 9, 1), (1, 9, 1), (1, 9, 1))
+    path = path_of("1f1b", 3, 3, durations, TransferModel())
+    assert path == "0F0 1F0 1F1 1B0 1F2 1B1 1B2 0B2"
+
+
+def test_a_transfer_that_takes_time_is_on_it():
+    durations = Durations((1, 1), (1, 1), (1, 1))
+    assert path_of("afab", 2, 1, durations, TransferModel()) == "0F0 1F0 1B0 0B0"
+    path = path_of("afab", 2, 1, durations, TransferModel(latency_ns=1))
+    assert path == "0F0 0SEND_F0 1F0 1B0 1SEND_B0 0B0"
+
+
+def test_messages_that_queue_on_a_channel_follow_each_other_on_it():
+    durations = Durations((1, 1), (1, 1), (1, 1))
+    path = path_of("afab", 2, 3, durations, TransferModel(latency_ns=10))
+    assert path.startswith("0F0 0SEND_F0 0SEND_F1 0SEND_F2 1F2 ")
+
+
+def test_a_rank_that_sends_without_overlap_waits_for_its_message():
+    durations = Durations((1, 1), (1, 1), (1, 1))
+    path = path_of("afab", 2, 2, durations, TransferModel(latency_ns=10, overlaps=False))
+    assert path.startswith("0F0 0SEND_F0 0F1 0SEND_F1 1F1 ")
+
+
+def test_an_empty_program_has_none():
+    program = Program("test", loop_placement(1), 0, ((),))
+    assert critical_path(simulate(program, Durations((1,), (1,), (1,)))) == []
+
+
+def test_a_send_stands_for_the_transfer_and_compute_for_itself():
+    program = build_program("zbv", 2, 4)
+    simulation = simulate(program, uniform(program.placement, 4, 4, 4), TransferModel(latency_ns=3))
+    ops = {action.op for action in critical_path(simulation)}
+    assert ops & COMPUTE_OPS
+    assert ops - COMPUTE_OPS <= {Op.SEND_F, Op.SEND_B}
+    assert isinstance(critical_path(simulation)[0], Action)
+    assert critical_path(simulation)[0] == parse_action("0F0")

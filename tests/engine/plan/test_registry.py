@@ -1,0 +1,254 @@
+"""Every registered schedule over a grid of shapes: rules, deadlock proof, closed forms."""
+
+from fractions import Fraction
+
+import pytest
+from schedule_grid import RANKS, families, programs_of, stages_per_rank
+
+from engine.plan.lower import Policy, lower
+from engine.plan.program import to_csv
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.formulae import Times
+from engine.plan.schedules.registry import (
+    ALIASES,
+    SCHEDULES,
+    ProgramFileError,
+    ShapeError,
+    UnknownScheduleError,
+    build_program,
+    find_schedule,
+    known_names,
+    read_csv,
+    shape_of,
+)
+from engine.plan.simulate import peak_activations, peak_in_rank_shares, simulate, uniform
+
+COSTS = [(12, 12, 12), (12, 14, 10), (10, 20, 10), (12, 12, 0)]
+POLICIES = [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 1), (Policy.EARLY, 3)]
+AT_MOST = {"zbv", "v_half", "v_min"}  # some of their ranks may hold less than the stated peak
+
+
+@pytest.fixture(scope="module", params=families(), ids=lambda family: "{}-p{}-v{}".format(*family))
+def programs(request):
+    """Shape -> program, of one schedule, p and v."""
+    return request.param[0], programs_of(*request.param)
+
+
+def idle_ns(program, costs):
+    """What a rank does not compute in a step, and the costs, scaled so that stages divide them."""
+    scaled = tuple(cost * program.num_stages for cost in costs)
+    simulation = simulate(program, uniform(program.placement, *scaled))
+    return simulation.makespan_ns - program.num_microbatches * sum(scaled), scaled
+
+
+def test_a_schedule_obeys_the_rules(programs):
+    for program in programs[1].values():
+        check(program)
+
+
+@pytest.mark.parametrize(("policy", "look_ahead"), POLICIES)
+def test_it_cannot_hang_and_keeps_its_order_under_either_policy(programs, policy, look_ahead):
+    for program in programs[1].values():
+        assert lower(program, policy, look_ahead).compute_only().actions == program.actions
+
+
+def test_its_simulated_idle_time_is_the_closed_form(programs):
+    name, by_shape = programs
+    wrong = []
+    for shape, program in by_shape.items():
+        for costs in COSTS:
+            idle, scaled = idle_ns(program, costs)
+            stated = SCHEDULES[name].bubble_time(shape, Times(*map(Fraction, scaled)))
+            if stated is not None and stated != idle:
+                wrong.append((shape, costs, stated, idle))
+    assert wrong == []
+
+
+def test_its_idle_time_is_stated_where_all_times_are_equal_and_microbatches_many(programs):
+    name, by_shape = programs
+    for shape in by_shape:
+        if shape.num_microbatches >= 2 * shape.world_size:
+            times = Times(Fraction(1), Fraction(1), Fraction(1))
+            assert SCHEDULES[name].bubble_time(shape, times) is not None, shape
+
+
+def test_no_rank_holds_more_than_the_stated_peak_and_it_is_reached(programs):
+    name, by_shape = programs
+    for shape, program in by_shape.items():
+        stated = [SCHEDULES[name].peak(shape, rank) for rank in range(shape.world_size)]
+        held = peak_in_rank_shares(program)
+        if name in AT_MOST:
+            assert all(one <= limit for one, limit in zip(held, stated, strict=True)), shape
+            assert max(held) == max(stated), shape
+        else:
+            in_stages = [peak * shape.stages_per_rank for peak in stated]
+            assert peak_activations(program) == in_stages, shape
+
+
+# The table of the literature, said again without the package's own formulae:
+# bubble of (p, v, F, I, W); peak of (p, v, m, rank), in microbatches of a rank's whole share.
+TABLE = {
+    "afab": (lambda p, v, f, i, w: (p - 1) * (f + i + w), lambda p, v, m, rank: m),
+    "1f1b": (lambda p, v, f, i, w: (p - 1) * (f + i + w), lambda p, v, m, rank: p - rank),
+    "interleaved_1f1b": (
+        lambda p, v, f, i, w: Fraction((p - 1) * (f + i + w), v),
+        lambda p, v, m, rank: Fraction((v - 1) * p + 2 * (p - 1 - rank) + 1, v),
+    ),
+    "looped_bfs": (
+        lambda p, v, f, i, w: Fraction((p - 1) * (f + i + w), v),
+        lambda p, v, m, rank: m,
+    ),
+    "zb_h1": (lambda p, v, f, i, w: (p - 1) * (f + i - w), lambda p, v, m, rank: p),
+    "interleaved_zb": (
+        lambda p, v, f, i, w: Fraction((p - 1) * (f + i - w), v),
+        lambda p, v, m, rank: p,
+    ),
+    "zbv": (lambda p, v, f, i, w: Fraction((p - 1) * f, 2), lambda p, v, m, rank: p),
+}
+ONLY_EQUAL_TIMES = {"zbv"}
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("name", "v"), [(name, v) for name in TABLE for v in stages_per_rank(name)]
+)
+def test_the_table_of_the_literature_holds(name, v, p):
+    bubble, peak = TABLE[name]
+    for m in (2 * p, 3 * p, 4 * p):
+        program = build_program(name, p, m, v)
+        for costs in COSTS[:1] if name in ONLY_EQUAL_TIMES else COSTS:
+            idle, scaled = idle_ns(program, costs)
+            assert idle == bubble(p, v, *scaled)
+        held = [Fraction(count, v) for count in peak_activations(program)]
+        assert held == [peak(p, v, m, rank) for rank in range(p)]
+
+
+@pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 2), (8, 3)])
+def test_rank_0_of_interleaved_1f1b_holds_p_and_a_part(p, v):
+    program = build_program("interleaved_1f1b", p, 2 * p, v)
+    assert Fraction(peak_activations(program)[0], v) == p + Fraction(p - 1, v)
+
+
+def test_1f1b_at_4_ranks_and_8_microbatches_has_the_published_figures():
+    program = build_program("1f1b", 4, 8)
+    simulation = simulate(program, uniform(program.placement, 2, 1, 1))
+    assert simulation.makespan_ns == 22 * 2
+    assert simulation.bubble_fraction == pytest.approx(3 / 11, abs=1e-15)
+    assert peak_activations(program) == [4, 3, 2, 1]
+
+
+def test_the_three_bubbles_of_zbv_at_4_ranks_and_8_microbatches_are_the_published_ones():
+    program = build_program("zbv", 4, 8)
+    simulation = simulate(program, uniform(program.placement, 2, 2, 2))
+    assert simulation.makespan_ns == 25.5 * 2
+    assert simulation.bubble_fraction == pytest.approx(1.5 / 25.5)
+    assert simulation.bubble_idle_over_ideal == pytest.approx(0.0625)
+    assert simulation.bubble_max_stage_span == 0
+
+
+@pytest.mark.parametrize("p", [p for p in RANKS if p > 1])
+@pytest.mark.parametrize("name", ["zb_h2", "zbv"])
+def test_no_rank_waits_once_it_has_begun(name, p):
+    for m in (2 * p - 1, 2 * p, 2 * p + 1, 3 * p):
+        program = build_program(name, p, m)
+        simulation = simulate(program, uniform(program.placement, 2, 2, 2))
+        for starts, ends in zip(simulation.start_ns, simulation.end_ns, strict=True):
+            assert ends[-1] - starts[0] == 6 * m
+        assert simulation.bubble_fraction > 0
+
+
+@pytest.mark.parametrize("p", RANKS)
+def test_memory_controlled_schedules_hold_a_half_and_a_third(p):
+    for m in (p, 2 * p, 4 * p):
+        half, third = (build_program(name, p, m) for name in ("v_half", "v_min"))
+        assert max(peak_in_rank_shares(half)) == min((p + 2) // 2, m)
+        assert max(peak_in_rank_shares(third)) == min((p + 4) // 3, m)
+
+
+@pytest.mark.parametrize("p", RANKS)
+def test_zb_h2_pays_with_memory(p):
+    assert max(peak_activations(build_program("zb_h2", p, 2 * p))) == 2 * p - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v", "key", "message"),
+    [
+        ("dualpipev", 4, 7, 2, "num_microbatches", "must be at least 2 x world_size; got .* 7"),
+        ("interleaved_1f1b", 4, 9, 2, "num_microbatches", "must be a multiple of .*; got .* 9"),
+        ("interleaved_zb", 2, 5, 3, "num_microbatches", "must be a multiple of .*; got .* 5"),
+        ("zbv", 4, 8, 3, "stages_per_rank", "zbv needs exactly 2 per rank, got 3"),
+        ("zbv", 4, 8, 1, "stages_per_rank", "zbv needs exactly 2 per rank, got 1"),
+        ("1f1b", 4, 8, 2, "stages_per_rank", "1f1b needs exactly 1 per rank, got 2"),
+        ("looped_bfs", 4, 8, 0, "stages_per_rank", "looped_bfs needs at least 1 per rank, got 0"),
+        ("afab", 0, 1, None, "world_size", "must be at least 1, got 0"),
+        ("afab", -1, 4, None, "world_size", "must be at least 1, got -1"),
+        ("afab", 1, 0, None, "num_microbatches", "must be at least 1, got 0"),
+    ],
+)
+def test_a_shape_that_a_schedule_is_not_made_for_is_refused_by_its_key(name, p, m, v, key, message):
+    with pytest.raises(ShapeError, match=message) as caught:
+        build_program(name, p, m, v)
+    assert caught.value.key == key
+    with pytest.raises(ShapeError, match=message):
+        shape_of(name, p, m, v)
+
+
+def test_a_schedule_of_any_number_of_stages_takes_two_where_nobody_says():
+    assert build_program("looped_bfs", 2, 2).num_stages == 4
+    assert build_program("afab", 2, 2).num_stages == 2
+
+
+def test_gpipe_is_an_alias_of_afab():
+    assert ALIASES == {"gpipe": "afab"}
+    assert build_program("gpipe", 2, 2) == build_program("afab", 2, 2)
+
+
+def test_an_unknown_schedule_names_the_known_ones():
+    with pytest.raises(UnknownScheduleError, match='unknown schedule "1f1v"; known: afab, 1f1b'):
+        find_schedule("1f1v")
+    assert known_names() == [*SCHEDULES, "gpipe", "csv:PATH"]
+
+
+def test_a_schedule_of_a_file_is_that_program(tmp_path):
+    path, program = tmp_path / "zbv.csv", build_program("zbv", 3, 6)
+    path.write_text(to_csv(program))
+    read = build_program(f"csv:{path}", 3, 6, 2)
+    assert read.schedule == f"csv:{path}"
+    assert (read.placement, read.actions) == (program.placement, program.actions)
+    assert build_program(f"csv:{path}", 3, 6) == read
+
+
+@pytest.mark.parametrize(
+    ("shape", "key", "message"),
+    [
+        ((3, 3, 1), "world_size", "is for 2, got 3"),
+        ((2, 4, 1), "num_microbatches", "is for 3, got 4"),
+        ((2, 3, 2), "stages_per_rank", "is for 1, got 2"),
+    ],
+)
+def test_a_file_for_other_numbers_is_refused_by_the_key(tmp_path, shape, key, message):
+    path = tmp_path / "program.csv"
+    path.write_text(to_csv(build_program("1f1b", 2, 3)))
+    with pytest.raises(ShapeError, match=message) as caught:
+        build_program(f"csv:{path}", *shape)
+    assert caught.value.key == key
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(ProgramFileError, match=r"^nowhere\.csv: cannot be read: No such file"):
+        build_program("csv:nowhere.csv", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0F0,0B0\n1F0\n", "rank 1, position 1, end of program: 1I0 is never done"),
+        ("0F0,1F0\n1F0,0B0\n", "rank 1, position 0, 1F0: stage 1 is placed on rank 0"),
+    ],
+)
+def test_a_program_of_a_file_is_checked_like_any_other(tmp_path, text, reason):
+    path = tmp_path / "program.csv"
+    path.write_text(text)
+    with pytest.raises(ProgramError) as caught:
+        check(read_csv(path))
+    assert str(caught.value).splitlines()[0] == f"csv:{path}: {reason}"

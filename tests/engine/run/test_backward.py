@@ -1,0 +1,854 @@
+"""I and W together do what autograd does in one go, whatever a stage is made of."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, no-warn-return-any
+
+import contextlib
+import copy
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine.model.chain import ChainStage, Piece
+from engine.model.split import ModelSpec, open_model
+from engine.model.stage_module import TensorSpec
+from engine.run.stage import Stage, compile_layers, recompute_layers
+
+WIDTH = 8
+SHAPE = (2, 3, WIDTH)
+CPU = torch.device("cpu")
+PLAIN = contextlib.nullcontext()
+BFLOAT16 = torch.autocast("cpu", torch.bfloat16)
+SECOND = "modules_of_pieces.1"  # the second piece
+Gradients = dict[str, Tensor | None]
+ORDERS = (
+    "F0 I0 W0",
+    "F0 F1 I0 W0 I1 W1",
+    "F0 F1 F2 I0 I1 I2 W0 W1 W2",
+    "F0 F1 I0 F2 I1 I2 W2 W0 W1",
+    "F0 F1 F2 I0 B1 W0 I2 W2",
+    "F0 F1 B0 B1",
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey")  # a transposed weight
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> None:
+    torch.manual_seed(0)
+
+
+def chain(*modules: nn.Module, is_first: bool = False, is_last: bool = False) -> ChainStage:
+    """A stage of pieces in a row."""
+    names = [f"value {i}" for i in range(len(modules) + 1)]
+    pieces = [Piece(m, f"{i}.", (names[i],), (names[i + 1],)) for i, m in enumerate(modules)]
+    layers = range(len(modules))
+    return ChainStage(
+        pieces, layers, (names[0],), (names[-1],), {}, is_first=is_first, is_last=is_last
+    )
+
+
+def stage_of(module, dtype=torch.float64, autocast=PLAIN, *, is_split=True):
+    """A stage that sends tensors of some dtype; the last sends none."""
+    sends = None if module.is_last else (TensorSpec(SHAPE, dtype),)
+    return Stage(module, sends, autocast, is_split=is_split)
+
+
+def drawn(num, shape=SHAPE, dtype=torch.float64):
+    return [torch.randn(shape, dtype=dtype) for _ in range(num)]
+
+
+def gradients_of(module: nn.Module) -> Gradients:
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def names_with_gradient(module):
+    return {name for name, gradient in gradients_of(module).items() if gradient is not None}
+
+
+def run(stage: Stage, order: str, inputs, given, targets=None) -> Gradients:
+    """Execute actions such as `F0 I0 W0`; returns the gradients of parameters and of `input 0`."""
+    found: Gradients = {}
+    for action in order.split():
+        op, microbatch = action[0], int(action[1:])
+        if op == "F":
+            target = targets[microbatch] if targets is not None else None
+            stage.forward(microbatch, (inputs[microbatch].clone(),), target)
+        elif op == "W":
+            stage.backward_weight(microbatch)
+        else:
+            gradient = None if stage.module.is_last else (given[microbatch].clone(),)
+            backward = stage.backward_input if op == "I" else stage.backward
+            found |= {f"input {microbatch}": x for x in backward(microbatch, gradient)}
+    return {**gradients_of(stage.module), **found}
+
+
+def run_plain(module: nn.Module, inputs, given, autocast=PLAIN) -> Gradients:
+    """The same by autograd.
+
+    Not by its `backward`, whose accumulation in place is part of what is tested.
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    found: Gradients = gradients_of(module)
+    for microbatch, (x, gradient) in enumerate(zip(inputs, given, strict=True)):
+        leaf = x.clone().requires_grad_()
+        with autocast:
+            (output,) = module(leaf)
+        wanted = [leaf, *trained.values()]
+        own, *rest = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        found[f"input {microbatch}"] = torch.zeros_like(leaf) if own is None else own
+        for name, more in zip(trained, rest, strict=True):
+            before = found[name]
+            found[name] = before if more is None else more if before is None else before + more
+    return found
+
+
+def assert_same(ours: Gradients, expected: Gradients, tolerance=1e-12):
+    """`tolerance` is absolute and, where it is coarse, relative too."""
+    rtol = tolerance if tolerance > 1e-12 else 0
+    torch.testing.assert_close(ours, expected, rtol=rtol, atol=tolerance)
+
+
+def assert_exact(pieces, order="F0 F1 I0 I1 W1 W0", shape=SHAPE, *, recompute=False):
+    """A stage of these modules gets the gradients of plain autograd."""
+    module = chain(*pieces).double()
+    plain = copy.deepcopy(module)
+    if recompute:
+        recompute_layers(module)
+    num_microbatches = order.count("F")
+    inputs, given = drawn(num_microbatches, shape), drawn(num_microbatches, shape)
+    stage = stage_of(module)
+    assert_same(run(stage, order, inputs, given), run_plain(plain, inputs, given))
+    assert stage.num_held == 0
+
+
+class Residual(nn.Module):
+    """x + f(x)"""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.f = nn.Sequential(*modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+class QueriesKeysValues(nn.Module):
+    """Three linears of one input."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.linear(x).tanh())
+
+
+class Tied(nn.Module):
+    """Two linears of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())
+
+
+class Functional(nn.Module):
+    """Uses its linear's weight by itself too: after the linear, so that autocast has seen it."""
+
+    def __init__(self, *, is_first: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.is_first = is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            return self.linear(functional.linear(x, self.linear.weight).tanh())
+        return functional.linear(self.linear(x).tanh(), self.linear.weight) + self.linear.weight[0]
+
+
+class Unused(nn.Module):
+    """A linear whose output leads nowhere, and one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.dropped, self.idle = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.dropped(x)
+        return self.used(x)
+
+
+class Learned(nn.Module):
+    """Adds learned positions, whose gradient is a view of the output gradient of what is before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(SHAPE[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.positions[None]
+
+
+class FlatLearned(Learned):
+    """The gradients of its input and of the positions are views of one tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) + self.positions[None].flatten(1)).view(x.shape)
+
+
+class SumOfTwo(nn.Module):
+    """The gradients of its parameters are views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(SHAPE[1:])) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.a.flatten() + self.b.flatten()).view(SHAPE[1:])
+
+
+class Queries(nn.Module):
+    """A linear of a parameter, and one of a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(WIDTH))
+        self.register_buffer("constant", torch.randn(WIDTH))
+        self.of_queries, self.of_constant = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.of_queries(self.queries) + self.of_constant(self.constant)
+
+
+class Attention(nn.Module):
+    """nn.MultiheadAttention, which uses the weights of its linears functionally."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Experts(nn.Module):
+    """Two linears in one parameter, each for some of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, WIDTH, WIDTH))
+        self.router = nn.Linear(WIDTH, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bse,bsi,eoi->bso", self.router(x).softmax(-1), x, self.weight)
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(input=x)
+
+
+class Sensitivity(nn.Module):
+    """Its output contains a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inner = x if x.requires_grad else x.clone().requires_grad_()
+            y = self.b(self.a(inner).tanh())
+            (slope,) = torch.autograd.grad(y.square().sum(), inner, create_graph=True)
+        return y + slope
+
+
+class Vectorised(nn.Module):
+    """Its linear runs under vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.linear)(x)
+
+
+class Ignored(torch.autograd.Function):
+    """Passes x on and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+class Undefined(nn.Module):
+    """A linear that the backward reaches without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.ignored = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) + Ignored.apply(self.ignored(x))
+
+
+class Half(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+def hooked() -> nn.Linear:
+    """Its weight's gradients are masked."""
+    linear = nn.Linear(WIDTH, WIDTH)
+    linear.weight.register_hook(torch.triu)
+    return linear
+
+
+def halved() -> nn.Linear:
+    linear = nn.Linear(WIDTH, WIDTH)
+    parametrize.register_parametrization(linear, "weight", Half())
+    return linear
+
+
+def overridden() -> nn.Module:
+    """An instance with a forward of its own."""
+    own: nn.Module = linear()
+    own.forward = lambda x: functional.linear(x, own.get_parameter("weight")).exp()
+    return own
+
+
+def transposed() -> nn.Linear:
+    """A weight that is not contiguous."""
+    linear = nn.Linear(WIDTH, WIDTH)
+    linear.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).t())
+    return linear
+
+
+def computed_bias() -> nn.Linear:
+    """A linear whose bias is made from another parameter before each forward."""
+    linear = nn.Linear(WIDTH, WIDTH)
+    linear.raw = nn.Parameter(torch.randn(WIDTH))
+    del linear.bias
+
+    def make(module, _args):
+        module.bias = module.raw.exp()
+
+    make(linear, ())
+    linear.register_forward_pre_hook(make)
+    return linear
+
+
+def linear(*, bias: bool = True) -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=bias)
+
+
+KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
+    "one linear": lambda: [linear()],
+    "without bias": lambda: [linear(bias=False), nn.Tanh(), linear(bias=False)],
+    "layers": lambda: [
+        Residual(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
+        for _ in range(2)
+    ],
+    "shared input": lambda: [nn.LayerNorm(WIDTH), QueriesKeysValues()],
+    "same linear twice": lambda: [linear(), Twice()],
+    "tied linears": lambda: [linear(), Tied()],
+    "functional use too": lambda: [Functional(), linear(), Functional(is_first=True)],
+    "unused": lambda: [linear(), Unused()],
+    "frozen weight": lambda: [linear(), frozen(linear(), "weight"), linear()],
+    "frozen bias": lambda: [linear(), frozen(linear(), "bias"), linear()],
+    "frozen linear": lambda: [linear(), frozen(linear(), "weight", "bias"), linear()],
+    "all frozen": lambda: [frozen(linear(), "weight", "bias")],
+    "learned positions": lambda: [Residual(linear()), Learned(), Residual(linear())],
+    "positions first": lambda: [Learned(), linear()],
+    "flat positions": lambda: [FlatLearned(), linear(), FlatLearned()],
+    "sum of two parameters": lambda: [linear(), SumOfTwo()],
+    "linears of constants": lambda: [linear(), Queries()],
+    "nn.MultiheadAttention": lambda: [Residual(Attention()), linear()],
+    "convolution": lambda: [linear(), Convolution()],
+    "experts": lambda: [Residual(linear(), Experts()), linear()],
+    "called by keyword": lambda: [Keyword()],
+    "parametrized": lambda: [halved(), linear()],
+    "no gradient arrives": lambda: [linear(), Undefined()],
+    "in-place activation": lambda: [nn.Sequential(linear(), nn.ReLU(inplace=True), linear())],
+    "transposed weight": lambda: [transposed(), linear()],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_autograd_in_any_order(kind, order):
+    shape = (1, *SHAPE[1:])  # with a batch of one, more gradients are views of others
+    assert_exact(KINDS[kind](), order, shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_layers_get_the_same_gradients(kind):
+    assert_exact(KINDS[kind](), "F0 F1 F2 I0 B1 I2 W2 W0", recompute=True)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast_gradients_are_those_of_plain_autocast(kind, recompute):
+    """But for the order of sums: within a product, and where a weight is used twice."""
+    module = chain(*KINDS[kind]())
+    plain = copy.deepcopy(module)
+    if recompute:
+        recompute_layers(module)
+    inputs = drawn(3, dtype=torch.float32)
+    with torch.no_grad(), BFLOAT16:
+        (output,) = copy.deepcopy(plain)(inputs[0].clone())
+    given = drawn(3, dtype=output.dtype)
+    ours = run(stage_of(module, output.dtype, BFLOAT16), "F0 F1 F2 I0 I1 W1 B2 W0", inputs, given)
+    assert_same(ours, run_plain(plain, inputs, given, BFLOAT16), tolerance=2e-2)
+
+
+def test_under_autocast_products_are_plain_autocasts_to_the_bit():
+    module = chain(linear(), nn.Tanh(), linear(bias=False), nn.LayerNorm(WIDTH))
+    plain = copy.deepcopy(module)
+    inputs, given = drawn(1, dtype=torch.float32), drawn(1, dtype=torch.float32)
+    ours = run(stage_of(module, torch.float32, BFLOAT16), "F0 I0 W0", inputs, given)
+    expected = run_plain(plain, inputs, given, BFLOAT16)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+class Overwritten(nn.Module):
+    """Changes the input of a linear before it gives it to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        return self.a(x) + self.b(x.mul_(2))
+
+
+def test_under_autocast_an_input_that_has_changed_is_cast_again():
+    module = chain(Overwritten())
+    plain = copy.deepcopy(module)
+    inputs, given = drawn(1, dtype=torch.float32), drawn(1, dtype=torch.bfloat16)
+    ours = run(stage_of(module, torch.bfloat16, BFLOAT16), "F0 I0 W0", inputs, given)
+    assert_same(ours, run_plain(plain, inputs, given, BFLOAT16), tolerance=2e-2)
+
+
+def test_a_linear_that_is_frozen_later_gets_no_gradient():
+    module = chain(linear(), linear()).double()
+    stage = stage_of(module)
+    frozen(module, f"{SECOND}.weight", f"{SECOND}.bias")
+    plain = chain(linear(), linear()).double()
+    plain.load_state_dict(module.state_dict())
+    frozen(plain, f"{SECOND}.weight", f"{SECOND}.bias")
+    inputs, given = drawn(1), drawn(1)
+    assert_same(run(stage, "F0 I0 W0", inputs, given), run_plain(plain, inputs, given))
+
+
+@pytest.mark.parametrize("make", [hooked, overridden, computed_bias, Sensitivity, Vectorised])
+def test_unusual_uses_of_linears_fall_back_to_autograd(make):
+    """Built twice, since a copy would lack what makes it unusual."""
+    module, plain = (chain(linear(), make()).double() for _ in range(2))
+    plain.load_state_dict(module.state_dict())
+    inputs, given = drawn(2, (4, WIDTH)), drawn(2, (4, WIDTH))
+    ours = run(stage_of(module), "F0 F1 I0 B1 W0", inputs, given)
+    assert_same(ours, run_plain(plain, inputs, given))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("leading", [(), (1,), (5,), (0,), (2, 3), (2, 0), (1, 1), (2, 1, 3, 2)])
+def test_any_leading_dimensions(leading, bias):
+    pieces = [nn.Linear(WIDTH, 5, bias=bias), nn.Tanh(), nn.Linear(5, WIDTH, bias=bias)]
+    assert_exact(pieces, "F0 F1 F2 I0 I1 B2 W0 W1", (*leading, WIDTH))
+
+
+def test_bfloat16_parameters_keep_their_dtype():
+    module = chain(linear(), linear()).to(torch.bfloat16)
+    plain = copy.deepcopy(module)
+    inputs, given = drawn(2, dtype=torch.bfloat16), drawn(2, dtype=torch.bfloat16)
+    ours = run(stage_of(module, torch.bfloat16), "F0 F1 I0 I1 W0 W1", inputs, given)
+    assert_same(ours, run_plain(plain, inputs, given), tolerance=5e-2)
+
+
+def test_linears_get_their_gradients_in_w_and_the_rest_in_i():
+    module = chain(nn.LayerNorm(WIDTH), linear(), Attention()).double()
+    stage = stage_of(module)
+    run(stage, "F0 I0", drawn(1), drawn(1))
+    everything, late = set(gradients_of(module)), {f"{SECOND}.weight", f"{SECOND}.bias"}
+    assert names_with_gradient(module) == everything - late
+    stage.backward_weight(0)
+    assert names_with_gradient(module) == everything
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_linears_are_split_in_recomputed_layers_too(bare):
+    module = chain(linear() if bare else nn.Sequential(linear(), nn.Tanh()), nn.Tanh()).double()
+    recompute_layers(module)
+    stage = stage_of(module)
+    run(stage, "F0 I0", drawn(1), drawn(1))
+    assert names_with_gradient(module) == set()
+    stage.backward_weight(0)
+    assert len(names_with_gradient(module)) == 2
+
+
+@pytest.mark.parametrize("order", ["F0 F1 I0 I1 W0 W1", "F0 F1 B0 B1"])
+def test_a_first_gradient_is_not_shared_with_what_is_sent_or_still_needed(order):
+    """Autograd would add the second microbatch's gradients to the first's message."""
+    assert_exact([FlatLearned(), Residual(Learned(), linear())], order, (1, *SHAPE[1:]))
+
+
+def test_a_microbatch_is_held_until_its_b_or_w():
+    stage = stage_of(chain(linear()).double())
+    inputs, given, counts = drawn(3), drawn(3), []
+    for action in ["F0", "F1", "F2", "I0", "B1", "W0", "I2", "W2"]:
+        run(stage, action, inputs, given)
+        counts.append(stage.num_held)
+    assert counts == [1, 2, 3, 3, 2, 1, 1, 0]
+
+
+# Roles of a stage: the first, the last, empty, with messages of several tensors.
+
+
+class TiedEmbedding(nn.Module):
+    """Embeddings, and a linear of their weight, in one stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16, bias=False)
+        self.head.weight = self.embedding.weight
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.inner(self.embedding(ids)))
+
+
+@pytest.mark.parametrize("order", ["F0 F1 I0 I1 W0 W1", "F0 I0 F1 W0 B1", "F0 F1 B0 I1 W1"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_whole_model_with_a_tied_head_gets_the_gradients_of_its_loss(recompute, order):
+    module = chain(TiedEmbedding(), is_first=True, is_last=True).double()
+    plain = copy.deepcopy(module)
+    if recompute:
+        recompute_layers(module)
+    ids, targets = torch.randint(16, (2, 2, 2, 3))
+    logits = torch.stack([plain(x)[0] for x in ids])
+    functional.cross_entropy(logits.flatten(0, -2), targets.flatten()).backward()
+    stage = stage_of(module)
+    stage.begin_step(targets.numel())
+    assert_same(run(stage, order, ids, None, targets), gradients_of(plain))
+
+
+def test_the_first_stage_runs_its_inner_layers_in_i_and_returns_nothing():
+    pieces = nn.Embedding(16, WIDTH), linear(), nn.LayerNorm(WIDTH)
+    module = chain(*pieces, is_first=True).double()
+    stage = stage_of(module)
+    after_i = run(stage, "F0 I0", [torch.randint(16, (2, 3))], drawn(1))
+    assert after_i.keys() == gradients_of(module).keys()
+    late = {f"{SECOND}.weight", f"{SECOND}.bias"}
+    assert names_with_gradient(module) == set(gradients_of(module)) - late
+
+
+def test_an_empty_stage_passes_the_gradient_through_and_has_nothing_for_w():
+    stage = stage_of(chain())
+    x, gradient = drawn(2)
+    (output,) = stage.forward(0, (x,), None)
+    assert torch.equal(output, x)
+    (passed,) = stage.backward_input(0, (gradient,))
+    assert torch.equal(passed, gradient)
+    stage.backward_weight(0)
+    assert stage.num_held == 0
+
+
+def test_whole_numbers_in_a_message_have_no_gradient():
+    class WithIds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.embedding = linear(), nn.Embedding(16, WIDTH)
+
+        def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return ids, self.linear(x) + self.embedding(ids)
+
+    piece = Piece(WithIds().double(), "", ("ids", "x"), ("same", "y"))
+    names = ("ids", "x"), ("same", "y")
+    module = ChainStage([piece], range(1), *names, {}, is_first=False, is_last=False)
+    plain = copy.deepcopy(module)
+    sends = (TensorSpec((2, 3), torch.int64), TensorSpec(SHAPE, torch.float64))
+    stage = Stage(module, sends, PLAIN, is_split=True)
+    ids, (x, gradient) = torch.randint(16, (2, 3)), drawn(2)
+    leaf = x.clone().requires_grad_()
+    stage.forward(0, (ids, x), None)
+    (of_input,) = stage.backward_input(0, (gradient,))
+    stage.backward_weight(0)
+    plain(ids, leaf)[1].backward(gradient)
+    expected = {"x": leaf.grad, **gradients_of(plain)}
+    assert_same({"x": of_input, **gradients_of(module)}, expected)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["llama-tiny", "llama-tiny-tied", "models:sequential"])
+def test_stages_of_a_real_model_get_the_gradients_of_their_full_backward(name, recompute):
+    model = open_model(ModelSpec(name, "float64"), (2, 5), CPU)
+    end = model.num_layers
+    partition = [range(2), range(2, end - 1), range(end - 1, end)]
+    messages = model.messages(partition, 2, 5)
+    ids, targets = torch.randint(256, (2, 3, 2, 5))
+    hidden, given = drawn(3, messages[0][0].shape), drawn(3, messages[0][0].shape)
+    for index, sends in enumerate([*messages, None]):
+        inputs, found = ids if index == 0 else hidden, []
+        for order in ("F0 F1 F2 B0 B1 B2", "F0 F1 I0 F2 I1 W1 B2 W0"):
+            module = model.build_stage(partition, index, CPU)
+            if recompute:
+                recompute_layers(module)
+            stage = Stage(module, sends, PLAIN, is_split="I" in order)
+            stage.begin_step(30)
+            found.append(run(stage, order, inputs, given, targets))
+        assert_same(found[1], found[0])
+
+
+# Memory: what I lets go, what W lets go.
+
+
+class Allocations(TorchDispatchMode):
+    """Every memory that operations make, weakly; views have made none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[torch.Size, StorageWeakRef]] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+        results = operation(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in given:
+                self.made.append((result.shape, StorageWeakRef(result.untyped_storage())))
+        return results
+
+    def alive(self) -> list[tuple[int, ...]]:
+        """Shapes of what is left, each memory once, sorted."""
+        left = {ref.cdata: tuple(shape) for shape, ref in self.made if not ref.expired()}
+        return sorted(left.values())
+
+
+@pytest.fixture
+def _without_collector() -> Iterator[None]:
+    """What goes must go by itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Token:
+    """Something to be weakly referred to."""
+
+
+class Marked(torch.autograd.Function):
+    """Does nothing; its node holds a token."""
+
+    @staticmethod
+    def forward(ctx, x, token):
+        ctx.token = token
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Mark(nn.Module):
+    """Leaves a token in each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[weakref.ref[Token]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = Token()
+        self.tokens.append(weakref.ref(token))
+        return Marked.apply(x, token)
+
+
+@pytest.mark.usefixtures("_without_collector")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_between_i_and_w_only_inputs_and_output_gradients_of_linears_are_held(recompute):
+    inner = nn.Linear(WIDTH, 16, bias=False), nn.Tanh(), nn.GELU(), nn.Linear(16, 4, bias=False)
+    module = chain(nn.Sequential(*inner), nn.Tanh()).double()
+    if recompute:
+        recompute_layers(module)
+    stage = stage_of(module)
+    with Allocations() as memory:
+        (x,), (gradient,) = drawn(1, (5, 8)), drawn(1, (5, 4))
+        stage.forward(0, (x,), None)
+        (returned,) = stage.backward_input(0, (gradient,))
+        del gradient
+    # x and what is returned; the second linear's input; both output gradients
+    assert memory.alive() == sorted([(5, 8), (5, 8), (5, 16), (5, 16), (5, 4)])
+    del x, returned
+    assert memory.alive() == sorted([(5, 8), (5, 16), (5, 16), (5, 4)])
+    with memory:
+        stage.backward_weight(0)
+    assert memory.alive() == sorted([(16, 8), (4, 16)])  # the gradients
+
+
+@pytest.mark.usefixtures("_without_collector")
+def test_recomputed_layers_hold_nothing_but_their_input_before_i():
+    layer = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
+    module = chain(layer, copy.deepcopy(layer)).double()
+    recompute_layers(module)
+    stage = stage_of(module)
+    with Allocations() as memory:
+        run(stage, "F0", drawn(1, (5, WIDTH)), None)
+    assert memory.alive() == [(5, WIDTH), (5, WIDTH)]
+
+
+@pytest.mark.usefixtures("_without_collector")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_graph_dies_with_i(recompute):
+    mark = Mark()
+    pieces = nn.Sequential(linear(), mark, linear(), nn.Tanh(), linear()), nn.Tanh()
+    module = chain(*pieces).double()
+    if recompute:
+        recompute_layers(module)
+    stage = stage_of(module)
+    run(stage, "F0", drawn(1), None)
+    assert recompute or mark.tokens[0]() is not None
+    run(stage, "I0", None, drawn(1))
+    assert len(mark.tokens) == 1 + recompute
+    assert [token() for token in mark.tokens] == [None] * len(mark.tokens)
+
+
+@pytest.mark.usefixtures("_without_collector")
+@pytest.mark.parametrize("autocast", [PLAIN, BFLOAT16])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_input_of_several_linears_is_held_once(recompute, autocast):
+    norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
+    module = chain(nn.Sequential(norm, QueriesKeysValues(bias=False)), nn.Tanh())
+    if recompute:
+        recompute_layers(module)
+    stage = stage_of(module, torch.float32, autocast)
+    with Allocations() as memory:
+        run(stage, "F0 I0", drawn(1, dtype=torch.float32), drawn(1, dtype=torch.float32))
+    num_inputs, num_gradients = 1, 3
+    assert len(memory.alive()) == num_inputs + num_gradients
+
+
+@pytest.mark.usefixtures("_without_collector")
+def test_each_w_lets_its_own_microbatch_go():
+    stage = stage_of(chain(linear(bias=False), nn.Tanh()).double())
+    with Allocations() as memory:
+        run(stage, "F0 F1 F2 I0 I1 I2", drawn(3), drawn(3))
+        left = [len(memory.alive())]
+        for microbatch in (1, 2, 0):
+            stage.backward_weight(microbatch)
+            left.append(len(memory.alive()) - 1)  # the gradient
+    assert left == [6, 4, 2, 0]
+
+
+@pytest.mark.usefixtures("_without_collector")
+def test_a_full_backward_on_a_split_stage_leaves_nothing():
+    stage = stage_of(chain(linear(bias=False), nn.Tanh()).double())
+    with Allocations() as memory:
+        run(stage, "F0 B0", drawn(1), drawn(1))
+    assert memory.alive() == [(WIDTH, WIDTH)]
+
+
+# What is replaced, and what is not.
+
+
+def test_a_stage_that_is_not_split_leaves_its_module_alone_and_does_all_in_i():
+    module = chain(linear(), linear()).double()
+    stage = stage_of(module, is_split=False)
+    assert not any("forward" in vars(inner) for inner in module.modules())
+    run(stage, "F0 I0", drawn(1), drawn(1))
+    after_i = copy.deepcopy(gradients_of(module))
+    assert stage.num_held == 1
+    stage.backward_weight(0)
+    assert_same(gradients_of(module), after_i)
+    assert stage.num_held == 0
+
+
+def test_a_compiled_stage_does_all_in_i(monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", without_compiler)
+    module = chain(linear(), nn.Tanh()).double()
+    plain = copy.deepcopy(module)
+    compile_layers(module)
+    inputs, given = drawn(1), drawn(1)
+    ours = run(stage_of(module, is_split=False), "F0 I0 W0", inputs, given)
+    assert_same(ours, run_plain(plain, inputs, given))
+
+
+def without_compiler(module: nn.Module) -> None:
+    """As `nn.Module.compile`, less the C++ compiler."""
+    module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
+
+
+def test_hooks_on_linears_still_run():
+    inner, calls = linear().double(), []
+    inner.register_forward_hook(lambda *_: calls.append("forward"))
+    inner.register_full_backward_hook(lambda *_: calls.append("backward"))
+    run(stage_of(chain(inner)), "F0 I0 W0", drawn(1), drawn(1))
+    assert calls == ["forward", "backward"]
+
+
+def test_a_failed_i_puts_nothing_off_afterwards():
+    module = chain(linear()).double()
+    plain = copy.deepcopy(module)
+    stage = stage_of(module)
+    inputs, given = drawn(1), drawn(1)
+    run(stage, "F0", inputs, given)
+    with pytest.raises(RuntimeError, match="shape"):
+        stage.backward_input(0, (torch.ones(1, 1),))
+    assert_same(run(stage, "F0 B0", inputs, given), run_plain(plain, inputs, given))
+
+
+def test_evaluation_without_gradients_is_unchanged():
+    module = chain(linear(), nn.Tanh(), linear()).double()
+    plain = copy.deepcopy(module)
+    stage_of(module)
+    (x,) = drawn(1)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(module(x)[0], plain(x)[0])

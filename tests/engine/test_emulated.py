@@ -1,0 +1,72 @@
+"""Emulated ranks: real processes, programs and messages; stages that only take time."""
+
+import pytest
+from pipeline import config
+
+from engine.connection import agree
+from engine.emulated import EmulatedTrainer
+from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import peak_activations, simulate, uniform
+from engine.run.emulation import Emulation
+
+MS = 1_000_000
+NUM_BYTES = 16 * 64 * 8  # tokens x hidden x float64, the messages of llama-tiny
+
+
+def emulate(fabric, is_member, settings, emulation):
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = EmulatedTrainer(agreement, emulation, fabric)
+    results = [trainer.step(step) for step in range(2)]
+    trainer.close()
+    return results, trainer.peak_held
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zb", "zbv", "dualpipev"])
+def test_the_program_runs_with_messages_of_real_size(ranks, schedule):
+    program = build_program(schedule, 4, 8)
+    durations = uniform(program.placement, 2 * MS, 2 * MS, 2 * MS)
+    outcomes = ranks.run(4, emulate, config(schedule, 4, 8), Emulation(durations))
+    lowered = lower(program)
+    for rank, (results, peak_held) in enumerate(outcomes):
+        assert peak_held == peak_activations(program)[rank]
+        for step, result in enumerate(results):
+            assert result.loss is None
+            assert result.num_tokens == 8 * 16
+            spans = [s for s in result.spans if s.op in COMPUTE_OPS]
+            assert [Action(s.stage, s.op, s.microbatch) for s in spans] == list(
+                program.actions[rank]
+            )
+            transfers = [s for s in result.spans if s.op not in COMPUTE_OPS]
+            assert len(transfers) == len(lowered.actions[rank]) - len(program.actions[rank])
+            assert {s.num_bytes for s in transfers} == {NUM_BYTES}
+            assert {s.step for s in result.spans} == {step}
+
+
+def test_no_action_and_no_step_is_shorter_than_planned(ranks):
+    program = build_program("zb_h1", 2, 4)
+    durations = uniform(program.placement, 3 * MS, 2 * MS, 1 * MS)
+    outcomes = ranks.run(2, emulate, config("zb_h1", 2, 4), Emulation(durations))
+    spans = [span for results, _ in outcomes for span in results[1].spans]
+    by_op = {Op.F: 3 * MS, Op.I: 2 * MS, Op.W: MS}
+    compute = [span for span in spans if span.op in by_op]
+    assert all(span.end_ns - span.start_ns >= by_op[span.op] for span in compute)
+    makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
+    assert makespan >= simulate(program, durations).makespan_ns
+
+
+def test_jitter_follows_from_seed_step_and_action():
+    durations = uniform(build_program("1f1b", 1, 1).placement, 10 * MS, 10 * MS, 10 * MS)
+    plan, again, other = (Emulation(durations, 0.1, seed) for seed in (1, 1, 2))
+    actions = [Action(0, op, m) for op in (Op.F, Op.B) for m in range(200)]
+    drawn = [plan.duration_ns(action, 3) for action in actions]
+    assert drawn == [again.duration_ns(action, 3) for action in actions]
+    assert drawn != [other.duration_ns(action, 3) for action in actions]
+    assert drawn != [plan.duration_ns(action, 4) for action in actions]
+    forwards = drawn[:200]
+    assert abs(sum(forwards) / 200 - 10 * MS) < 0.3 * MS
+    assert len(set(forwards)) > 190
+    assert min(Emulation(durations, 1.0).duration_ns(action, 0) for action in actions) == 0

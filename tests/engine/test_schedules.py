@@ -1,0 +1,76 @@
+"""Exactness of every schedule: split backward, several stages per rank, both placements."""
+
+import pytest
+from pipeline import assert_exact, config
+
+from engine.plan.lower import Policy
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import peak_activations
+
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+SPLIT = ("zb_h1", "interleaved_zb", "zbv", "dualpipev")
+OTHERS = [name for name in SCHEDULES if name not in ("afab", "1f1b")]  # those have their own tests
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, world_size):
+    settings = config(schedule, world_size, 8)
+    outcomes = assert_exact(ranks, settings)
+    program = build_program(schedule, world_size, 8)
+    assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 5])
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zb_h2", "zbv", "v_half", "v_min"])
+def test_few_and_odd_numbers_of_microbatches_are_exact(ranks, schedule, num_microbatches):
+    v = 1 if schedule == "zb_h2" else 2
+    assert_exact(ranks, config(schedule, 4, num_microbatches, stages_per_rank=v))
+
+
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_a_single_rank_needs_no_messages(ranks, schedule):
+    assert_exact(ranks, config(schedule, 1, 4))
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zb", "looped_bfs"])
+def test_three_stages_per_rank_are_exact(ranks, schedule):
+    assert_exact(ranks, config(schedule, 2, 4, stages_per_rank=3))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_tied_weights_train_as_one_wherever_their_stages_are(ranks, schedule, world_size):
+    """In a V both are on rank 0; in a loop they are on the first and the last."""
+    assert_exact(ranks, config(schedule, world_size, 8, preset="llama-tiny-tied"), shared=TIED)
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_empty_stages_are_exact(ranks, schedule):
+    v = 1 if schedule == "zb_h1" else 2
+    partition = (0, 4, 0, 0) if v == 1 else (0, 1, 0, 2, 0, 0, 1, 0)
+    assert_exact(ranks, config(schedule, 4, 8, partition=partition))
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_recomputed_layers_are_exact(ranks, schedule):
+    assert_exact(ranks, config(schedule, 2, 4, recompute=True))
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "dualpipev"])
+def test_messages_of_varying_length_are_exact(ranks, schedule):
+    assert_exact(ranks, config(schedule, 2, 4, seq_len="variable", max_seq_len=24))
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("look_ahead", [0, 4])
+def test_where_receives_are_posted_changes_nothing(ranks, policy, look_ahead):
+    settings = config("interleaved_zb", 4, 8, policy=policy, look_ahead=look_ahead)
+    assert_exact(ranks, settings)
+
+
+def test_a_program_file_is_exact(ranks, tmp_path):
+    """Uneven: rank 0 has the first and the last stage, rank 1 the one between."""
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,2F0,2I0,0F1,2F1,2W0,2B1,0B0,,0I1,0W1\n0UNSHARD,,1F0,1F1,1I0,1B1,1W0\n")
+    assert_exact(ranks, config(f"csv:{file}", 2, 2))
