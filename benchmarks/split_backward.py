@@ -8,7 +8,7 @@ as the median over pairs that ran next to each other, with the interval that hol
 confidence of 95 %. A forward that prepares for being split takes longer by F / F.
 
 Above 1 is what the halves cost: lines of Python, and memory that is read once more. Below 1 is what
-they save: W adds to a gradient as it multiplies.
+they save: W adds to a gradient as it multiplies, and makes room for no product.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Size:
     def stages(self) -> tuple[Stage, Stage, tuple[int, ...]]:
         """Whole and split, of layers from the second on, and the shape that both take and give.
 
-        With the same parameters: where these lie in memory makes a difference of its own.
+        With the same parameters, so that where these lie in memory makes no difference.
         """
         model = open_model(ModelSpec(self.preset), (1, self.seq_len), CPU)
         end = 1 + self.num_layers

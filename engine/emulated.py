@@ -11,7 +11,7 @@ import torch.distributed as dist
 from engine.configuration import edges_of, lowered_of
 from engine.connection import Agreement
 from engine.model.data import StepBatch
-from engine.run.emulation import EmulatedStage, Emulation
+from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult
@@ -48,6 +48,7 @@ class EmulatedTrainer:
             self.program, self.rank, self.stages, self._channels, self._clock, messages
         )
         self._batch = self._nominal_batch()
+        wake_on_time()
 
     def step(self, step: int) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""

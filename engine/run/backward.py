@@ -117,6 +117,7 @@ class _Deferrable(torch.autograd.Function):
         ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral
     ) -> Tensor:
         ctx.deferred = weight, bias, deferral
+        ctx.set_materialize_grads(False)
         device = x.device.type
         if torch.is_autocast_enabled(device):
             # Not left to autocast: it would remember a cast that was made without a graph, also
@@ -127,7 +128,7 @@ class _Deferrable(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         y = functional.linear(x, weight, bias)
         # A view that is made here could not be written to, as in-place activations do.
-        return y
+        return y.data if y._is_view() else y
 
     @staticmethod
     def backward(
@@ -138,7 +139,8 @@ class _Deferrable(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         parameter, bias, deferral = ctx.deferred
-        if deferral.products is not None:
+        # A model that differentiates itself, inside a layer that I recomputes, wants all at once.
+        if deferral.products is not None and not torch.is_grad_enabled():
             # Detached, or the queue would keep the graph that x came from.
             deferral.products.append((parameter, bias, x.detach(), gradient))
             return of_x, None, None, None
@@ -150,7 +152,7 @@ class _Deferrable(torch.autograd.Function):
 
 _apply: Callable[[Tensor, Tensor, Tensor | None, Deferral], Tensor]
 _apply = super(torch.autograd.Function, _Deferrable).apply
-"""`Function.apply` less its checks for torch.func, which is half the overhead of a forward."""
+"""`Function.apply` less its checks for torch.func, which are half the overhead of a forward."""
 
 
 def _forward(

@@ -489,11 +489,14 @@ def test_a_linear_that_is_frozen_later_gets_no_gradient():
     assert_same(run(stage, "F0 I0 W0", inputs, given), run_plain(plain, inputs, given))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("make", [hooked, overridden, computed_bias, Sensitivity, Vectorised])
-def test_unusual_uses_of_linears_fall_back_to_autograd(make):
+def test_unusual_uses_of_linears_fall_back_to_autograd(make, recompute):
     """Built twice, since a copy would lack what makes it unusual."""
     module, plain = (chain(linear(), make()).double() for _ in range(2))
     plain.load_state_dict(module.state_dict())
+    if recompute:
+        recompute_layers(module)
     inputs, given = drawn(2, (4, WIDTH)), drawn(2, (4, WIDTH))
     ours = run(stage_of(module), "F0 F1 I0 B1 W0", inputs, given)
     assert_same(ours, run_plain(plain, inputs, given))
