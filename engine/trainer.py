@@ -26,7 +26,6 @@ from engine.configuration import (
     model_of,
     partition_of,
     program_of,
-    shares_of,
     tokenizer_of,
 )
 from engine.connection import autocast_of, connect, ranks_of
@@ -182,11 +181,6 @@ class Trainer:
                 parameters = {names.get(n, n): p for n, p in module.own_parameters().items()}
                 snapshot.load_optimizer(folder, self._optimizer, parameters)
         return Progress(int(state["step"]), int(state["num_tokens"]))
-
-    @property
-    def stage_shares(self) -> list[float]:
-        """Each stage's share of what the partition was made by."""
-        return shares_of(self.config, self.model, self.partition)
 
     @property
     def peak_held(self) -> int:

@@ -6,7 +6,6 @@ Set PPBENCH_SCREENSHOTS to a folder to keep pictures of it at both widths and sc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ DRAWN = """new Promise(async (done) => {
   done(document.querySelector(".chart .main-svg") !== null);
 })"""
 CHART = "document.querySelector('.chart')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

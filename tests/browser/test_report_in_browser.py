@@ -6,7 +6,6 @@ Set PPBENCH_SCREENSHOTS to a folder to keep pictures of the pages at both widths
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -83,12 +82,6 @@ def write_demo(folder: Path) -> Path:
     page = folder / "page.html"
     write_report(page, store, store.runs(), title="demo", command="ppbench", sweep_text=None)
     return page
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -81,23 +81,13 @@ def _zero_bubble(
 
 def interleaved_1f1b(placement: Placement, num_microbatches: int) -> list[list[Action]]:
     """Rows of actions by rank; m must be a multiple of the number of rounds, max(1, m // p)."""
-    world_size = placement.world_size
-    rows = []
-    for rank in range(world_size):
-        forwards, backwards, full = _interleaved(placement, rank, num_microbatches, Op.B)
-        rows.append(_paired(forwards, backwards, full + 2 * (world_size - 1 - rank)))
-    return rows
+    return _interleaved(placement, num_microbatches, Op.B, 2)
 
 
 def interleaved_zb(placement: Placement, num_microbatches: int) -> list[list[Action]]:
     """Rows of actions by rank; m must be a multiple of the number of rounds, max(1, m // p)."""
-    world_size = placement.world_size
-    rows = []
-    for rank in range(world_size):
-        forwards, backwards, full = _interleaved(placement, rank, num_microbatches, Op.I)
-        paired = _paired(forwards, backwards, full + world_size - 1 - rank)
-        rows.append(_put_off_w(paired, rank))
-    return rows
+    rows = _interleaved(placement, num_microbatches, Op.I, 1)
+    return [_put_off_w(row, rank) for rank, row in enumerate(rows)]
 
 
 def num_rounds(world_size: int, num_microbatches: int) -> int:
@@ -110,17 +100,30 @@ def _in_order(stage: int, op: Op, num_microbatches: int) -> list[Action]:
 
 
 def _interleaved(
-    placement: Placement, rank: int, num_microbatches: int, backward: Op
+    placement: Placement, num_microbatches: int, backward: Op, forwards_per_hop: int
+) -> list[list[Action]]:
+    """`forwards_per_hop`: as for `_zero_bubble`, beside those that reach a rank's last stage."""
+    last_rank = placement.world_size - 1
+    rows = []
+    for rank in range(placement.world_size):
+        stages = placement.stages_of(rank)
+        forwards, backwards, in_turn = _in_turns(stages, num_microbatches, last_rank + 1, backward)
+        num_warmup = (len(stages) - 1) * in_turn + forwards_per_hop * (last_rank - rank)
+        rows.append(_paired(forwards, backwards, num_warmup))
+    return rows
+
+
+def _in_turns(
+    stages: Sequence[int], num_microbatches: int, world_size: int, backward: Op
 ) -> tuple[list[Action], list[Action], int]:
-    """A rank's forwards and backwards in order, and the forwards until its last stage has begun."""
-    stages = placement.stages_of(rank)
-    num_in_turn = num_microbatches // num_rounds(placement.world_size, num_microbatches)
+    """A rank's forwards and backwards in order, and how many microbatches take turns at a stage."""
+    in_turn = num_microbatches // num_rounds(world_size, num_microbatches)
     forwards, backwards = [], []
-    for first in range(0, num_microbatches, num_in_turn):
-        turn = range(first, first + num_in_turn)
+    for first in range(0, num_microbatches, in_turn):
+        turn = range(first, first + in_turn)
         forwards += [Action(stage, Op.F, m) for stage in stages for m in turn]
         backwards += [Action(stage, backward, m) for stage in reversed(stages) for m in turn]
-    return forwards, backwards, (len(stages) - 1) * num_in_turn
+    return forwards, backwards, in_turn
 
 
 def _paired(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-from engine.configuration import model_of, partition_of, shares_of
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
-from engine.plan.program import to_json
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryPeaks
@@ -15,6 +13,7 @@ from engine.run.p2p import Fabric
 from engine.trainer import StepResult
 from ppbench.config.case import Case
 from ppbench.run.durations import durations_of
+from ppbench.run.runtimes.runtime import facts_of_split
 
 
 class EmulatedRuntime:
@@ -22,7 +21,7 @@ class EmulatedRuntime:
 
     def __init__(self, case: Case, agreement: Agreement, fabric: Fabric) -> None:
         self._transport = fabric.transport if case.world_size > 1 else "none"
-        self._fabric = fabric
+        self._device = fabric.device
         emulation = Emulation(durations_of(case), case.emulated_jitter, case.emulated_seed)
         self._trainer = EmulatedTrainer(agreement, emulation, fabric)
 
@@ -44,20 +43,9 @@ class EmulatedRuntime:
         self._trainer.close()
 
     def run_facts(self) -> dict[str, object]:
-        config, program = self._trainer.config, self._trainer.program
-        model = model_of(config, self._fabric.device)
-        partition = partition_of(config, model, program.num_stages)
-        sizes = model.costs.of_stages(partition)
-        shares = [round(share, 6) for share in shares_of(config, model, partition)]
-        return {
-            "num_parameters": model.num_parameters,
-            "num_stages": program.num_stages,
-            "layers_per_stage": json.dumps([len(owned) for owned in partition]),
-            "parameters_per_stage": json.dumps([int(size) for size in sizes]),
-            "stage_shares": json.dumps(shares),
-            "transport": self._transport,
-            "program": to_json(program.compute_only()),
-        }
+        trainer = self._trainer
+        split = facts_of_split(trainer.config, trainer.program, self._device)
+        return {**split, "transport": self._transport}
 
     def rank_facts(self) -> dict[str, object]:
         trainer = self._trainer

@@ -13,7 +13,6 @@ from engine.model.data import IGNORED, DataSpec
 from engine.model.split import ModelSpec
 from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
-from engine.plan.program import to_json
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryPeaks
@@ -21,6 +20,7 @@ from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult, Trainer, TrainerConfig
 from ppbench.config.case import Case
+from ppbench.run.runtimes.runtime import facts_of_split
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2}
 """How far a verified gradient may be from the unsplit model's, relative to its largest element."""
@@ -54,17 +54,8 @@ class EngineRuntime:
     def run_facts(self) -> dict[str, object]:
         """Columns of `runs` that are the same on every rank."""
         trainer = self._trainer
-        sizes = trainer.model.costs.of_stages(trainer.partition)
-        shares = [round(share, 6) for share in trainer.stage_shares]
-        return {
-            "num_parameters": trainer.model.num_parameters,
-            "num_stages": trainer.program.num_stages,
-            "layers_per_stage": json.dumps([len(owned) for owned in trainer.partition]),
-            "parameters_per_stage": json.dumps([int(size) for size in sizes]),
-            "stage_shares": json.dumps(shares),
-            "transport": self._transport,
-            "program": to_json(trainer.program.compute_only()),
-        }
+        split = facts_of_split(trainer.config, trainer.program, trainer.device)
+        return {**split, "transport": self._transport}
 
     def rank_facts(self) -> dict[str, object]:
         """Columns of `ranks` that are known without running."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Protocol
 
+import torch
+
+from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
+from engine.plan.program import Program, to_json
 from engine.run.memory import MemoryPeaks
 from engine.trainer import StepResult
 
@@ -32,3 +37,21 @@ class Runtime(Protocol):
 
     def rank_facts(self) -> dict[str, object]:
         """Columns of `ranks` that are known without running."""
+
+
+def facts_of_split(
+    config: TrainerConfig, program: Program, device: torch.device
+) -> dict[str, object]:
+    """Columns of `runs` that tell how the model is cut and what program its stages run."""
+    model = model_of(config, device)
+    partition = partition_of(config, model, program.num_stages)
+    sizes = model.costs.of_stages(partition)
+    shares = [round(share, 6) for share in shares_of(config, model, partition)]
+    return {
+        "num_parameters": model.num_parameters,
+        "num_stages": program.num_stages,
+        "layers_per_stage": json.dumps([len(owned) for owned in partition]),
+        "parameters_per_stage": json.dumps([int(size) for size in sizes]),
+        "stage_shares": json.dumps(shares),
+        "program": to_json(program.compute_only()),
+    }
