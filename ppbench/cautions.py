@@ -20,6 +20,11 @@ class Caution(Enum):
         "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
         "machine or raise measure.steps."
     )
+    behind_plan = (
+        "The emulated step took over 5 % longer than planned: what the machine itself needs for "
+        "messages and switching shows. Raise the emulated times, use fewer ranks or smaller "
+        "messages, or quieten the machine."
+    )
     few_steps = "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
     no_warmup = (
         "No warm-up steps: the first measured step includes allocation and caches being filled. "
@@ -32,6 +37,7 @@ class Caution(Enum):
 
 
 MAX_RELATIVE_DEVIATION = 0.10
+MAX_OVER_PLAN = 1.05
 MIN_STEPS = 3
 
 
@@ -41,14 +47,17 @@ def cautions_for(
     warmup_steps: int,
     num_steps: int,
     relative_deviation: float,
+    over_plan: float = 1.0,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
 
-    `relative_deviation` is the median absolute deviation of the step times over their median.
+    `relative_deviation` is the median absolute deviation of the step times over their median;
+    `over_plan` an emulated step's time over the planned one.
     """
     holds = {
         Caution.oversubscribed: is_oversubscribed,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
+        Caution.behind_plan: over_plan > MAX_OVER_PLAN,
         Caution.few_steps: num_steps < MIN_STEPS,
         Caution.no_warmup: warmup_steps == 0,
     }

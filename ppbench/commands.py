@@ -158,7 +158,7 @@ def list_runs(results: Path, how: Format) -> str:
     if runs.empty:
         _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
     brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    columns = ["run_id", "sweep_name", "status", *WORKLOAD, *brief]
+    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief]
     return render(runs, how, columns)
 
 

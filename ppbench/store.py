@@ -144,7 +144,11 @@ RUNS: tuple[Column, ...] = (
         pa.int64(),
         "allocator peak of the rank that has the highest; null: emulated",
     ),
-    Column("peak_held_microbatches", pa.int64(), "most microbatches held by one rank at once"),
+    Column(
+        "peak_held_microbatches",
+        pa.int64(),
+        "most activations held by one rank at once, each of one microbatch of one stage",
+    ),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
     Column("last_loss", pa.float64(), "loss per token of the last measured step"),
     Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
@@ -198,7 +202,11 @@ RANKS: tuple[Column, ...] = (
     ),
     Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (CUDA)"),
     Column("process_peak_bytes", pa.int64(), "resident high-water mark of the process"),
-    Column("peak_held_microbatches", pa.int64(), "most microbatches held at once"),
+    Column(
+        "peak_held_microbatches",
+        pa.int64(),
+        "most activations held at once, each of one microbatch of one stage",
+    ),
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
 )
 _SPAN_MEANINGS = {

@@ -54,7 +54,7 @@ CHOICES = {
 @app.command()
 @dataclass(frozen=True)
 class Options:
-    """Train a language model in a pipeline: one stage of its layers on each rank.
+    """Train a language model in a pipeline: each rank has some of its layers.
 
     Start one process per rank with [bold]torchrun --nproc-per-node N -m engine.train …[/bold];
     [bold]python -m engine.train …[/bold] trains unsplit.

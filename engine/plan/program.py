@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -92,15 +93,19 @@ def from_csv(text: str, name: str) -> Program:
     cell that is not an action, or what is missing altogether.
     """
     rows = actions_from_csv(text)
-    owners: dict[int, int] = {}
+    seen: dict[int, Counter[int]] = {}  # by stage, how often on each rank
     for rank, row in enumerate(rows):
         for action in row:
-            owners.setdefault(action.stage, rank)
+            seen.setdefault(action.stage, Counter())[rank] += 1
+    owners = {stage: on.most_common(1)[0][0] for stage, on in seen.items()}
     if not owners:
         raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
     microbatches = {action.microbatch for row in rows for action in row}
     _check_none_is_missing("stage", owners.keys())
     _check_none_is_missing("microbatch", microbatches)
+    for rank, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"rank {rank} has no actions; every rank needs a stage")
     placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(rows))
     return Program(name, placement, len(microbatches), rows)
 

@@ -100,7 +100,7 @@ def separate_gradients(parameters: Iterable[Tensor], others: Iterable[Tensor]) -
 class _Context(Protocol):
     """What autograd carries from a forward to its backward."""
 
-    deferred: tuple[Tensor, Tensor | None, Deferral]
+    deferred: tuple[Tensor, Tensor | None, Deferral | None]
     needs_input_grad: tuple[bool, ...]
 
     @property
@@ -116,7 +116,8 @@ class _Deferrable(torch.autograd.Function):
     def forward(
         ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral
     ) -> Tensor:
-        ctx.deferred = weight, bias, deferral
+        # What I recomputes is only reached by a model that differentiates itself: it wants all now.
+        ctx.deferred = weight, bias, None if deferral.products is not None else deferral
         ctx.set_materialize_grads(False)
         device = x.device.type
         if torch.is_autocast_enabled(device):
@@ -139,8 +140,7 @@ class _Deferrable(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         parameter, bias, deferral = ctx.deferred
-        # A model that differentiates itself, inside a layer that I recomputes, wants all at once.
-        if deferral.products is not None and not torch.is_grad_enabled():
+        if deferral is not None and deferral.products is not None:
             # Detached, or the queue would keep the graph that x came from.
             deferral.products.append((parameter, bias, x.detach(), gradient))
             return of_x, None, None, None

@@ -97,7 +97,8 @@ class EmulatedStage:
 def wake_on_time() -> None:
     """Ask Linux to end this thread's sleeps at once, where by default it may take 50 us more.
 
-    Elsewhere nothing is done, and actions take a little longer than planned.
+    It stays so for this thread. Elsewhere nothing is done, and actions take a little longer than
+    planned.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -5,16 +5,19 @@ Each check is a pure function that yields what is wrong; whoever asks knows the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from engine.model.answers import Facts, Problem
 from engine.model.partition import PartitionError, partition_layers
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
+    ProgramFileError,
     ScheduleError,
     ShapeError,
     build_program,
@@ -54,6 +57,22 @@ def program_of(case: Case) -> Program:
     return build_program(case.schedule, case.world_size, case.num_microbatches, v)
 
 
+def digest_of(path: Path) -> str:
+    """Short hash of a program file's content. Raises OSError."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def check_file_unchanged(case: Case) -> None:
+    """Raise ProgramFileError if the case's program file is not what it was when it was read."""
+    path = Path(case.schedule.removeprefix(CSV_PREFIX))
+    try:
+        is_same = not case.program_digest or digest_of(path) == case.program_digest
+    except OSError as error:
+        raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
+    if not is_same:
+        raise ProgramFileError(f"{path}: has changed since the sweep began; start it again")
+
+
 def num_stages_of(case: Case) -> int:
     """Stages over all ranks."""
     if case.schedule.startswith(CSV_PREFIX):
@@ -66,11 +85,15 @@ def most_stages_per_rank(program: Program) -> int:
 
 
 def _of_schedule(case: Case) -> Iterator[Problem]:
-    """A registered schedule is legal where its shape is; a file is tried."""
+    """A registered schedule is legal where its shape is; a file is checked and proved."""
     try:
         if case.schedule.startswith(CSV_PREFIX):
             program = program_of(case)
             check(program)
+            lower(program, Policy(case.transfer_policy), case.transfer_look_ahead)
+            if program.has_transfers and case.transfer_policy != Policy.EARLY:
+                message = f"{case.schedule} has transfers of its own; leave the policy out"
+                yield Problem("transfer.policy", message)
             if most_stages_per_rank(program) != case.stages_per_rank:
                 most = most_stages_per_rank(program)
                 message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
@@ -86,7 +109,7 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
 
 
 def _of_transfers(case: Case) -> Iterator[Problem]:
-    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead not in (0, 1):
+    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead != DEFAULT_LOOK_AHEAD:
         message = 'has a meaning only with transfer.policy = "early"'
         yield Problem("transfer.look_ahead", message)
 

@@ -95,18 +95,25 @@ def _stages_per_rank(value: object) -> object:
 
 def _milliseconds(value: object) -> object:
     """One number for every rank, or a list of one for each stage; a tuple either way."""
+    if isinstance(value, list) and len(value) < 2:
+        raise ValueError("a list has a time for each stage; for every rank, give one number")
     listed = value if isinstance(value, list | tuple) else [value]
     numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
-    if len(numbers) == len(listed) and all(0 <= ms <= MAX_MS for ms in numbers):
+    if len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
         return tuple(numbers)
     raise ValueError(
-        f"expected milliseconds, 0 to {MAX_MS:,}: one number, or a list with one for each stage"
+        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
+        "each stage"
     )
+
+
+def _is_time(milliseconds: float) -> bool:
+    return milliseconds == 0 or MIN_MS <= milliseconds <= MAX_MS
 
 
 AUTO: Final = "auto"
 MAX_STAGES_PER_RANK = 1024
-MAX_MS = 3_600_000
+MIN_MS, MAX_MS = 0.001, 3_600_000
 _PARTITIONS = ("uniform", "parameters", "measured")
 _SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -9,7 +9,6 @@ written or started (but for the one process that looks at models that are no pre
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import tomllib
@@ -24,7 +23,12 @@ from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_sc
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.config.locate import holds, line_of
 from ppbench.config.models import facts_of, identity_of
-from ppbench.config.possible import most_stages_per_rank, problems_of_fit, problems_of_settings
+from ppbench.config.possible import (
+    digest_of,
+    most_stages_per_rank,
+    problems_of_fit,
+    problems_of_settings,
+)
 from ppbench.config.problems import describe, shown, unknown_key
 from ppbench.config.schema import AUTO, SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
@@ -294,7 +298,7 @@ def _settle_schedule(settings: dict[str, object]) -> None:
     path = Path(name.removeprefix(CSV_PREFIX))
     try:
         most = most_stages_per_rank(read_csv(path))
-        settings["program_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        settings["program_digest"] = digest_of(path)
     except (OSError, ProgramFileError):
         most = 1
     if is_auto:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.plan.action import COMPUTE_OPS
+from engine.plan.lower import lower
 from engine.plan.program import Program, loop_placement, v_placement
 from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.formulae import Shape
@@ -49,6 +50,8 @@ def program_of(wanted: Wanted) -> Program:
                 wanted.schedule, shape.world_size, shape.num_microbatches, wanted.stages_per_rank
             )
             check(program)
+            if program.has_transfers:
+                lower(program)
     except UnknownScheduleError:
         hint = nearest(wanted.schedule, known_names())
         raise UsageError(f'unknown schedule "{wanted.schedule}"{hint}') from None

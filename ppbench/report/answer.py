@@ -12,6 +12,7 @@ from itertools import combinations
 
 import pandas as pd
 
+from ppbench.config.case import EMULATED
 from ppbench.report.cases import Axes, by_case, settings_text
 from ppbench.report.units import comparison, is_missing, percent, size, tokens_per_s, written
 
@@ -34,9 +35,14 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     cases = by_case(runs, axes)
     if cases.empty:
         return ["No run succeeded, so there is nothing to compare; the errors are below."]
+    is_emulated = cases["device"] == EMULATED
+    left_out = []
+    if is_emulated.any() and not is_emulated.all():
+        left_out = ["Emulated cases are left out of these comparisons: nothing was computed there."]
+        cases = cases[~is_emulated]
     sound = _sound(cases)
     fastest = sound.iloc[int(sound["tokens_per_s"].argmax())]
-    sentences = [_fastest(fastest, len(sound)), *_next_schedule(sound, fastest, axes)]
+    sentences = [_fastest(fastest, len(sound)), *_next_schedule(sound, fastest, axes), *left_out]
     found = rivalries(cases, axes)
     if len(found) > MAX_RIVALRIES:
         sentences.append(_many_rivalries(found))
@@ -129,7 +135,8 @@ def _many_rivalries(found: Sequence[Rivalry]) -> str:
     ranked = sorted((r for r in found if r.other == first), key=lambda r: -r.throughput)
     listed = ", ".join(f"{r.one} {written(r.throughput, '{:.2f}')}" for r in ranked)
     pairs = {r.num_pairs for r in ranked}
-    where = f"{min(pairs)} to {max(pairs)} pairs" if max(pairs) > 1 else "one pair"
+    counts = " to ".join(str(n) for n in sorted({min(pairs), max(pairs)}))
+    where = f"{counts} pairs" if max(pairs) > 1 else "one pair"
     return (
         f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
         f"only in schedule: {listed}."

@@ -25,11 +25,13 @@ from ppbench.analysis.metrics import compute_spans, moving_start_ns
 from ppbench.report.cases import Axes, by_case
 from ppbench.report.palette import (
     IDLE_COLOR,
+    LIGHTEST,
     OP_COLORS,
     OP_WORDS,
     TRACK_COLOR,
     ink_on,
     schedule_colors,
+    tinted,
 )
 from ppbench.report.panels import (
     BOTTOM_PX,
@@ -90,10 +92,17 @@ def gantt(spans: pd.DataFrame, title: str) -> go.Figure:
 
 
 def _drawn(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans with `begin_ms`, `width_ms` and `waited_ms`, in the order they were given."""
+    """The spans with `begin_ms`, `width_ms` and `waited_ms`, in the order they were given.
+
+    `way` is 0 for the first stage that a rank computes, 1 for the second, and so on.
+    """
     origin_ns = compute_spans(spans)["start_ns"].min()
     moving_ns = moving_start_ns(spans)
+    stages = compute_spans(spans)[["rank", "stage"]].drop_duplicates().sort_values("stage")
+    ways = stages.assign(way=stages.groupby("rank").cumcount()).set_index(["rank", "stage"])["way"]
+    places = pd.MultiIndex.from_frame(spans[["rank", "stage"]])
     return spans.assign(
+        way=ways.reindex(places).fillna(0).to_numpy(dtype=int),
         begin_ms=(moving_ns - origin_ns) / NS_PER_MS,
         width_ms=(spans["end_ns"] - moving_ns).clip(lower=0) / NS_PER_MS,
         waited_ms=(moving_ns - spans["start_ns"]) / NS_PER_MS,
@@ -138,8 +147,10 @@ def _idle_bars(drawn: pd.DataFrame) -> go.Bar:
 
 
 def _op_bars(op: Op, bars: pd.DataFrame, unit: str, unit_bytes: int) -> go.Bar:
-    lane, color = lane_of(op), OP_COLORS[op]
-    is_transfer = op in _TRANSFERS
+    lane, is_transfer = lane_of(op), op in _TRANSFERS
+    if not is_transfer:
+        bars = bars.sort_values("way", kind="stable")  # the legend has the first bar's colour
+    color = _colors_of(op, bars)
     details = ["rank", "stage", "microbatch", "waited_ms"]
     sizes = bars["num_bytes"].to_numpy(dtype=float) / unit_bytes
     inside = {} if is_transfer or op is Op.OPT else _inside_text(bars, color)
@@ -159,14 +170,23 @@ def _op_bars(op: Op, bars: pd.DataFrame, unit: str, unit_bytes: int) -> go.Bar:
     )
 
 
-def _inside_text(bars: pd.DataFrame, color: str) -> Update:
+def _colors_of(op: Op, bars: pd.DataFrame) -> str | list[str]:
+    """The op's colour, lighter with each further stage of a rank that computes it."""
+    if op in _TRANSFERS or not bars["way"].any():
+        return OP_COLORS[op]
+    most = bars["way"].max()
+    return [tinted(OP_COLORS[op], LIGHTEST * way / most) for way in bars["way"]]
+
+
+def _inside_text(bars: pd.DataFrame, color: str | list[str]) -> Update:
+    inks = ink_on(color) if isinstance(color, str) else [ink_on(one) for one in color]
     return {
         "text": bars["microbatch"].astype(str).to_list(),
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
         "constraintext": "inside",
-        "insidetextfont": {"color": ink_on(color)},
+        "insidetextfont": {"color": inks},
     }
 
 

@@ -29,12 +29,12 @@ from ppbench.report.timelines import Timeline, groups, planned, timeline
 from ppbench.report.units import (
     MISSING,
     counted,
+    held,
     is_missing,
     milliseconds,
     percent,
     size,
     tokens_per_s,
-    written,
 )
 from ppbench.store import Store
 
@@ -177,7 +177,7 @@ def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
             "bubble",
             "Bubble",
             "Bars: the share of rank-time without compute, as measured. Diamonds: what the "
-            "schedule leaves idle even with equal stages and free transfers.",
+            "schedule leaves idle even with free transfers and equal stages, or those emulated.",
             figures.bubble(measured, axes),
         ),
     ]
@@ -261,7 +261,7 @@ def _facts(run: pd.Series) -> list[tuple[str, str]]:
         ("bubble", percent(run["bubble_fraction"])),
         ("in theory", percent(run["bubble_fraction_theory"])),
         ("peak memory", size(run["peak_memory_bytes"])),
-        ("held microbatches", written(run["peak_held_microbatches"], "{:.0f}")),
+        ("held microbatches", held(run)),
         ("model", str(run["model_preset"])),
         ("device", str(run["device"])),
         ("cautions", _plain(run["cautions"]) or "none"),

@@ -41,6 +41,8 @@ OP_WORDS: dict[Op, str] = {
     Op.SEND_B: "send gradients",
     Op.RECV_B: "receive gradients",
 }
+LIGHTEST = 0.45
+"""How white the colour of a rank's last stage is, where it has several."""
 IDLE_COLOR = "rgba(128,128,128,0.22)"
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 

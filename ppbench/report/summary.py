@@ -11,7 +11,7 @@ from pandas.api.types import is_bool, is_number
 from ppbench.cautions import Caution
 from ppbench.config.case import VARIABLE
 from ppbench.report.cases import Axes, case_text, cautions_of
-from ppbench.report.units import MIB, NS_PER_MS, is_missing, written
+from ppbench.report.units import MIB, NS_PER_MS, held, held_share, is_missing, written
 
 THEORY = "simulated, free transfers: as emulated, else equal stages with F = I = W"
 
@@ -143,6 +143,12 @@ def _figure(name: str, heading: str, meaning: str, pattern: str, factor: float =
 _CAUTIONS = Column(
     "cautions", "what to beware of", False, lambda run: Cell(", ".join(cautions_of(run)))
 )
+_HELD = Column(
+    "held",
+    "most microbatches held by one rank, of its whole share of the model",
+    True,
+    lambda run: Cell(held(run), held_share(run)),
+)
 _FIGURES = (
     _figure("tokens_per_s", "tokens/s", "optimizer included; median over steps", "{:,.0f}"),
     _figure(
@@ -154,7 +160,7 @@ _FIGURES = (
     _figure("bubble_fraction", "bubble", "share of rank-time without compute", "{:.1f} %", 100),
     _figure("bubble_fraction_theory", "in theory", THEORY, "{:.1f} %", 100),
     _figure("peak_memory_bytes", "peak MiB", "allocator peak, highest rank", "{:,.1f}", 1 / MIB),
-    _figure("peak_held_microbatches", "held", "most microbatches held by one rank", "{:.0f}"),
+    _HELD,
     _figure("last_loss", "loss", "per token, last measured step", "{:.4f}"),
 )
 _BUBBLES = (

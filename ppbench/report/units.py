@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 NS_PER_MS = 1e6
 MISSING = "–"
@@ -29,6 +31,22 @@ def milliseconds(duration_ns: object) -> str:
 
 def tokens_per_s(value: object) -> str:
     return written(value, "{:,.0f} tokens/s")
+
+
+def held_share(run: pd.Series) -> float | None:
+    """Activations held at once, as microbatches of a rank's whole share of the model.
+
+    A run counts each stage of a rank by itself; one that does not tell its stages has one per rank.
+    """
+    count, num_stages = run.get("peak_held_microbatches"), run.get("num_stages")
+    if is_missing(count):
+        return None
+    share = 1.0 if is_missing(num_stages) else int(run["world_size"]) / float(str(num_stages))
+    return float(str(count)) * share
+
+
+def held(run: pd.Series) -> str:
+    return written(held_share(run), "{:.4g}")
 
 
 def size(num_bytes: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +72,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "peak_held_microbatches": max(rank["peak_held_microbatches"] for rank in ranks),
         "first_loss": losses[0],
         "last_loss": losses[-1],
-        "cautions": _cautions(item, figures["step_relative_deviation"]),
+        "cautions": _cautions(item, figures, theory.makespan_ns),
     }
     Store(Path(job.results)).write_run(run, steps, ranks, spans)
     return figures["tokens_per_s"]
@@ -136,12 +137,13 @@ def _is_oversubscribed(case: Case) -> bool:
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
-def _cautions(item: Item, relative_deviation: float) -> str:
+def _cautions(item: Item, figures: Mapping[str, float], planned_ns: int) -> str:
     case, measure = item.case, item.measure
     found = cautions_for(
         is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
         num_steps=measure.steps,
-        relative_deviation=relative_deviation,
+        relative_deviation=figures["step_relative_deviation"],
+        over_plan=figures["step_ns"] / planned_ns if case.is_emulated else 1.0,
     )
     return ",".join(caution.name for caution in found)

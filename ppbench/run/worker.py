@@ -33,6 +33,7 @@ from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
 from engine.trainer import StepResult
 from ppbench.config.case import EMULATED, Case
+from ppbench.config.possible import check_file_unchanged
 from ppbench.run.environment import read_environment
 from ppbench.run.job import (
     PEER_LOST,
@@ -137,6 +138,7 @@ class _Worker:
         if self._rank == 0:
             self._journal.append("case", index=index, run_id=run_id)
         group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
+        check_file_unchanged(item.case)
         agreement = agree(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
             runtime = _runtime(item.case, agreement, fabric)

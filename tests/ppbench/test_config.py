@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.model.answers import Facts
+from engine.plan.schedules.registry import ProgramFileError
 from ppbench.config import models
 from ppbench.config.case import Case, Measure
 from ppbench.config.locate import line_of
-from ppbench.config.possible import local_files, problems_of_fit
+from ppbench.config.possible import check_file_unchanged, local_files, problems_of_fit
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import SweepFileError, UsageError
@@ -70,7 +71,12 @@ def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", [k for k in known_keys() if k not in ("name", "device", "measure.launches")]
+    "key",
+    [
+        k
+        for k in known_keys()
+        if k not in ("name", "device", "measure.launches") and k[-3:] != "_ms"
+    ],
 )
 def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
     default = {**Case().settings(), **Measure().settings()}
@@ -477,7 +483,7 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("stages_per_rank = 2", "1: stages_per_rank", "1f1b needs exactly 1 per rank, got 2"),
+        ("stages_per_rank = 2", "1: stages_per_rank", "1f1b needs exactly 1 stage per rank, got 2"),
         ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1024 stages, or "auto"'),
         ("stages_per_rank = true", "1: stages_per_rank", "got true"),
         (
@@ -494,8 +500,11 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
         ('schedule = "csv:"', "1: schedule", 'unknown schedule "csv:"'),
         ('device = "emulated"', "1: device", "needs F_ms, I_ms and W_ms; emulated.F_ms is missing"),
         (EMULATED.replace("2]", "2, 3]"), "5: emulated.W_ms", "3 times for 2 stages"),
-        (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "expected milliseconds, 0 to"),
-        (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "expected milliseconds, 0 to"),
+        (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
+        (EMULATED.replace("= 2", "= 1e-7"), "3: emulated.F_ms", "0 or 0.001 to"),
+        (EMULATED.replace("= 2", "= [2]"), "3: emulated.F_ms", "for every rank, give one number"),
+        (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "for every rank, give one number"),
+        (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
         (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
         (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
         (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),
@@ -529,3 +538,36 @@ def test_an_illegal_program_file_is_shown_with_the_place_marked(tmp_path):
         read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1')
     assert "rank 1, position 0, 1B0: can never start" in str(caught.value)
     assert "[1B0]" in str(caught.value)
+
+
+def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text(
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
+    )
+    text = f'schedule = "csv:{file}"\nnum_microbatches = 2'
+    with pytest.raises(SweepFileError, match=r"1: schedule: .*would deliver microbatch 0 to it"):
+        read(tmp_path, text)
+    legal = file.read_text().replace("1RECV_F1,1RECV_F0", "1RECV_F0,1RECV_F1")
+    file.write_text(legal)
+    assert only_case(read(tmp_path, text)).program_digest
+    with pytest.raises(SweepFileError, match=r"transfer\.policy: .*has transfers of its own"):
+        read(tmp_path, text + '\ntransfer.policy = "just_in_time"')
+
+
+def test_a_rank_without_a_stage_is_refused(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n,\n1F0,1B0\n")
+    with pytest.raises(SweepFileError, match="rank 1 has no actions; every rank needs a stage"):
+        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1\nworld_size = 3')
+
+
+def test_a_program_file_that_changes_under_a_sweep_is_noticed(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n1F0,1B0\n")
+    case = only_case(read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1'))
+    check_file_unchanged(case)
+    file.write_text("0F0,0I0,0W0\n1F0,1B0\n")
+    with pytest.raises(ProgramFileError, match="has changed since the sweep began"):
+        check_file_unchanged(case)

@@ -143,7 +143,9 @@ def test_all_compares_every_schedule_and_says_why_one_does_not_fit(tmp_path):
     assert [row["schedule"] for row in compared] == list(SCHEDULES)
     refused = {row["schedule"] for row in compared if "reason" in row}
     assert refused == {"afab", "1f1b", "zb_h1", "zb_h2"}
-    assert all("needs exactly 1 per rank" in row["reason"] for row in compared if "reason" in row)
+    assert all(
+        "needs exactly 1 stage per rank" in row["reason"] for row in compared if "reason" in row
+    )
     by_name = {row["schedule"]: row for row in compared}
     assert by_name["zbv"] == simulated("zbv", 4, 8)
     table = forecast.simulate(Wanted("all", 4, 8, None), UNIT, Format.table)
@@ -407,8 +409,8 @@ def test_bad_input_is_one_error_line_and_exit_code_2(tmp_path, arguments, words)
         (Wanted("1f1b", 0, 8, None), "--ranks: must be at least 1, got 0"),
         (Wanted("1f1b", 4, -1, None), "--microbatches: must be at least 1, got -1"),
         (Wanted("looped_bfs", 4, 8, 0), "--stages-per-rank: must be at least 1, got 0"),
-        (Wanted("1f1b", 4, 8, 2), "--stages-per-rank: 1f1b needs exactly 1 per rank, got 2"),
-        (Wanted("zbv", 4, 8, 1), "needs exactly 2 per rank, got 1; leave it out for 2"),
+        (Wanted("1f1b", 4, 8, 2), "--stages-per-rank: 1f1b needs exactly 1 stage per rank, got 2"),
+        (Wanted("zbv", 4, 8, 1), "needs exactly 2 stages per rank, got 1; leave it out for 2"),
         (Wanted("interleaved_1f1b", 4, 9, None), "world_size 4; 8 or 10 would do"),
         (Wanted("dualpipev", 4, 7, None), "world_size 4; 8 would do"),
         (Wanted("1f1b", 10**6, 10**6, None), f"at most {MOST_ACTIONS:,}; use smaller numbers"),

@@ -15,15 +15,19 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from engine.plan.action import Op
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import simulate, uniform
 from engine.plan.spans import Span, lane_of
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.report import figures
 from ppbench.report.answer import answer
 from ppbench.report.cases import axis_text, varying_axes
+from ppbench.report.figures import gantt
 from ppbench.report.page import render_report, write_report, write_timeline
-from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
+from ppbench.report.palette import LIGHTEST, OP_COLORS, ink_on, schedule_colors, tinted
 from ppbench.report.summary import summary
+from ppbench.report.units import held
 from ppbench.store import Store
 
 MS = 1_000_000
@@ -504,3 +508,41 @@ def test_a_timeline_of_a_failed_run_says_why_there_is_none(demo: Store, tmp_path
     failed = demo.runs().iloc[-1]
     with pytest.raises(StoreError, match="its spans are not in the store"):
         write_timeline(tmp_path / "x.html", demo, failed)
+
+
+def test_emulated_cases_are_never_compared_with_measured_ones():
+    real, emulated = Case(schedule="1f1b"), Case(schedule="zbv", device="emulated")
+    runs = pd.DataFrame(
+        [run_row(0, real), run_row(1, emulated, tokens_per_s=9e9, peak_memory_bytes=None)]
+    )
+    sentences = answer(runs, ("schedule",))
+    assert sentences[0].startswith("1f1b. It reaches 1,000 tokens/s")
+    assert "Emulated cases are left out of these comparisons" in " ".join(sentences)
+    assert "zbv" not in " ".join(sentences)
+
+
+def test_held_is_told_in_shares_of_a_rank_however_many_stages_it_has():
+    case = Case(schedule="zbv", world_size=2, stages_per_rank=2)
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=3, num_stages=4))) == "1.5"
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=3))) == "3"
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=None))) == "–"
+
+
+def test_many_schedules_are_compared_with_the_first_in_one_sentence():
+    names = ("afab", "1f1b", "zb_h1", "zb_h2")
+    runs = pd.DataFrame(
+        [run_row(n, Case(schedule=s), tokens_per_s=1000.0 * (n + 1)) for n, s in enumerate(names)]
+    )
+    text = " ".join(answer(runs, ("schedule",)))
+    assert "as a multiple of afab's, over one pair of cases" in text
+    assert "zb_h2 4.00, zb_h1 3.00, 1f1b 2.00" in text
+
+
+def test_each_further_stage_of_a_rank_is_drawn_in_a_lighter_colour():
+    program = build_program("zbv", 2, 4)
+    spans = pd.DataFrame(simulate(program, uniform(program.placement, MS, MS, MS)).spans())
+    (forward,) = [bar for bar in gantt(spans, "").data if bar.name == "forward"]
+    stages = forward.customdata[:, 1]
+    by_stage = {int(s): c for s, c in zip(stages, forward.marker.color, strict=True)}
+    assert by_stage[0] == by_stage[1] == tinted(OP_COLORS[Op.F], 0)
+    assert by_stage[2] == by_stage[3] == tinted(OP_COLORS[Op.F], LIGHTEST)

@@ -244,8 +244,9 @@ def shape_of(
             raise ShapeError(key, f"must be at least 1, got {count}")
     if not allowed.least <= v <= (allowed.most or v):
         wanted = "exactly" if allowed.least == allowed.most else "at least"
+        stages = "1 stage" if allowed.least == 1 else f"{allowed.least} stages"
         raise ShapeError(
-            "stages_per_rank", f"{schedule.name} needs {wanted} {allowed.least} per rank, got {v}"
+            "stages_per_rank", f"{schedule.name} needs {wanted} {stages} per rank, got {v}"
         )
     shape = Shape(world_size, v, num_microbatches)
     if schedule.constraint is not None and not schedule.constraint.is_met(shape):
@@ -287,7 +288,7 @@ def _program_of_file(
     ]
     for key, value, asked in checks:
         if asked is not None and value != asked:
-            raise ShapeError(key, f"{name} is for {value:g}, got {asked}")
+            raise ShapeError(key, f"{name} is for {key} {value:g}, got {asked}")
     return program
 
 

@@ -299,6 +299,20 @@ class Sensitivity(nn.Module):
         return y + slope
 
 
+class Slope(nn.Module):
+    """A gradient of its own is a constant to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.a(inner).tanh().sum(), inner)
+        return self.b(self.a(x) * slope)
+
+
 class Vectorised(nn.Module):
     """Its linear runs under vmap."""
 
@@ -489,8 +503,11 @@ def test_a_linear_that_is_frozen_later_gets_no_gradient():
     assert_same(run(stage, "F0 I0 W0", inputs, given), run_plain(plain, inputs, given))
 
 
+UNUSUAL = [hooked, overridden, computed_bias, Sensitivity, Slope, Vectorised]
+
+
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("make", [hooked, overridden, computed_bias, Sensitivity, Vectorised])
+@pytest.mark.parametrize("make", UNUSUAL)
 def test_unusual_uses_of_linears_fall_back_to_autograd(make, recompute):
     """Built twice, since a copy would lack what makes it unusual."""
     module, plain = (chain(linear(), make()).double() for _ in range(2))
