@@ -41,7 +41,7 @@ def main() -> None:
         port = str(probe.getsockname()[1])
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     os.environ.update(environment)
-    spawn(_rank, (settings,), nprocs=settings.ranks)  # type: ignore[no-untyped-call]
+    spawn(_rank, (settings,), nprocs=settings.ranks)  # type: ignore[no-untyped-call]  # torch types it not
 
 
 def _arguments() -> argparse.Namespace:

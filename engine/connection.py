@@ -54,7 +54,12 @@ class Agreement:
 
 
 def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
-    """As `connect`, but with all that was agreed on. With one rank nothing is communicated."""
+    """As `connect`, but with all that was agreed on.
+
+    With one rank nothing is communicated, and the others, which will not train, agree to anything.
+    """
+    if config.world_size == 1 and dist.is_initialized() and dist.get_rank() > 0:
+        return Agreement(config, [], [])
     lowered = lowered_of(config)
     ranks = lowered.placement.ranks
     decide = functools.partial(_decide, config, ranks, fabric.device)

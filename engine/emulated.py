@@ -29,7 +29,7 @@ class EmulatedTrainer:
         self.config = agreement.config
         self.rank = dist.get_rank() if self.config.world_size > 1 else 0
         self.program = lowered_of(self.config)
-        self._fabric, self._clock = fabric, fabric.clock
+        self._clock = fabric.clock
         ranks = self.program.placement.ranks
         self._channels = fabric.open_channels(
             edges_of(self.program), ranks, with_shapes=self.config.data.is_variable
@@ -52,6 +52,8 @@ class EmulatedTrainer:
 
     def step(self, step: int) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""
+        for stage in self.stages.values():
+            stage.step = step
         self._clock.begin_step()
         self._executor.run(self._batch)
         spans = self._executor.collect_spans(step)

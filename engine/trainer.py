@@ -25,7 +25,6 @@ from engine.configuration import (
     messages_of,
     model_of,
     partition_of,
-    program_of,
     tokenizer_of,
 )
 from engine.connection import autocast_of, connect, ranks_of
@@ -83,8 +82,8 @@ class Trainer:
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
         self._fabric, self._clock = fabric, fabric.clock
-        self.program = program_of(config)
         lowered = lowered_of(config)
+        self.program = lowered.compute_only()
         placement = self.program.placement
         self._ranks = tuple(range(config.world_size))
         self.model = model_of(config, self.device)

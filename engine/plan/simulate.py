@@ -253,9 +253,3 @@ def peak_activations(program: Program) -> list[int]:
                 held -= 1
         peaks.append(peak)
     return peaks
-
-
-def peak_in_rank_shares(program: Program) -> list[float]:
-    """`peak_activations` in microbatches of a rank's share of the model: of its stages together."""
-    share = program.world_size / program.num_stages
-    return [peak * share for peak in peak_activations(program)]

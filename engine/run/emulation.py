@@ -45,7 +45,7 @@ class Emulation:
         mean = self._by_op[action.op][action.stage]
         if self.jitter == 0:
             return mean
-        drawn = random.Random(f"{self.seed}:{step}:{action}").gauss(1, self.jitter)  # noqa: S311
+        drawn = random.Random(f"{self.seed}:{step}:{action}").gauss(1, self.jitter)  # noqa: S311  # no secret
         return round(mean * max(0.0, drawn))
 
 
@@ -57,14 +57,14 @@ class EmulatedStage:
         self.is_first, self.is_last = not takes, sends is None
         self._stage, self._takes, self._sends, self._plan = stage, takes, sends or (), plan
         self._held: set[int] = set()
-        self._step = -1
+        self.step = 0  # decides the jitter
 
     @property
     def num_held(self) -> int:
         return len(self._held)
 
-    def begin_step(self, num_tokens: int) -> None:  # noqa: ARG002  # as a stage does
-        self._step += 1
+    def begin_step(self, num_tokens: int) -> None:
+        pass
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Tensor | None) -> Tensors:  # noqa: ARG002
         """Blocks for the time of F. Returns the next message, on the last stage a loss of zero."""
@@ -90,7 +90,7 @@ class EmulatedStage:
 
     def _sleep(self, op: Op, microbatch: int) -> None:
         began_ns = time.monotonic_ns()
-        duration_ns = self._plan.duration_ns(Action(self._stage, op, microbatch), self._step)
+        duration_ns = self._plan.duration_ns(Action(self._stage, op, microbatch), self.step)
         time.sleep(max(0, began_ns + duration_ns - time.monotonic_ns()) / 1e9)
 
 

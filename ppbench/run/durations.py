@@ -16,16 +16,17 @@ def durations_of(case: Case) -> Durations:
     list is the stages' own.
     """
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    forward, input_gradient, weight_gradient = (_by_stage(case, ms) for ms in times)
+    num_stages = num_stages_of(case)
+    share = case.world_size / num_stages
+    forward, input_gradient, weight_gradient = (_by_stage(ms, num_stages, share) for ms in times)
     return Durations(forward, input_gradient, weight_gradient)
 
 
-def _by_stage(case: Case, milliseconds: tuple[float, ...]) -> tuple[int, ...]:
-    num_stages = num_stages_of(case)
+def _by_stage(milliseconds: tuple[float, ...], num_stages: int, share: float) -> tuple[int, ...]:
     if len(milliseconds) == num_stages:
         return tuple(round(ms * NS_PER_MS) for ms in milliseconds)
     (of_a_rank,) = milliseconds
-    return (round(of_a_rank * NS_PER_MS * case.world_size / num_stages),) * num_stages
+    return (round(of_a_rank * NS_PER_MS * share),) * num_stages
 
 
 def simulated(case: Case) -> Simulation:

@@ -169,6 +169,14 @@ class _Run:
         return False
 
 
+def goes_to(action, ranks):
+    """The stage on another rank that an action's result goes to."""
+    hop = {"F": 1, "I": -1, "B": -1}.get(action.op)
+    if hop is None or not 0 <= action.stage + hop < len(ranks):
+        return None
+    return None if ranks[action.stage + hop] == ranks[action.stage] else action.stage + hop
+
+
 def naive_times(program, durations, transfers):
     """(start, end) of every action: each as late as what it waits for, asked for recursively."""
     rows, ranks = program.actions, program.placement.ranks
@@ -179,20 +187,13 @@ def naive_times(program, durations, transfers):
     moving_ns = transfers.duration_ns
     memory = {}
 
-    def neighbour_of(action):
-        """The stage on another rank that an action's result goes to."""
-        hop = {"F": 1, "I": -1, "B": -1}.get(action.op)
-        if hop is None or not 0 <= action.stage + hop < len(ranks):
-            return None
-        return None if ranks[action.stage + hop] == ranks[action.stage] else action.stage + hop
-
     def end_of(action):
         if action not in memory:
             rank, at = place[action]
             ready = [0]
             if at:
                 before = rows[rank][at - 1]
-                waits_for_message = not transfers.overlaps and neighbour_of(before) is not None
+                waits_for_message = not transfers.overlaps and goes_to(before, ranks) is not None
                 ready.append(arrival_of(before) if waits_for_message else end_of(before))
             for fact in facts_needed(action, len(ranks)):
                 maker = makers[fact]

@@ -1,6 +1,7 @@
 """The shapes that tests try every schedule in."""
 
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program, shape_of
+from engine.plan.simulate import peak_activations
 
 RANKS = (1, 2, 3, 4, 8, 16)
 
@@ -35,3 +36,9 @@ def programs_of(name, p, v, numbers=None):
             continue
         programs[shape] = build_program(name, p, m, v)
     return programs
+
+
+def peak_in_rank_shares(program):
+    """The most that each rank holds, in microbatches of all its stages together."""
+    share = program.world_size / program.num_stages
+    return [peak * share for peak in peak_activations(program)]

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from schedule_grid import RANKS, families, programs_of, stages_per_rank
+from schedule_grid import RANKS, families, peak_in_rank_shares, programs_of, stages_per_rank
 
 from engine.plan.lower import Policy, lower
 from engine.plan.program import to_csv
@@ -21,7 +21,7 @@ from engine.plan.schedules.registry import (
     read_csv,
     shape_of,
 )
-from engine.plan.simulate import peak_activations, peak_in_rank_shares, simulate, uniform
+from engine.plan.simulate import peak_activations, simulate, uniform
 
 COSTS = [(12, 12, 12), (12, 14, 10), (10, 20, 10), (12, 12, 0)]
 POLICIES = [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 1), (Policy.EARLY, 3)]

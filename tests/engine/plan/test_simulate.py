@@ -20,7 +20,6 @@ from engine.plan.simulate import (
     Held,
     TransferModel,
     peak_activations,
-    peak_in_rank_shares,
     simulate,
     uniform,
 )
@@ -184,8 +183,6 @@ def test_what_is_held_over_time_peaks_where_the_order_says(name, v):
         assert max(one.num_held for one in held) == peak
         assert held[-1].num_held == 0
         assert [one.time_ns for one in held] == sorted(one.time_ns for one in held)
-    share = 4 / simulation.program.num_stages
-    assert peak_in_rank_shares(simulation.program) == [peak * share for peak in peaks]
 
 
 def test_an_activation_is_held_from_its_forwards_start_to_its_weights_end():
