@@ -210,11 +210,11 @@ class _Rendezvous:
             head = self._head(here)
             if head is None:
                 continue
-            there = self._line(self._peer(head), _counterpart(head))
+            there = self._line(self._peer(head), counterpart(head))
             opposite = self._head(there)
             if opposite is None:
                 continue
-            if opposite != _counterpart(head):
+            if opposite != counterpart(head):
                 self._check_same_message(head, opposite)
                 continue
             for end in (head, opposite):
@@ -245,7 +245,7 @@ class _Rendezvous:
         return posted[num_complete] if num_complete < len(posted) else None
 
     def _peer(self, transfer: Action) -> int:
-        return self._program.placement.ranks[_counterpart(transfer).stage]
+        return self._program.placement.ranks[counterpart(transfer).stage]
 
     def _line(self, rank: int, transfer: Action) -> _Line:
         channel = channel_of(transfer)
@@ -294,7 +294,7 @@ class _Rendezvous:
         head = self._head(self._line(rank, action))
         if head is not None and head != action:
             return (rank, head), f"stands in line behind {head}"
-        peer, other = self._peer(action), _counterpart(action)
+        peer, other = self._peer(action), counterpart(action)
         row, position = self._program.actions[peer], self._position[peer]
         if other not in row:
             return None, f"waits for {other} on rank {peer}, which is not there"
@@ -312,8 +312,8 @@ _COUNTERPART = {
 }
 
 
-def _counterpart(transfer: Action) -> Action:
-    """The other end of a message."""
+def counterpart(transfer: Action) -> Action:
+    """The other end of a message: the RECV of a SEND, the SEND of a RECV."""
     op, hop = _COUNTERPART[transfer.op]
     return Action(transfer.stage + hop, op, transfer.microbatch)
 

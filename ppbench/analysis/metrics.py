@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.action import COMPUTE_OPS, Op
 
 STEP_FIGURES = (
     "step_ns",
@@ -108,46 +108,3 @@ def median_step(steps: pd.DataFrame) -> int:
     """The step whose full time is the median (the lower of the two middle ones)."""
     ordered = steps.sort_values(["step_with_optimizer_ns", "step"])
     return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
-
-
-def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
-    """For each span, when it really began.
-
-    A receive is posted long before its message exists. Its bytes can move only when both ends are
-    ready, so it (and its send) begin at the later of the two starts. Other spans begin when they
-    start. Indexed as `spans`.
-    """
-    transfers = _transfers(spans)
-    began = transfers.groupby(_message_of(transfers))["start_ns"].transform("max")
-    return spans["start_ns"].mask(spans.index.isin(transfers.index), began.reindex(spans.index))
-
-
-def settled_end_ns(spans: pd.DataFrame) -> pd.Series:
-    """For each span, when it was over at the latest.
-
-    A message that has been received has been sent, however late the sender's thread was woken to
-    note it; so a send ends no later than its receive. Indexed as `spans`.
-    """
-    transfers = _transfers(spans)
-    is_receive = transfers["op"].isin([op.value for op in RECV_OPS])
-    received = transfers["end_ns"].where(is_receive)
-    arrived = received.groupby(_message_of(transfers)).transform("max")
-    settled = transfers["end_ns"].where(~(arrived < transfers["end_ns"]), arrived)
-    return (
-        spans["end_ns"]
-        .where(~spans.index.isin(transfers.index), settled.reindex(spans.index))
-        .astype("int64")
-    )
-
-
-def _transfers(spans: pd.DataFrame) -> pd.DataFrame:
-    return spans[spans["op"].isin([op.value for op in SEND_OPS | RECV_OPS])]
-
-
-def _message_of(transfers: pd.DataFrame) -> list[pd.Series]:
-    """What the two ends of one message have in common: step, direction, sender, microbatch."""
-    direction = transfers["op"].str[-1]
-    is_send = transfers["op"].isin([op.value for op in SEND_OPS])
-    step_back = direction.map({"F": -1, "B": 1}).astype("int64")
-    sender = transfers["stage"].where(is_send, transfers["stage"] + step_back)
-    return [transfers["step"], direction, sender, transfers["microbatch"]]

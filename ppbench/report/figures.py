@@ -21,7 +21,8 @@ import plotly.graph_objects as go
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.metrics import compute_spans, moving_start_ns
+from ppbench.analysis.metrics import compute_spans
+from ppbench.analysis.transfers import moving_start_ns
 from ppbench.report.cases import Axes, by_case
 from ppbench.report.palette import (
     IDLE_COLOR,

@@ -1,0 +1,102 @@
+"""What the actions and messages of a run cost, on average: what every counterfactual is made from.
+
+Stages are told apart only where the measurement tells them apart. The means of equal stages differ by
+chance, and the slowest of several chance means would pass for an imbalance that is not there; so the
+stages' means are shrunk towards each other by what an analysis of variance leaves to chance
+(James and Stein 1961: by 1 - 1/F), and taken as one where the F test does not reject that at 1 %.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.lower import Channel, channel_of
+from engine.plan.program import Program
+
+SIGNIFICANCE = 0.01
+
+StageCosts = dict[Op, tuple[int, ...]]
+"""By op, the nanoseconds of one microbatch on each stage."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Mean nanoseconds of a computation by op and stage, and of moving a message by channel."""
+
+    by_stage: StageCosts
+    by_channel: dict[Channel, int]
+
+    def compute_ns(self, program: Program) -> dict[Action, int]:
+        """For every computation of a program."""
+        return {a: self.by_stage[a.op][a.stage] for a in _actions(program) if a.op in COMPUTE_OPS}
+
+    def moving_ns(self, lowered: Program) -> dict[Action, int]:
+        """For every SEND of a lowered program."""
+        sends = (a for a in _actions(lowered) if a.op in SEND_OPS)
+        return {send: self.by_channel.get(channel_of(send), 0) for send in sends}
+
+    def balanced(self) -> Costs:
+        """The same work on equal stages."""
+        equal = {op: _equal(costs) for op, costs in self.by_stage.items()}
+        return Costs(equal, self.by_channel)
+
+
+def _actions(program: Program) -> Iterable[Action]:
+    return (action for row in program.actions for action in row)
+
+
+def _equal(costs: tuple[int, ...]) -> tuple[int, ...]:
+    return (round(sum(costs) / len(costs)),) * len(costs)
+
+
+def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
+    """The mean costs of the measured steps; `messages` as `ppbench.analysis.transfers` makes them.
+
+    A stage without an action of some op costs nothing there.
+    """
+    compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
+    duration = compute["end_ns"] - compute["start_ns"]
+    by_stage = {
+        Op(str(op)): _of_stages(duration[of_op.index], of_op["stage"], num_stages)
+        for op, of_op in compute.groupby("op")
+    }
+    means = messages.groupby(["source", "target"])["moving_ns"].mean()
+    by_channel = {Channel(*key): round(mean) for key, mean in _items(means)}
+    return Costs(by_stage, by_channel)
+
+
+def _items(means: pd.Series) -> Iterable[tuple[tuple[int, int], float]]:
+    for key, mean in means.items():
+        assert isinstance(key, tuple)
+        yield (int(key[0]), int(key[1])), float(mean)
+
+
+def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int, ...]:
+    samples = {int(str(s)): values.to_numpy() for s, values in duration.groupby(stage)}
+    means = {s: float(values.mean()) for s, values in samples.items()}
+    weight = share_of_difference(samples)
+    overall = float(np.mean(list(means.values())))
+    shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
+    return tuple(shrunk.get(s, 0) for s in range(num_stages))
+
+
+def share_of_difference(samples: Mapping[int, np.ndarray]) -> float:
+    """How much of the difference between the groups' means is theirs rather than chance, 0 to 1."""
+    from scipy.stats import f_oneway
+
+    groups = list(samples.values())
+    if len(groups) < 2 or min(map(len, groups)) < 2:
+        return 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # groups without any variance
+        test = f_oneway(*groups)
+    if np.isinf(test.statistic):
+        return 1.0
+    is_chance = np.isnan(test.statistic) or test.pvalue > SIGNIFICANCE
+    return 0.0 if is_chance else float(1 - 1 / test.statistic)

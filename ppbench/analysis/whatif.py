@@ -1,0 +1,150 @@
+"""What a run's step would take if something were different, at the costs that were measured.
+
+Each answer is a replay of a program with the run's mean costs, so it compares with the run as
+modelled, not as measured: what the model leaves out (jitter, the host between actions) is left out of
+every one of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.plan.action import Op
+from engine.plan.lower import Channel, Policy, lower
+from engine.plan.program import Program
+from engine.plan.replay import Replay, replay
+from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
+from engine.plan.simulate import peak_activations
+from ppbench.analysis.costs import Costs, StageCosts
+
+HALVES_NOTE = "I and W are taken as half of B each: this run did not split its backward."
+
+
+@dataclass(frozen=True)
+class Posting:
+    """Where receives are posted; see `engine.plan.lower`."""
+
+    policy: Policy
+    look_ahead: int
+
+    def lower(self, program: Program) -> Program:
+        """The program with its transfers. Raises ProgramError if it could hang."""
+        return lower(program, self.policy, self.look_ahead)
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One answer. `held` is in microbatches of a rank's whole share of the model."""
+
+    question: str
+    step_ns: int
+    bubble_fraction: float
+    held: float
+
+
+@dataclass(frozen=True)
+class NotAsked:
+    """A schedule that this run's shape does not fit, and why."""
+
+    question: str
+    reason: str
+
+
+def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
+    """The run itself, for the others to be compared with."""
+    return _answer("as it is", _replayed(lowered, costs))
+
+
+def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
+    """The program that ran, with perfect balance, with free transfers, and with both."""
+    balanced, free = costs.balanced(), Costs(costs.by_stage, {})
+    yield _answer("perfect balance", _replayed(lowered, balanced))
+    yield _answer("free transfers", _replayed(lowered, free))
+    yield _answer("both", _replayed(lowered, Costs(balanced.by_stage, {})))
+
+
+def other_schedules(
+    lowered: Program, costs: Costs, posting: Posting
+) -> Iterator[WhatIf | NotAsked]:
+    """Every other registered schedule at the same ranks and microbatches.
+
+    A schedule with another number of stages gets the same model cut more finely or more coarsely: a
+    stage's cost is taken as spread evenly over it. A message costs what those of its direction cost
+    here.
+    """
+    for name, schedule in SCHEDULES.items():
+        v = schedule.stages_per_rank.default
+        question = f"{name}, {v} stages per rank" if v > 1 else name
+        if name == lowered.schedule and v * lowered.world_size == lowered.num_stages:
+            continue
+        try:
+            program = build_program(name, lowered.world_size, lowered.num_microbatches, v)
+        except ScheduleError as error:
+            yield NotAsked(question, str(error))
+            continue
+        recut = _recut(costs, program.num_stages)
+        yield _answer(question, _replayed(posting.lower(program), recut))
+
+
+def needs_halves(costs: Costs) -> bool:
+    """Whether the halves of the backward are not known (see HALVES_NOTE)."""
+    return Op.I not in costs.by_stage
+
+
+def _replayed(lowered: Program, costs: Costs) -> Replay:
+    return replay(lowered, costs.compute_ns(lowered), costs.moving_ns(lowered))
+
+
+def _answer(question: str, replayed: Replay) -> WhatIf:
+    program, makespan_ns = replayed.program, replayed.makespan_ns
+    capacity_ns = program.world_size * makespan_ns
+    share = program.world_size / program.num_stages
+    held = max(peak_activations(program.compute_only())) * share
+    return WhatIf(question, makespan_ns, sum(replayed.idle_ns()) / max(1, capacity_ns), held)
+
+
+def _recut(costs: Costs, num_stages: int) -> Costs:
+    by_stage = {op: _spread(of, num_stages) for op, of in _with_every_op(costs.by_stage).items()}
+    by_channel = {
+        Channel(stage, stage + hop): _mean_of_direction(costs, hop)
+        for hop in (1, -1)
+        for stage in range(num_stages)
+    }
+    return Costs(by_stage, by_channel)
+
+
+def _with_every_op(by_stage: StageCosts) -> StageCosts:
+    """F, B, I and W: the backward from its halves, or the halves from the backward."""
+    forward, whole = by_stage[Op.F], by_stage.get(Op.B)
+    first, second = by_stage.get(Op.I), by_stage.get(Op.W)
+    if first is None or second is None:
+        assert whole is not None  # a program has a backward of one kind or the other
+        first = tuple(ns // 2 for ns in whole)
+        second = tuple(ns - half for ns, half in zip(whole, first, strict=True))
+    both = tuple(i + w for i, w in zip(first, second, strict=True))
+    if whole is None:
+        whole = both
+    else:  # stages that did one kind only
+        whole = tuple(ns or halves for ns, halves in zip(whole, both, strict=True))
+        first = tuple(i or ns // 2 for i, ns in zip(first, whole, strict=True))
+        second = tuple(w or ns - ns // 2 for w, ns in zip(second, whole, strict=True))
+    return {Op.F: forward, Op.B: whole, Op.I: first, Op.W: second}
+
+
+def _spread(costs: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+    """The same total, the model being cut into another number of equal slices."""
+    edges = [cut * len(costs) / num_stages for cut in range(num_stages + 1)]
+    return tuple(
+        round(sum(ns * _overlap(begin, end, stage) for stage, ns in enumerate(costs)))
+        for begin, end in zip(edges, edges[1:], strict=False)
+    )
+
+
+def _overlap(begin: float, end: float, stage: int) -> float:
+    return max(0.0, min(end, stage + 1) - max(begin, stage))
+
+
+def _mean_of_direction(costs: Costs, hop: int) -> int:
+    known = [ns for channel, ns in costs.by_channel.items() if channel.target - channel.source == hop]
+    return round(sum(known) / len(known)) if known else 0
