@@ -31,8 +31,13 @@ class EmulatedTrainer:
         self.program = lowered_of(self.config)
         self._clock = fabric.clock
         ranks = self.program.placement.ranks
+        edges = edges_of(self.program)
+        wake_on_time()  # before the channels' threads, which inherit it
         self._channels = fabric.open_channels(
-            edges_of(self.program), ranks, with_shapes=self.config.data.is_variable
+            edges,
+            ranks,
+            with_shapes=self.config.data.is_variable,
+            delays_ns=emulation.delays_ns(edges),
         )
         messages = agreement.messages
         self.stages = {
@@ -48,7 +53,6 @@ class EmulatedTrainer:
             self.program, self.rank, self.stages, self._channels, self._clock, messages
         )
         self._batch = self._nominal_batch()
-        wake_on_time()
 
     def step(self, step: int) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""

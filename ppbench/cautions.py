@@ -20,6 +20,10 @@ class Caution(Enum):
         "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
         "machine or raise measure.steps."
     )
+    unsettled_steps = (
+        "Steps were still getting faster when measuring began. Raise measure.max_warmup_steps, and "
+        "measure.warmup_steps to begin later."
+    )
     behind_plan = (
         "The emulated step took over 5 % longer than planned: what the machine itself needs for "
         "messages and switching shows. Raise the emulated times, use fewer ranks or smaller "
@@ -47,6 +51,7 @@ def cautions_for(
     warmup_steps: int,
     num_steps: int,
     relative_deviation: float,
+    has_settled: bool = True,
     over_plan: float = 1.0,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
@@ -57,6 +62,7 @@ def cautions_for(
     holds = {
         Caution.oversubscribed: is_oversubscribed,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
+        Caution.unsettled_steps: not has_settled,
         Caution.behind_plan: over_plan > MAX_OVER_PLAN,
         Caution.few_steps: num_steps < MIN_STEPS,
         Caution.no_warmup: warmup_steps == 0,

@@ -4,6 +4,7 @@
     results/steps/<run_id>.parquet   a row per measured step
     results/ranks/<run_id>.parquet   a row per rank
     results/spans/<run_id>.parquet   a row per timed action
+    results/.../<run_id>.parquet     what was made of them, or measured beside: see TABLES
 
 A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
 One file per run, so that sweeps never write the same file and a crash costs one run at most.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +28,11 @@ from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import VARIABLE, Case
 from ppbench.errors import StoreError, UsageError
 
-SCHEMA_VERSION = 3
-"""Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name any model and
-`seq_len` may be 0. Since 3 a rank may have several stages, `device` may be `emulated` and figures
-of memory may be null. Settings and figures added later are absent from older files."""
+SCHEMA_VERSION = 4
+"""Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name
+any model and `seq_len` may be 0. Since 3 a rank may have several stages, `device` may be `emulated`
+and figures of memory may be null. Since 4 a run tells where its idle time went, in columns and
+tables of their own. Settings and figures added later are absent from older files."""
 LAST = "last"
 
 
@@ -85,6 +87,8 @@ _CASE_MEANINGS = {
     "emulated_F_ms": "forward of a rank's share, or of each stage; milliseconds, JSON list",
     "emulated_I_ms": "input-gradient half of the backward, likewise",
     "emulated_W_ms": "weight-gradient half of the backward, likewise",
+    "emulated_link_ms": "by how much longer each message takes, or those of each link from a stage "
+    "to the next; milliseconds, JSON list",
     "emulated_jitter": "standard deviation of an emulated duration over its mean",
     "emulated_seed": "seed of the jitter",
 }
@@ -116,7 +120,8 @@ RUNS: tuple[Column, ...] = (
     Column("error", pa.string(), "what went wrong, when status is not `ok`"),
     Column("created_at", pa.string(), "when the run ended, ISO 8601, UTC"),
     *_case_columns(),
-    Column("measure_warmup_steps", pa.int64(), "steps run before measuring"),
+    Column("measure_warmup_steps", pa.int64(), "steps to run before measuring, at least"),
+    Column("measure_max_warmup_steps", pa.int64(), "and at most, while steps get faster"),
     Column("measure_steps", pa.int64(), "measured steps"),
     Column("measure_launches", pa.int64(), "launches that the sweep asked for"),
     Column(
@@ -139,6 +144,35 @@ RUNS: tuple[Column, ...] = (
     ),
     Column("planned_step_ns", pa.int64(), "simulated step_ns of an emulated run"),
     Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),
+    Column("step_ns_low", pa.float64(), "95 % interval of the median step_ns: its lower end"),
+    Column("step_ns_high", pa.float64(), "its upper end; null for fewer than 6 steps"),
+    Column("tokens_per_s_low", pa.float64(), "95 % interval of the median tokens_per_s: lower end"),
+    Column("tokens_per_s_high", pa.float64(), "its upper end; null for fewer than 6 steps"),
+    Column("num_outliers", pa.int64(), "measured steps that stand apart; they are kept"),
+    Column("num_warmup_steps", pa.int64(), "steps that were run before measuring"),
+    Column("warmup_step_ns", pa.string(), "what each of them took on rank 0's clock, JSON list"),
+    Column(
+        "modelled_step_ns",
+        pa.int64(),
+        "step_ns predicted by replaying the program with the run's own mean costs and transfers",
+    ),
+    Column("modelled_bubble_fraction", pa.float64(), "bubble_fraction of that prediction"),
+    Column("model_residual", pa.float64(), "step_ns / modelled_step_ns - 1"),
+    Column("bubble_mean", pa.float64(), "idle time of all measured steps over their rank-time"),
+    Column("bubble_structure", pa.float64(), "part of bubble_mean: equal stages, free transfers"),
+    Column("bubble_imbalance", pa.float64(), "part that the stages' mean costs add"),
+    Column("bubble_transfer", pa.float64(), "part that mean transfers add"),
+    Column("bubble_jitter", pa.float64(), "part that each action's and message's own time adds"),
+    Column("bubble_launch_gap", pa.float64(), "the rest: the host between actions"),
+    Column(
+        "op_costs_ns",
+        pa.string(),
+        "mean cost of one microbatch by op and stage, JSON; stages that chance alone tells apart "
+        "are equal",
+    ),
+    Column(
+        "op_variation", pa.float64(), "root mean square deviation of actions from those, relative"
+    ),
     Column(
         "peak_memory_bytes",
         pa.int64(),
@@ -150,7 +184,11 @@ RUNS: tuple[Column, ...] = (
         "most activations held by one rank at once, each of one microbatch of one stage",
     ),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
-    Column("last_loss", pa.float64(), "loss per token of the last measured step"),
+    Column(
+        "last_loss",
+        pa.float64(),
+        "loss per token of step measure_warmup_steps + measure_steps, which every run makes",
+    ),
     Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
     Column("num_stages", pa.int64(), "stages of the pipeline"),
     Column("layers_per_stage", pa.string(), "layers of each stage, JSON list"),
@@ -163,7 +201,11 @@ RUNS: tuple[Column, ...] = (
     ),
     Column("transport", pa.string(), "what moved the messages: `gloo`, `nccl`, `none`, ..."),
     Column("cautions", pa.string(), "names of the cautions, comma-separated; empty if none"),
-    Column("program", pa.string(), "the program that ran, before lowering, JSON"),
+    Column(
+        "program",
+        pa.string(),
+        "the program that ran, JSON; before lowering, unless its file has transfers of its own",
+    ),
     Column("commit", pa.string(), "commit of the repository around the sweep file"),
     Column("branch", pa.string(), "its branch"),
     Column("is_dirty", pa.bool_(), "whether that work tree had uncommitted changes"),
@@ -185,6 +227,7 @@ STEPS: tuple[Column, ...] = (
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span"),
     Column("loss", pa.float64(), "mean loss per token"),
+    Column("is_outlier", pa.bool_(), "whether the step's full time stands apart from the others'"),
 )
 RANKS: tuple[Column, ...] = (
     _RUN_ID,
@@ -220,16 +263,55 @@ _SPAN_MEANINGS = {
     "end_ns": (pa.int64(), "end on the same clock; a send ends no later than its receive"),
     "num_bytes": (pa.int64(), "bytes moved by a transfer; 0 for compute"),
 }
+_OF_SPAN = tuple(Column(name, *_SPAN_MEANINGS[name]) for name in SPAN_COLUMNS)
 SPANS: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
-    *(Column(name, *_SPAN_MEANINGS[name]) for name in SPAN_COLUMNS),
+    *_OF_SPAN,
+    Column(
+        "waiting_ns",
+        pa.int64(),
+        "how long a transfer waited for its peer or its channel; what is left moved bytes",
+    ),
+)
+PLANNED: tuple[Column, ...] = (_RUN_ID, _VERSION, *_OF_SPAN[:-1])
+ATTRIBUTION: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("step", pa.int64(), "number of the step"),
+    Column("rank", pa.int64(), "rank in the pipeline"),
+    Column("idle_ns", pa.int64(), "step_ns - time in F, B, I and W"),
+    Column("structure_ns", pa.int64(), "idle with equal stages and free transfers"),
+    Column("imbalance_ns", pa.int64(), "more idle with the stages' mean costs"),
+    Column("transfer_ns", pa.int64(), "more idle with the channels' mean transfers"),
+    Column("jitter_ns", pa.int64(), "more idle with each action's and message's own time"),
+    Column("launch_gap_ns", pa.int64(), "the rest; the five parts add up to idle_ns"),
+    Column("warmup_ns", pa.int64(), "idle before the rank's first backward begins"),
+    Column("steady_ns", pa.int64(), "idle between; the three phases add up to idle_ns"),
+    Column("cooldown_ns", pa.int64(), "idle after the rank's last forward and first backward"),
+)
+EDGES: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("source", pa.int64(), "sending stage"),
+    Column("target", pa.int64(), "receiving stage"),
+    Column("source_rank", pa.int64(), "its rank"),
+    Column("target_rank", pa.int64(), "its rank"),
+    Column("num_messages", pa.int64(), "messages of a step"),
+    Column("num_bytes", pa.float64(), "bytes of a message, mean"),
+    Column("bytes_per_s", pa.float64(), "all bytes over all the time in which they moved"),
+    Column("moving_ns", pa.float64(), "time in which the bytes of a message moved, mean"),
+    Column("sender_waiting_ns", pa.float64(), "time for which a send waited first, mean"),
+    Column("receiver_waiting_ns", pa.float64(), "time for which a receive waited first, mean"),
 )
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     "steps": STEPS,
     "ranks": RANKS,
     "spans": SPANS,
+    "planned": PLANNED,
+    "attribution": ATTRIBUTION,
+    "edges": EDGES,
 }
 Row = Mapping[str, object]
 
@@ -265,19 +347,15 @@ class Store:
         self.folder = folder
         self._on_skip = on_skip
 
-    def write_run(
-        self, run: Row, steps: pd.DataFrame, ranks: Sequence[Row], spans: pd.DataFrame
-    ) -> None:
-        """Store one run. `run` must hold a `run_id`; columns that are left out are null."""
+    def write_run(self, run: Row, tables: Mapping[str, pd.DataFrame]) -> None:
+        """Store one run: its row, and its part of the other tables by their names.
+
+        `run` must hold a `run_id`; columns that are left out are null.
+        """
         run_id = str(run["run_id"])
-        tables = {
-            "spans": spans,
-            "ranks": pd.DataFrame(list(ranks)),
-            "steps": steps,
-            "runs": pd.DataFrame([run]),
-        }
         for name, frame in tables.items():
             self._write(name, run_id, frame)
+        self._write("runs", run_id, pd.DataFrame([run]))
 
     def _write(self, name: str, run_id: str, frame: pd.DataFrame) -> None:
         path = self.folder / name / f"{run_id}.parquet"
@@ -303,7 +381,7 @@ class Store:
         return self._read("runs", paths)
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
-        """`steps`, `ranks` or `spans` of the given runs."""
+        """The rows that the given runs have in a table; none where a run has no part in it."""
         paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
         return self._read(name, [path for path in paths if path.exists()])
 

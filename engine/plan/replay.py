@@ -1,10 +1,10 @@
 """Runs a lowered program in time with a duration for every single action and message.
 
-`engine.plan.simulate` answers what a program would do if every stage had one cost; this answers what
-it did, or would have done with some of its times changed: the question behind "where did the idle
-time go". It keeps to what the executor does. A rank does one computation at a time in the order of
-its row; SEND and RECV only stand in line. A message moves once both ends are ready and the message
-before it has left their channel:
+`engine.plan.simulate` answers what a program would do if every stage had one cost; this answers
+what it did, or would have done with some of its times changed: the question behind "where did the
+idle time go". It keeps to what the executor does. A rank does one computation at a time in the
+order of its row; SEND and RECV only stand in line. A message moves once both ends are ready and the
+message before it has left their channel:
 
     rank 0   F0 |SEND0  F1
     rank 1      |RECV0  ...............  F0

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from engine.model.stage_module import Message
 from engine.plan.action import Action, Op
+from engine.plan.lower import Channel as Edge
 from engine.plan.simulate import Durations
 from engine.run.stage import Tensors, gradient_message
 
@@ -26,7 +28,7 @@ _PR_SET_TIMERSLACK = 29  # in nanoseconds; see prctl(2)
 
 @dataclass(frozen=True)
 class Emulation:
-    """How long each stage takes, and how much that varies.
+    """How long each stage takes, and how much that varies; how much longer messages take.
 
     A duration is multiplied by 1 + `jitter` times a standard normal number, and by no less than 0.
     The numbers follow from `seed`, the step and the action.
@@ -35,6 +37,11 @@ class Emulation:
     durations: Durations
     jitter: float = 0.0
     seed: int = 0
+    link_ns: tuple[int, ...] = ()  # of the link from each stage to the next, both ways
+
+    def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
+        """By how much the messages of each edge are held up."""
+        return {edge: self.link_ns[min(edge)] for edge in edges} if self.link_ns else {}
 
     @functools.cached_property
     def _by_op(self) -> dict[Op, tuple[int, ...]]:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -143,10 +144,14 @@ class HostChannel:
         tag: int,
         device: torch.device,
         shapes: Shapes | None,
+        delay_ns: int = 0,
     ) -> None:
-        """`shapes` are sent and expected ahead of each message; None where they never vary."""
+        """`shapes` are sent and expected ahead of each message; None where they never vary.
+
+        `delay_ns`: each message takes so much longer, on both ends; one at a time.
+        """
         self._group, self._peer, self._tag, self._device = group, peer, tag, device
-        self._shapes = shapes
+        self._shapes, self._delay_ns = shapes, delay_ns
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
         self._is_staged = device.type == "cuda"
         self._transfers: list[Transfer] = []
@@ -255,6 +260,8 @@ class HostChannel:
             work.wait()
         if message.shapes is not None and not message.is_incoming:
             message.shapes.work.wait()
+        if self._delay_ns:
+            time.sleep(self._delay_ns / 1e9)
         message.transfer.end = self._clock.mark()
         (self._arrived if message.is_incoming else self._sent).put(message)
 
@@ -420,11 +427,17 @@ class Fabric:
         torch.cuda.synchronize(self.device)
 
     def open_channels(
-        self, edges: list[Edge], ranks: tuple[int, ...], *, with_shapes: bool
+        self,
+        edges: list[Edge],
+        ranks: tuple[int, ...],
+        *,
+        with_shapes: bool,
+        delays_ns: Mapping[Edge, int] | None = None,
     ) -> dict[Edge, Channel]:
         """This rank's end of each edge that it has one of; all must have been connected.
 
-        `with_shapes`: each message's shapes travel ahead of it.
+        `with_shapes`: each message's shapes travel ahead of it. `delays_ns`: by how much longer
+        the messages of an edge shall take, for emulation over gloo.
         """
         me = dist.get_rank() if dist.is_initialized() else 0
         channels: dict[Edge, Channel] = {}
@@ -435,16 +448,22 @@ class Fabric:
                 assert self._host_group is not None
                 shapes = Shapes(self._host_group, peer, len(edges) + tag) if with_shapes else None
                 group = self._nccl_groups.get((edge, source, target))
-                channels[edge] = self._open(group, peer, tag, shapes)
+                delay_ns = (delays_ns or {}).get(edge, 0)
+                channels[edge] = self._open(group, peer, tag, shapes, delay_ns)
         return channels
 
     def _open(
-        self, group: dist.ProcessGroup | None, peer: int, tag: int, shapes: Shapes | None
+        self,
+        group: dist.ProcessGroup | None,
+        peer: int,
+        tag: int,
+        shapes: Shapes | None,
+        delay_ns: int,
     ) -> Channel:
         if group is not None:
             return NcclChannel(group, peer, self.device, self.clock, shapes)
         assert self._host_group is not None
-        return HostChannel(self._host_group, peer, tag, self.device, shapes)
+        return HostChannel(self._host_group, peer, tag, self.device, shapes, delay_ns)
 
     def sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
         """Add the ranks' tensors in place. Blocks until all are here; equal bit for bit."""

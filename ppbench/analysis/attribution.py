@@ -1,7 +1,7 @@
 """Where every idle nanosecond went.
 
-The idle time of a step is that of all ranks: ranks x step - computation. It is split by replaying the
-program with one more of the run's own times put in at each stage, and taking the differences:
+The idle time of a step is that of all ranks: ranks x step - computation. It is split by replaying
+the program with one more of the run's own times put in at each stage, and taking the differences:
 
     1  equal stages, free transfers               idle: what the schedule itself leaves
     2  the stages' mean costs                     more: stage imbalance
@@ -10,8 +10,8 @@ program with one more of the run's own times put in at each stage, and taking th
     5  the step as it was measured                more: launch gaps, the host between actions
 
 So the parts add up to the measured bubble to the nanosecond, for each rank and each step, whatever
-the model leaves out; that is in the last one. A part can be negative: a rank with more than its share
-of work idles less than the schedule alone would have it.
+the model leaves out; that is in the last one. A part can be negative: a rank with more than its
+share of work idles less than the schedule alone would have it.
 
 The same idle time by phase: warm-up until the rank's first backward begins, cool-down from its last
 forward's end (or from there, if that is later), steady state between.
@@ -19,6 +19,7 @@ forward's end (or from there, if that is later), steady state between.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,8 +52,8 @@ class Attribution:
 def attribute(spans: pd.DataFrame, lowered: Program, step_ns: pd.Series) -> Attribution:
     """Split the idle time of the measured steps.
 
-    `spans` has the columns of `engine.plan.spans.Span` for whole steps of `lowered`, the program with
-    its transfers; `step_ns` is indexed by step (see `ppbench.analysis.metrics.step_figures`).
+    `spans` has the columns of `engine.plan.spans.Span` for whole steps of `lowered`, the program
+    with its transfers; `step_ns` is indexed by step (see `ppbench.analysis.metrics.step_figures`).
     """
     moved = messages(spans)
     costs = measured_costs(spans, moved, lowered.num_stages)
@@ -101,7 +102,7 @@ def _rows(
         own = by_rank.get(rank, compute.iloc[:0])
         idle_ns = step_ns - int((own["end_ns"] - own["start_ns"]).sum())
         totals = [0, *replayed, idle_ns]
-        parts = (later - earlier for earlier, later in zip(totals, totals[1:], strict=False))
+        parts = (later - earlier for earlier, later in itertools.pairwise(totals))
         phases = _phases(own, began_ns, step_ns, idle_ns)
         named = {**dict(zip(PARTS, parts, strict=True)), **dict(zip(PHASES, phases, strict=True))}
         rows.append({"step": step, "rank": rank, "idle_ns": idle_ns, **named})

@@ -1,8 +1,8 @@
 """What the actions and messages of a run cost, on average: what every counterfactual is made from.
 
-Stages are told apart only where the measurement tells them apart. The means of equal stages differ by
-chance, and the slowest of several chance means would pass for an imbalance that is not there; so the
-stages' means are shrunk towards each other by what an analysis of variance leaves to chance
+Stages are told apart only where the measurement tells them apart. The means of equal stages differ
+by chance, and the slowest of several chance means would pass for an imbalance that is not there; so
+the stages' means are shrunk towards each other by what an analysis of variance leaves to chance
 (James and Stein 1961: by 1 - 1/F), and taken as one where the F test does not reject that at 1 %.
 """
 
@@ -84,6 +84,15 @@ def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[
     overall = float(np.mean(list(means.values())))
     shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
     return tuple(shrunk.get(s, 0) for s in range(num_stages))
+
+
+def variation(spans: pd.DataFrame, costs: Costs) -> float:
+    """How far computations are from their costs: root mean square over that of the costs."""
+    compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
+    pairs = zip(compute["op"], compute["stage"], strict=True)
+    expected = np.array([costs.by_stage[Op(op)][stage] for op, stage in pairs], dtype=float)
+    deviation = (compute["end_ns"] - compute["start_ns"]).to_numpy() - expected
+    return float(np.sqrt((deviation**2).sum() / max(1.0, (expected**2).sum())))
 
 
 def share_of_difference(samples: Mapping[int, np.ndarray]) -> float:

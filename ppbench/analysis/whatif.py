@@ -1,12 +1,13 @@
 """What a run's step would take if something were different, at the costs that were measured.
 
 Each answer is a replay of a program with the run's mean costs, so it compares with the run as
-modelled, not as measured: what the model leaves out (jitter, the host between actions) is left out of
-every one of them alike.
+modelled, not as measured: what the model leaves out (jitter, the host between actions) is left out
+of every one of them alike.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -137,7 +138,7 @@ def _spread(costs: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     edges = [cut * len(costs) / num_stages for cut in range(num_stages + 1)]
     return tuple(
         round(sum(ns * _overlap(begin, end, stage) for stage, ns in enumerate(costs)))
-        for begin, end in zip(edges, edges[1:], strict=False)
+        for begin, end in itertools.pairwise(edges)
     )
 
 
@@ -146,5 +147,7 @@ def _overlap(begin: float, end: float, stage: int) -> float:
 
 
 def _mean_of_direction(costs: Costs, hop: int) -> int:
-    known = [ns for channel, ns in costs.by_channel.items() if channel.target - channel.source == hop]
+    known = [
+        ns for channel, ns in costs.by_channel.items() if channel.target - channel.source == hop
+    ]
     return round(sum(known) / len(known)) if known else 0

@@ -59,6 +59,7 @@ class Case:
     emulated_F_ms: tuple[float, ...] = ()  # noqa: N815  # an op's name
     emulated_I_ms: tuple[float, ...] = ()  # noqa: N815
     emulated_W_ms: tuple[float, ...] = ()  # noqa: N815
+    emulated_link_ms: tuple[float, ...] = ()
     emulated_jitter: float = 0.0
     emulated_seed: int = 0
 
@@ -102,9 +103,15 @@ class Measure:
     """How a case is measured. Not part of its identity."""
 
     warmup_steps: int = 3
+    max_warmup_steps: int = 20
     steps: int = 10
     launches: int = 1
     verify: bool = False
+
+    @property
+    def has_adaptive_warmup(self) -> bool:
+        """Whether warm-up goes on until steps have settled, up to its bound."""
+        return 0 < self.warmup_steps < self.max_warmup_steps
 
     def settings(self) -> dict[str, Setting]:
         """Column -> value, in the order of the fields."""

@@ -117,8 +117,9 @@ def _of_transfers(case: Case) -> Iterator[Problem]:
 def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
     times = {op: getattr(case, f"emulated_{op}_ms") for op in "FIW"}
     if not case.is_emulated:
-        if any(times.values()) or case.emulated_jitter or case.emulated_seed:
-            key = next((f"emulated.{op}_ms" for op in "FIW" if times[op]), "emulated.jitter")
+        given = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
+        if any(given.values()) or case.emulated_jitter or case.emulated_seed:
+            key = next((f"emulated.{name}" for name in given if given[name]), "emulated.jitter")
             yield Problem(key, 'has a meaning only with device = "emulated"')
         return
     for op, milliseconds in times.items():
@@ -130,7 +131,15 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
             yield Problem(key, f"{message}; give one number, or one for each stage")
     if not any(map(any, times.values())):
         yield Problem("emulated.F_ms", "is 0, as are I_ms and W_ms: there is nothing to measure")
+    yield from _of_emulated_links(case)
     yield from _of_emulated_model(case, measure)
+
+
+def _of_emulated_links(case: Case) -> Iterator[Problem]:
+    num_links, given = num_stages_of(case) - 1, len(case.emulated_link_ms)
+    if given > 1 and given != num_links:
+        message = f"{given} times for {num_links} links between {num_stages_of(case)} stages"
+        yield Problem("emulated.link_ms", f"{message}; give one number, or one for each link")
 
 
 def _of_emulated_model(case: Case, measure: Measure) -> Iterator[Problem]:

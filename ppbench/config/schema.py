@@ -176,6 +176,7 @@ class TrainSection(_Section):
 
 class MeasureSection(_Section):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    max_warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     steps: Count = 10
     launches: Annotated[int, Field(ge=1, le=1000)] = 1
     verify: bool = False
@@ -194,6 +195,7 @@ class EmulatedSection(_Section):
     F_ms: Milliseconds = ()
     I_ms: Milliseconds = ()
     W_ms: Milliseconds = ()
+    link_ms: Milliseconds = ()
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Seed = 0
 

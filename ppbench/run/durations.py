@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from engine.plan.action import SEND_OPS
+from engine.plan.lower import Policy, channel_of, lower
+from engine.plan.program import Program
+from engine.plan.replay import replay
 from engine.plan.simulate import Durations, Simulation, simulate, uniform
 from ppbench.config.case import Case
 from ppbench.config.possible import num_stages_of, program_of
@@ -27,6 +31,28 @@ def _by_stage(milliseconds: tuple[float, ...], num_stages: int, share: float) ->
         return tuple(round(ms * NS_PER_MS) for ms in milliseconds)
     (of_a_rank,) = milliseconds
     return (round(of_a_rank * NS_PER_MS * share),) * num_stages
+
+
+def link_ns_of(case: Case) -> tuple[int, ...]:
+    """By how much an emulated link holds up each message, from each stage to the next."""
+    listed = tuple(round(ms * NS_PER_MS) for ms in case.emulated_link_ms)
+    return listed * (num_stages_of(case) - 1) if len(listed) == 1 else listed
+
+
+def lowered_of(case: Case) -> Program:
+    """The case's program with its transfers."""
+    return lower(program_of(case), Policy(case.transfer_policy), case.transfer_look_ahead)
+
+
+def planned_step_ns(case: Case) -> int:
+    """The step of an emulated case as it was asked for, its slow links included."""
+    lowered, links = lowered_of(case), link_ns_of(case)
+    by_op = durations_of(case).by_op()
+    actions = [action for row in lowered.actions for action in row]
+    compute_ns = {a: by_op[a.op][a.stage] for a in actions if a.op in by_op}
+    sends = [a for a in actions if a.op in SEND_OPS] if links else []
+    moving_ns = {send: links[min(channel_of(send))] for send in sends}
+    return replay(lowered, compute_ns, moving_ns).makespan_ns
 
 
 def simulated(case: Case) -> Simulation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,16 +10,18 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.plan.program import to_json
+from engine.plan.spans import COLUMNS
 from ppbench import __version__
-from ppbench.analysis.metrics import (
-    rank_figures,
-    run_figures,
-    settled_end_ns,
-    step_figures,
-)
+from ppbench.analysis.attribution import PARTS, Attribution, attribute
+from ppbench.analysis.costs import variation
+from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.analysis.stats import has_settled, is_outlier, median_interval
+from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_ns
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
-from ppbench.run.durations import simulated
+from ppbench.config.possible import program_of
+from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.store import Store
@@ -40,46 +43,115 @@ class CaseResult:
 
     ranks: list[RankResult]
     facts: dict[str, object]  # columns of `runs`
+    warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
 
 
 def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float:
     """Store a case that ran; returns its tokens per second."""
     case = item.case
-    spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
-    spans[["start_ns", "end_ns"]] -= spans["start_ns"].min()
-    spans["end_ns"] = settled_end_ns(spans)
-    tokens_of_step = dict(enumerate(result.ranks[0].num_tokens))
-    steps = step_figures(spans, case.world_size, tokens_of_step)
-    losses = _losses(result)
-    steps["loss"] = [losses[step] for step in steps["step"]]
+    spans = _spans_of(result)
+    steps = _steps_of(spans, case, result)
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
-    ranks = [
-        {**rank.facts, **figures}
-        for rank, figures in zip(result.ranks, by_rank.to_dict("records"), strict=True)
-    ]
-    peaks = [rank["peak_memory_bytes"] for rank in ranks]
-    figures, theory = run_figures(steps), simulated(case)
+    ranks = pd.DataFrame([rank.facts for rank in result.ranks]).assign(**by_rank)
+    figures = run_figures(steps)
+    attribution = attribute(spans, lowered_of(case), steps.set_index("step")["step_ns"])
+    planned_ns = planned_step_ns(case) if case.is_emulated else None
     run = {
         **_row_of(job, item),
         **result.facts,
         **figures,
+        **_intervals(steps),
+        **_shares(attribution, steps, figures["step_ns"]),
+        **_peaks(ranks),
+        **_losses(item, result),
         "run_id": run_id,
         "status": "ok",
+        "program": to_json(program_of(case)),
         "tokens_per_step": int(steps["num_tokens"].median()),
-        "bubble_fraction_theory": theory.bubble_fraction,
-        "planned_step_ns": theory.makespan_ns if case.is_emulated else None,
-        "peak_memory_bytes": max((p for p in peaks if p is not None), default=None),
-        "peak_held_microbatches": max(rank["peak_held_microbatches"] for rank in ranks),
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "cautions": _cautions(item, figures, theory.makespan_ns),
+        "bubble_fraction_theory": simulated(case).bubble_fraction,
+        "planned_step_ns": planned_ns,
+        "op_variation": variation(spans, attribution.costs),
+        "num_warmup_steps": len(result.warmup_step_ns),
+        "warmup_step_ns": json.dumps(result.warmup_step_ns),
+        "cautions": _cautions(item, figures, planned_ns, result),
     }
-    Store(Path(job.results)).write_run(run, steps, ranks, spans)
+    tables = {
+        "spans": spans.assign(waiting_ns=waiting_ns(spans)),
+        "steps": steps,
+        "ranks": ranks,
+        "planned": _planned_spans(attribution),
+        "attribution": attribution.rows,
+        "edges": edges(messages(spans)),
+    }
+    Store(Path(job.results)).write_run(run, tables)
     return figures["tokens_per_s"]
 
 
-def _losses(result: CaseResult) -> list[float | None]:
-    """Of every step, from the rank that has the last stage; all None where there is none."""
+def _spans_of(result: CaseResult) -> pd.DataFrame:
+    """Of all ranks, from the first one's start."""
+    spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
+    spans[["start_ns", "end_ns"]] -= spans["start_ns"].min()
+    spans["end_ns"] = settled_end_ns(spans)
+    return spans
+
+
+def _steps_of(spans: pd.DataFrame, case: Case, result: CaseResult) -> pd.DataFrame:
+    tokens_of_step = dict(enumerate(result.ranks[0].num_tokens))
+    steps = step_figures(spans, case.world_size, tokens_of_step)
+    losses = _losses_by_step(result)
+    steps["loss"] = [losses[step] for step in steps["step"]]
+    steps["is_outlier"] = is_outlier(steps["step_with_optimizer_ns"].tolist())
+    return steps
+
+
+def _intervals(steps: pd.DataFrame) -> dict[str, object]:
+    """Where the medians lie, and how many steps stand apart."""
+    found: dict[str, object] = {"num_outliers": int(steps["is_outlier"].sum())}
+    for name in ("step_ns", "tokens_per_s"):
+        low, high = median_interval(steps[name]) or (None, None)
+        found |= {f"{name}_low": low, f"{name}_high": high}
+    return found
+
+
+def _shares(attribution: Attribution, steps: pd.DataFrame, step_ns: float) -> dict[str, object]:
+    """The parts of the bubble as shares of rank-time, and the prediction that they rest on."""
+    rows, modelled = attribution.rows, attribution.modelled
+    world_size = modelled.program.world_size
+    capacity_ns = int(steps["step_ns"].sum()) * world_size
+    modelled_ns = modelled.makespan_ns
+    return {
+        **{f"bubble_{part.removesuffix('_ns')}": rows[part].sum() / capacity_ns for part in PARTS},
+        "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
+        "modelled_step_ns": modelled_ns,
+        "modelled_bubble_fraction": sum(modelled.idle_ns()) / (world_size * modelled_ns),
+        "model_residual": step_ns / modelled_ns - 1,
+        "op_costs_ns": json.dumps({str(op): ns for op, ns in attribution.costs.by_stage.items()}),
+    }
+
+
+def _planned_spans(attribution: Attribution) -> pd.DataFrame:
+    spans = pd.DataFrame(attribution.modelled.spans(), columns=list(COLUMNS))
+    return spans.drop(columns="num_bytes")
+
+
+def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
+    """The rank that needs most; None where nothing was allocated."""
+    peaks = ranks["peak_memory_bytes"].dropna()
+    return {
+        "peak_memory_bytes": None if peaks.empty else int(peaks.max()),
+        "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
+    }
+
+
+def _losses(item: Item, result: CaseResult) -> dict[str, float | None]:
+    """Of the first step, and of the last that every run of this measurement makes."""
+    losses = _losses_by_step(result)
+    last = item.measure.warmup_steps + item.measure.steps - 1
+    return {"first_loss": losses[0], "last_loss": losses[last]}
+
+
+def _losses_by_step(result: CaseResult) -> list[float | None]:
+    """From the rank that has the last stage; all None where there is none."""
     with_loss = (rank.losses for rank in result.ranks if rank.losses[0] is not None)
     return next(with_loss, result.ranks[0].losses)
 
@@ -98,7 +170,7 @@ def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> tup
     if status == PEER_LOST:
         lines.insert(0, "a worker died without a Python error: it was killed, or crashed")
     run = {**_row_of(job, item), "run_id": run_id, "status": status, "error": "\n".join(lines)}
-    store.write_run({**run, "cautions": ""}, pd.DataFrame(), [], pd.DataFrame())
+    store.write_run({**run, "cautions": ""}, {})
     return status, lines[0].splitlines()[0]
 
 
@@ -137,13 +209,16 @@ def _is_oversubscribed(case: Case) -> bool:
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
-def _cautions(item: Item, figures: Mapping[str, float], planned_ns: int) -> str:
+def _cautions(
+    item: Item, figures: Mapping[str, float], planned_ns: int | None, result: CaseResult
+) -> str:
     case, measure = item.case, item.measure
     found = cautions_for(
         is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
         num_steps=measure.steps,
         relative_deviation=figures["step_relative_deviation"],
-        over_plan=figures["step_ns"] / planned_ns if case.is_emulated else 1.0,
+        has_settled=not measure.has_adaptive_warmup or has_settled(result.warmup_step_ns),
+        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
     )
     return ",".join(caution.name for caution in found)

@@ -73,6 +73,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
     return _short_hash(
         case.case_id,
         measure.warmup_steps,
+        measure.max_warmup_steps,
         measure.steps,
         measure.verify,
         launch,

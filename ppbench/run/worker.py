@@ -13,6 +13,7 @@ import gc
 import os
 import platform
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +33,8 @@ from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
 from engine.trainer import StepResult
-from ppbench.config.case import EMULATED, Case
+from ppbench.analysis.stats import has_settled
+from ppbench.config.case import EMULATED, Case, Measure
 from ppbench.config.possible import check_file_unchanged
 from ppbench.run.environment import read_environment
 from ppbench.run.job import (
@@ -196,28 +198,80 @@ def _measure(
         runtime.verify()
     _release_memory()
     reset_process_peak()
-    num_warmup, num_steps = item.measure.warmup_steps, item.measure.steps
-    spans: list[Span] = []
-    losses: list[float | None] = []
-    num_tokens: list[int] = []
-    for step in range(num_warmup + num_steps):
-        dist.barrier(group)
-        result = runtime.step(step)
-        losses.append(result.loss)
-        num_tokens.append(result.num_tokens)
-        if step >= num_warmup:
-            spans += result.spans
-        if journal is not None:
-            _report_step(journal, item, step, result)
-    dist.barrier(group)
-    peaks = runtime.measure_memory(num_warmup + num_steps)
-    ours = _rank_result(runtime, peaks, spans, losses, num_tokens)
+    steps = _Steps(runtime, group, item.measure, journal)
+    steps.warm_up()
+    steps.measure()
+    peaks = runtime.measure_memory(steps.num_done)
+    ours = _rank_result(runtime, peaks, steps)
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
     if journal is None:
         return None
-    return CaseResult([rank for rank in gathered if rank is not None], runtime.run_facts())
+    ranks = [rank for rank in gathered if rank is not None]
+    return CaseResult(ranks, runtime.run_facts(), steps.warmup_ns)
+
+
+class _Steps:
+    """Runs a case's steps and keeps what they leave; all ranks of the case in lockstep."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        group: dist.ProcessGroup,
+        measure: Measure,
+        journal: Journal | None,
+    ) -> None:
+        """`journal` is rank 0's, None on the others."""
+        self._runtime, self._group, self._plan, self._journal = runtime, group, measure, journal
+        self.warmup_ns: list[int] = []
+        self.spans: list[Span] = []  # of the measured steps
+        self.losses: list[float | None] = []
+        self.num_tokens: list[int] = []
+
+    @property
+    def num_done(self) -> int:
+        return len(self.losses)
+
+    def warm_up(self) -> None:
+        """At least as many steps as asked for, and on while they get faster, up to the bound."""
+        while self.num_done < self._plan.warmup_steps or self._goes_on():
+            began_ns = time.monotonic_ns()
+            self._step()
+            dist.barrier(self._group)
+            self.warmup_ns.append(time.monotonic_ns() - began_ns)
+
+    def _goes_on(self) -> bool:
+        """Rank 0 decides for all."""
+        plan = self._plan
+        if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
+            return False
+        told = [not has_settled(self.warmup_ns)]
+        dist.broadcast_object_list(told, src=0, group=self._group)
+        return told[0]
+
+    def measure(self) -> None:
+        """The measured steps. Blocks until all ranks have done them."""
+        for _ in range(self._plan.steps):
+            self.spans += self._step().spans
+        dist.barrier(self._group)
+
+    def _step(self) -> StepResult:
+        dist.barrier(self._group)
+        result = self._runtime.step(self.num_done)
+        self.losses.append(result.loss)
+        self.num_tokens.append(result.num_tokens)
+        if self._journal is not None:
+            self._report(self._journal, result)
+        return result
+
+    def _report(self, journal: Journal, result: StepResult) -> None:
+        """Tell the controller, between steps, how fast rank 0 saw the last one."""
+        ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
+        duration_ns = max(ends_ns) - min(starts_ns)
+        total = max(self._plan.warmup_steps, len(self.warmup_ns)) + self._plan.steps
+        tokens_per_s = result.num_tokens / (duration_ns / 1e9)
+        journal.append("step", step=self.num_done, num_steps=total, tokens_per_s=tokens_per_s)
 
 
 def _release_memory() -> None:
@@ -227,22 +281,7 @@ def _release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _report_step(journal: Journal, item: Item, step: int, result: StepResult) -> None:
-    """Tell the controller, between steps, how fast rank 0 saw the last one."""
-    ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
-    duration_ns = max(ends_ns) - min(starts_ns)
-    total = item.measure.warmup_steps + item.measure.steps
-    tokens_per_s = result.num_tokens / (duration_ns / 1e9)
-    journal.append("step", step=step + 1, num_steps=total, tokens_per_s=tokens_per_s)
-
-
-def _rank_result(
-    runtime: Runtime,
-    peaks: MemoryPeaks | None,
-    spans: list[Span],
-    losses: list[float | None],
-    num_tokens: list[int],
-) -> RankResult:
+def _rank_result(runtime: Runtime, peaks: MemoryPeaks | None, steps: _Steps) -> RankResult:
     facts = {
         **runtime.rank_facts(),
         "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
@@ -252,9 +291,9 @@ def _rank_result(
         "peak_held_microbatches": runtime.peak_held,
     }
     columns: dict[str, list[object]] = {
-        name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)
+        name: [span[i] for span in steps.spans] for i, name in enumerate(COLUMNS)
     }
-    return RankResult(facts, columns, losses, num_tokens)
+    return RankResult(facts, columns, steps.losses, steps.num_tokens)
 
 
 if __name__ == "__main__":

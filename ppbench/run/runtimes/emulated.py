@@ -12,7 +12,7 @@ from engine.run.memory import MemoryPeaks
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult
 from ppbench.config.case import Case
-from ppbench.run.durations import durations_of
+from ppbench.run.durations import durations_of, link_ns_of
 from ppbench.run.runtimes.runtime import facts_of_split
 
 
@@ -22,7 +22,9 @@ class EmulatedRuntime:
     def __init__(self, case: Case, agreement: Agreement, fabric: Fabric) -> None:
         self._transport = fabric.transport if case.world_size > 1 else "none"
         self._device = fabric.device
-        emulation = Emulation(durations_of(case), case.emulated_jitter, case.emulated_seed)
+        emulation = Emulation(
+            durations_of(case), case.emulated_jitter, case.emulated_seed, link_ns_of(case)
+        )
         self._trainer = EmulatedTrainer(agreement, emulation, fabric)
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
-from engine.plan.program import Program, to_json
+from engine.plan.program import Program
 from engine.run.memory import MemoryPeaks
 from engine.trainer import StepResult
 
@@ -53,5 +53,4 @@ def facts_of_split(
         "layers_per_stage": json.dumps([len(owned) for owned in partition]),
         "parameters_per_stage": json.dumps([int(size) for size in sizes]),
         "stage_shares": json.dumps(shares),
-        "program": to_json(program.compute_only()),
     }
