@@ -138,6 +138,14 @@ def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -
 
 
 @app.command()
+def explain(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+    """Where a run's idle time went, and what its step could take instead."""
+    from ppbench import explain as explaining
+
+    print(explaining.explain(run, results, how))
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[str] | None,

@@ -41,6 +41,7 @@ _TYPE_IN_LIST: dict[str, type | tuple[type, ...]] = {
     "emulated.F_ms": (int, float),
     "emulated.I_ms": (int, float),
     "emulated.W_ms": (int, float),
+    "emulated.link_ms": (int, float),
 }
 """Settings that are lists themselves, and what their elements are."""
 _MEASURE = "measure."

@@ -24,7 +24,7 @@ from ppbench.errors import StoreError
 from ppbench.report import figures
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, ok_runs, varying_axes
-from ppbench.report.summary import bubbles, cautioned, failures, summary
+from ppbench.report.summary import bubbles, cautioned, failures, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, planned, timeline
 from ppbench.report.units import (
     MISSING,
@@ -71,6 +71,7 @@ def render_report(
         failures=failures(runs, axes),
         summary=summary(runs, axes),
         charts=_charts(store, runs, axes),
+        idle_parts=idle_parts(ok_runs(runs), axes),
         groups=groups(store, runs, axes),
         bubbles=bubbles(ok_runs(runs), axes),
         environments=_environments(runs),

@@ -11,6 +11,7 @@ from pandas.api.types import is_bool, is_number
 from ppbench.cautions import Caution
 from ppbench.config.case import VARIABLE
 from ppbench.report.cases import Axes, case_text, cautions_of
+from ppbench.report.explanation import PART_MEANINGS, PART_NAMES, has_parts
 from ppbench.report.units import MIB, NS_PER_MS, held, held_share, is_missing, written
 
 THEORY = "simulated, free transfers: as emulated, else equal stages with F = I = W"
@@ -76,6 +77,12 @@ def summary(runs: pd.DataFrame, axes: Axes) -> Table:
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
     """The three definitions of the bubble side by side, for the ok runs."""
     return _table([*(_setting(axis, runs) for axis in axes), *_BUBBLES], runs)
+
+
+def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
+    """Where the idle time went, for the ok runs that tell; and what was predicted of each."""
+    told = runs[[has_parts(run) for _, run in runs.iterrows()]]
+    return _table([*(_setting(axis, runs) for axis in axes), *_PARTS], told)
 
 
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
@@ -170,4 +177,22 @@ _BUBBLES = (
         "bubble_max_stage_span", "bubble_max_stage_span", "by the longest rank", "{:.1f} %", 100
     ),
     _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
+)
+_PARTS = (
+    _figure(
+        "bubble_mean", "bubble", "idle share of rank-time, all measured steps", "{:.1f} %", 100
+    ),
+    *(
+        _figure(f"bubble_{part}", name, PART_MEANINGS[part], "{:.1f} %", 100)
+        for part, name in PART_NAMES.items()
+    ),
+    _figure("step_ns", "step ms", "median over steps", "{:,.1f}", 1 / NS_PER_MS),
+    _figure(
+        "modelled_step_ns",
+        "modelled ms",
+        "replayed with its own mean costs and transfers",
+        "{:,.1f}",
+        1 / NS_PER_MS,
+    ),
+    _figure("model_residual", "residual", "measured over modelled, less 1", "{:+.1f} %", 100),
 )

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import median_step
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
+from ppbench.report.explanation import has_parts, headline
 from ppbench.report.figures import gantt
 from ppbench.report.units import milliseconds, percent, tokens_per_s
 from ppbench.store import Store
@@ -29,6 +30,7 @@ class Timeline:
     name: str
     facts: str
     figure: go.Figure
+    explanation: str = ""  # where its idle time went
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeli
     shown = spans[spans["step"] == step]
     if shown.empty:
         return None
-    return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title))
+    edges = store.table("edges", [run["run_id"]])
+    told = headline(run, edges) if has_parts(run) else ""
+    return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title), told)
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:

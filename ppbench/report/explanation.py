@@ -1,0 +1,151 @@
+"""Where the idle time of a run went, in sentences: the parts of its bubble and the largest's cause.
+
+Made from what is stored of a run, so that a report, a listing and `ppbench explain` say the same.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ppbench.report.units import is_missing, milliseconds, percent
+
+PART_NAMES = {
+    "structure": "the schedule itself",
+    "imbalance": "stage imbalance",
+    "transfer": "exposed transfer",
+    "jitter": "jitter",
+    "launch_gap": "launch gaps",
+}
+"""Part of the bubble, as columns of `runs` name it -> in words."""
+PART_MEANINGS = {
+    "structure": "what the schedule leaves idle with equal stages and free transfers",
+    "imbalance": "what the stages' mean costs add to that",
+    "transfer": "what the channels' mean transfers add to that",
+    "jitter": "what each action's and each message's own time adds to that",
+    "launch_gap": "the rest: the host between actions, and whatever else the model leaves out",
+}
+_LEAST_TOLD = 0.005  # of rank-time; less is not worth a sentence
+_APART = 1.02  # by how much a stage or an edge must exceed the others to be named
+
+
+@dataclass(frozen=True)
+class Standout:
+    """One of several like things that takes longer than the others."""
+
+    name: str
+    ns: float
+    others_ns: float  # the median of the others
+
+    @property
+    def ratio(self) -> float:
+        return self.ns / self.others_ns if self.others_ns else float("inf")
+
+
+def has_parts(run: pd.Series) -> bool:
+    """Whether the run tells where its idle time went; those of older versions do not."""
+    return not is_missing(run.get("bubble_structure"))
+
+
+def parts_of(run: pd.Series) -> dict[str, float]:
+    """The parts of the bubble as shares of rank-time; they add up to `bubble_mean`."""
+    return {name: float(run[f"bubble_{name}"]) for name in PART_NAMES}
+
+
+def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:
+    """Sentences, the most important first; `run` must have parts. `edges` are the run's own."""
+    parts = parts_of(run)
+    sentences = [_sum_of(run, parts), *_largest(run, parts, edges)]
+    return [*sentences, _residual(run)]
+
+
+def headline(run: pd.Series, edges: pd.DataFrame) -> str:
+    """The parts, and the cause of the largest that is not the schedule's, in a line or two."""
+    parts = parts_of(run)
+    return " ".join([_sum_of(run, parts), *_largest(run, parts, edges)])
+
+
+def _sum_of(run: pd.Series, parts: dict[str, float]) -> str:
+    first, *others = (f"{share * 100:.1f} {PART_NAMES[name]}" for name, share in parts.items())
+    return (
+        f"Of every 100 ms of the ranks' time {float(run['bubble_mean']) * 100:.1f} were idle: "
+        f"{', '.join([first, *others[:-1]])} and {others[-1]}."
+    )
+
+
+def _largest(run: pd.Series, parts: dict[str, float], edges: pd.DataFrame) -> list[str]:
+    avoidable = {name: share for name, share in parts.items() if name != "structure"}
+    name = max(avoidable, key=lambda part: avoidable[part])
+    if avoidable[name] < _LEAST_TOLD:
+        return ["Nothing but the schedule leaves much idle."]
+    cause = _cause(name, run, edges)
+    return [f"Beyond the schedule the most is lost to {PART_NAMES[name]}: {cause}."]
+
+
+def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
+    match part:
+        case "imbalance":
+            return _slow_stage(run)
+        case "transfer":
+            return _slow_edge(edges)
+        case "jitter":
+            return f"an action's time varies by {percent(run['op_variation'])} around its mean"
+        case _:
+            return "the host needs that time between actions"
+
+
+def slowest_stage(run: pd.Series) -> Standout | None:
+    """The stage that takes longest per microbatch, all its ops together; None for a single one."""
+    by_op: dict[str, list[int]] = json.loads(str(run["op_costs_ns"]))
+    totals = [float(sum(costs)) for costs in zip(*by_op.values(), strict=True)]
+    return _standout({f"stage {stage}": ns for stage, ns in enumerate(totals)})
+
+
+def slowest_edge(edges: pd.DataFrame) -> Standout | None:
+    """The channel whose messages move longest; None where there are not several."""
+    ends = zip(edges["source"], edges["target"], strict=True)
+    names = (f"{source} to {target}" for source, target in ends)
+    return _standout(dict(zip(names, edges["moving_ns"].astype(float), strict=True)))
+
+
+def _standout(ns_by_name: dict[str, float]) -> Standout | None:
+    if len(ns_by_name) < 2:
+        return None
+    name = max(ns_by_name, key=lambda one: ns_by_name[one])
+    others = [ns for other, ns in ns_by_name.items() if other != name]
+    return Standout(name, ns_by_name[name], statistics.median(others))
+
+
+def _slow_stage(run: pd.Series) -> str:
+    slow = slowest_stage(run)
+    if slow is None or slow.ratio < _APART:
+        return "the stages' costs differ a little"
+    return (
+        f"{slow.name} takes {slow.ratio:.2f} times as long as the others "
+        f"({milliseconds(slow.ns)} per microbatch against {milliseconds(slow.others_ns)})"
+    )
+
+
+def _slow_edge(edges: pd.DataFrame) -> str:
+    slow = slowest_edge(edges)
+    if slow is None:
+        return "computations wait for their messages"
+    if slow.ratio < _APART:
+        return f"a message takes {milliseconds(slow.others_ns)}"
+    return (
+        f"messages from stage {slow.name} take {milliseconds(slow.ns)}, elsewhere "
+        f"{milliseconds(slow.others_ns)}"
+    )
+
+
+def _residual(run: pd.Series) -> str:
+    residual = float(run["model_residual"])
+    word = "longer" if residual >= 0 else "shorter"
+    return (
+        "Replayed with its own mean costs and transfers, the step takes "
+        f"{milliseconds(run['modelled_step_ns'])}; measured it took {percent(abs(residual))} "
+        f"{word}, {milliseconds(run['step_ns'])}."
+    )
