@@ -64,7 +64,7 @@ def simulated_run(store: Store, number: int, case: Case, **changes: object) -> N
         **changes,
     }
     ranks = [{"rank": r, "peak_memory_bytes": 2**20} for r in range(case.world_size)]
-    store.write_run(run, steps, ranks, spans)
+    store.write_run(run, {"steps": steps, "ranks": pd.DataFrame(ranks), "spans": spans})
 
 
 def write_demo(folder: Path) -> Path:

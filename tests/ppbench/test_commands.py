@@ -24,7 +24,7 @@ def results(tmp_path):
     case = Case(seq_len="variable", model_partition=(3, 5))
     run = {"run_id": "a", "status": "ok", "case_id": case.case_id, **case.settings(), **STAGES}
     steps = pd.DataFrame([{"step": 3, "num_tokens": 1234, "step_ns": 10}])
-    Store(tmp_path).write_run(run, steps, [], pd.DataFrame())
+    Store(tmp_path).write_run(run, {"steps": steps})
     return tmp_path
 
 

@@ -2,39 +2,15 @@
 
 import pandas as pd
 import pytest
+from spans import TWO_RANKS
 
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
-from engine.plan.spans import COLUMNS
 from ppbench.analysis.metrics import (
     median_step,
-    moving_start_ns,
     rank_figures,
     run_figures,
-    settled_end_ns,
     step_figures,
-)
-
-
-def frame(*rows):
-    """Rows of (rank, op, stage, microbatch, start, end), all of step 5."""
-    return pd.DataFrame(
-        [(5, rank, "?", stage, op, m, start, end, 0) for rank, op, stage, m, start, end in rows],
-        columns=list(COLUMNS),
-    )
-
-
-TWO_RANKS = frame(
-    (0, "F", 0, 0, 100, 200),
-    (0, "SEND_F", 0, 0, 200, 210),
-    (1, "RECV_F", 1, 0, 90, 210),
-    (1, "F", 1, 0, 210, 310),
-    (1, "B", 1, 0, 310, 410),
-    (1, "SEND_B", 1, 0, 410, 440),
-    (0, "RECV_B", 0, 0, 205, 440),
-    (0, "B", 0, 0, 440, 590),
-    (1, "OPT", -1, -1, 415, 435),
-    (0, "OPT", -1, -1, 590, 640),
 )
 
 
@@ -121,24 +97,3 @@ def test_a_runs_figures_are_medians_and_one_slow_step_does_not_move_them():
 
 def test_the_median_step_is_a_step_that_was_measured():
     assert median_step(steps_of(10, 30, 20, 40)) == 2
-
-
-def test_a_transfer_moves_from_when_both_ends_are_ready():
-    starts = dict(zip(TWO_RANKS["op"], moving_start_ns(TWO_RANKS), strict=False))
-    assert starts["RECV_F"] == starts["SEND_F"] == 200
-    assert starts["RECV_B"] == starts["SEND_B"] == 410
-    assert list(moving_start_ns(TWO_RANKS)[TWO_RANKS["op"] == "F"]) == [100, 210]
-
-
-def test_a_send_ends_no_later_than_its_receive():
-    late = TWO_RANKS.copy()
-    late.loc[late["op"] == "SEND_F", "end_ns"] = 900
-    ends = dict(zip(late["op"], settled_end_ns(late), strict=False))
-    assert ends["SEND_F"] == ends["RECV_F"] == 210
-    assert list(settled_end_ns(TWO_RANKS)) == list(TWO_RANKS["end_ns"])
-
-
-def test_one_rank_has_no_transfers_to_move():
-    compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
-    assert list(moving_start_ns(compute)) == list(compute["start_ns"])
-    assert list(settled_end_ns(compute)) == list(compute["end_ns"])

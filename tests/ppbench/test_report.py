@@ -110,12 +110,8 @@ def store_with(folder: Path, rows: list[dict]) -> Store:
             for rank in range(row["world_size"])
         ]
         timed = pd.concat([spans(1), spans(2, 100), spans(3, 200)], ignore_index=True)
-        store.write_run(
-            row,
-            pd.DataFrame(steps if is_ok else []),
-            ranks if is_ok else [],
-            timed if is_ok else pd.DataFrame(),
-        )
+        tables = {"steps": pd.DataFrame(steps), "ranks": pd.DataFrame(ranks), "spans": timed}
+        store.write_run(row, tables if is_ok else {})
     return store
 
 

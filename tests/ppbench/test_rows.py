@@ -5,24 +5,28 @@ import pytest
 
 from engine.plan.spans import COLUMNS
 from ppbench.config.case import Case, Measure
+from ppbench.report.explanation import PART_NAMES
 from ppbench.run.durations import durations_of, simulated
 from ppbench.run.job import Item, Job
 from ppbench.run.rows import CaseResult, RankResult, write_result
 from ppbench.store import Store
 
 NS_OF_STEP = 1000
+ALONE = {"world_size": 1, "num_microbatches": 1}
 NUM_TOKENS = [7, 100, 300, 500]  # the first step is a warm-up
 
 
 def result(*, facts):
-    """One rank, three measured steps of a microsecond each."""
-    spans = [
-        (step, 0, "compute", 0, "F", 0, step * NS_OF_STEP, (step + 1) * NS_OF_STEP, 0)
-        for step in (1, 2, 3)
-    ]
+    """One rank, one microbatch, three measured steps of a microsecond each."""
+    spans = []
+    for step in (1, 2, 3):
+        start, half, end = (step * NS_OF_STEP + ns for ns in (0, 400, NS_OF_STEP))
+        spans.append((step, 0, "compute", 0, "F", 0, start, half, 0))
+        spans.append((step, 0, "compute", 0, "B", 0, half + 100, end, 0))
     columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
     rank = {"peak_memory_bytes": 1, "peak_held_microbatches": 1}
-    return CaseResult([RankResult(rank, columns, [4.0, 3.0, 2.0, 1.0], NUM_TOKENS)], facts)
+    ranks = [RankResult(rank, columns, [4.0, 3.0, 2.0, 1.0], NUM_TOKENS)]
+    return CaseResult(ranks, facts, warmup_step_ns=[1700])
 
 
 def write(tmp_path, case, **facts):
@@ -34,7 +38,7 @@ def write(tmp_path, case, **facts):
 
 
 def test_every_step_has_its_own_tokens_and_the_run_their_median(tmp_path):
-    run, steps = write(tmp_path, Case(seq_len="variable", world_size=1))
+    run, steps = write(tmp_path, Case(seq_len="variable", **ALONE))
     assert list(steps["num_tokens"]) == [100, 300, 500]
     assert list(steps["tokens_per_s"]) == pytest.approx([100e6, 300e6, 500e6])
     assert (run["seq_len"], run["tokens_per_step"]) == ("variable", 300)
@@ -43,8 +47,39 @@ def test_every_step_has_its_own_tokens_and_the_run_their_median(tmp_path):
 
 def test_what_the_partition_gave_to_each_stage_is_in_the_row(tmp_path):
     shares = {"parameters_per_stage": "[9]", "stage_shares": "[1.0]", "layers_per_stage": "[4]"}
-    run, _ = write(tmp_path, Case(world_size=1), **shares)
+    run, _ = write(tmp_path, Case(**ALONE), **shares)
     assert {name: run[name] for name in shares} == shares
+
+
+def test_where_the_idle_time_went_is_in_the_row_and_adds_up(tmp_path):
+    run, _ = write(tmp_path, Case(**ALONE))
+    parts = [run[f"bubble_{part}"] for part in PART_NAMES]
+    assert parts == pytest.approx([0, 0, 0, 0, 0.1])
+    assert run["bubble_mean"] == pytest.approx(sum(parts))
+    assert (run["modelled_step_ns"], run["op_costs_ns"]) == (900, '{"B": [500], "F": [400]}')
+    assert run["model_residual"] == pytest.approx(1000 / 900 - 1)
+    rows = Store(tmp_path).table("attribution", ["a"])
+    assert rows["launch_gap_ns"].tolist() == rows["idle_ns"].tolist() == [100, 100, 100]
+    planned = Store(tmp_path).table("planned", ["a"])
+    assert planned[["op", "start_ns", "end_ns"]].to_numpy().tolist() == [
+        ["F", 0, 400],
+        ["B", 400, 900],
+    ]
+
+
+def test_warm_up_steps_and_intervals_are_in_the_row(tmp_path):
+    run, steps = write(tmp_path, Case(**ALONE))
+    assert (run["num_warmup_steps"], run["warmup_step_ns"]) == (1, "[1700]")
+    assert pd.isna(run["step_ns_low"])  # three steps have no interval of 95 %
+    assert run["num_outliers"] == 0
+    assert not steps["is_outlier"].any()
+
+
+def test_the_last_loss_is_that_of_a_step_which_every_run_makes(tmp_path):
+    item = Item(Case(**ALONE), Measure(warmup_steps=1, steps=2), 0, "key")
+    job = Job(str(tmp_path), "s", "name", "file.toml", None, (item,))
+    write_result(job, item, "a", result(facts={}))
+    assert Store(tmp_path).find("a")["last_loss"] == 2.0
 
 
 def emulated(schedule, **settings):

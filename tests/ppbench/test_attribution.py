@@ -1,0 +1,146 @@
+"""Hand-written spans, exact expected parts; replayed programs with one cause put in."""
+
+import random
+
+import pandas as pd
+import pytest
+from spans import frame
+
+from engine.plan.action import COMPUTE_OPS, SEND_OPS
+from engine.plan.lower import lower
+from engine.plan.replay import replay
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import Durations, simulate, uniform
+from ppbench.analysis.attribution import PARTS, PHASES, attribute
+from ppbench.analysis.metrics import step_figures
+
+ONE_MICROBATCH = frame(
+    (0, "F", 0, 0, 100, 120),
+    (0, "SEND_F", 0, 0, 122, 130),
+    (1, "RECV_F", 1, 0, 90, 130),
+    (1, "F", 1, 0, 131, 171),
+    (1, "B", 1, 0, 175, 235),
+    (1, "SEND_B", 1, 0, 235, 240),
+    (0, "RECV_B", 0, 0, 121, 240),
+    (0, "B", 0, 0, 240, 260),
+)
+"""Two ranks, AFAB. F takes 20 and 40, B 20 and 60; messages 8 and 5; the host 2, 1 and 4."""
+
+
+def attributed(spans, lowered):
+    tokens = dict.fromkeys(spans["step"].unique(), 1)
+    steps = step_figures(spans, lowered.world_size, tokens).set_index("step")["step_ns"]
+    return attribute(spans, lowered, steps)
+
+
+def parts_of(rows):
+    return [tuple(row) for row in rows[list(PARTS)].to_numpy()]
+
+
+def test_the_parts_of_a_hand_written_step():
+    rows = attributed(ONE_MICROBATCH, lower(build_program("afab", 2, 1))).rows
+    # Equal stages: F 30, B 40 on both, one after the other: 140. Unequal: 20 + 40 + 60 + 20 = 140.
+    # With messages: 140 + 8 + 5 = 153. Measured: 160.
+    assert rows["idle_ns"].tolist() == [160 - 40, 160 - 100]
+    structure, imbalance, transfer, jitter, launch_gap = (140 - 70, 30, 13, 0, 7)
+    assert parts_of(rows) == [
+        (structure, imbalance, transfer, jitter, launch_gap),
+        (structure, -imbalance, transfer, jitter, launch_gap),
+    ]
+
+
+def test_the_phases_of_a_hand_written_step():
+    rows = attributed(ONE_MICROBATCH, lower(build_program("afab", 2, 1))).rows
+    # Rank 0 begins its backward at 240, having computed 20 since 100; rank 1 at 175, having 40.
+    assert [tuple(row) for row in rows[list(PHASES)].to_numpy()] == [
+        (140 - 20, 0, 20 - 20),
+        (75 - 40, 0, 85 - 60),
+    ]
+
+
+def test_steady_state_is_between_the_first_backward_and_the_last_forward():
+    spans = frame(
+        (0, "F", 0, 0, 0, 10),
+        (0, "B", 0, 0, 13, 20),
+        (0, "F", 0, 1, 25, 30),
+        (0, "B", 0, 1, 31, 40),
+    )
+    rows = attributed(spans, lower(build_program("1f1b", 1, 2))).rows
+    (phases,) = rows[list(PHASES)].to_numpy().tolist()
+    assert phases == [13 - 10, 17 - 12, 10 - 9]
+
+
+def test_what_differs_from_step_to_step_is_jitter_and_the_mean_is_not():
+    slower = ONE_MICROBATCH.assign(step=6)
+    slower.loc[slower["op"].isin(["B"]) & (slower["rank"] == 0), "end_ns"] += 2
+    both = pd.concat([ONE_MICROBATCH, slower], ignore_index=True)
+    rows = attributed(both, lower(build_program("afab", 2, 1))).rows.set_index(["step", "rank"])
+    # B of rank 0 takes 20 and 22, 21 on average: rank 1 idles 1 less and 1 more than on average.
+    assert rows.loc[(5, 1), "jitter_ns"] == -1
+    assert rows.loc[(6, 1), "jitter_ns"] == 1
+    assert rows.loc[(5, 0), "jitter_ns"] == rows.loc[(6, 0), "jitter_ns"] == 0
+
+
+def steps_of(lowered, duration_ns, moving_ns, num_steps=5):
+    """Spans of some steps; `duration_ns` and `moving_ns` are asked for every action of each."""
+    frames = []
+    for step in range(num_steps):
+        actions = [action for row in lowered.actions for action in row]
+        compute = {a: duration_ns(a) for a in actions if a.op in COMPUTE_OPS}
+        moving = {a: moving_ns(a) for a in actions if a.op in SEND_OPS}
+        spans = replay(lowered, compute, moving).spans()
+        frames.append(pd.DataFrame(spans).assign(step=step))
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_parts_and_the_phases_add_up_to_the_nanosecond_for_every_schedule(name):
+    program = build_program(name, 4, 8)
+    costs, drawn = uniform(program.placement, 12_000, 18_000, 6_000).by_op(), random.Random(name)
+    spans = steps_of(
+        lower(program),
+        lambda a: round(costs[a.op][a.stage] * drawn.uniform(0.7, 1.3)),
+        lambda _: drawn.randrange(5_000),
+    )
+    spans["end_ns"] += [drawn.randrange(50) for _ in range(len(spans))]  # overlaps: no model of it
+    rows = attributed(spans, lower(program)).rows
+    compute = spans[spans["lane"] == "compute"]
+    busy = (compute["end_ns"] - compute["start_ns"]).groupby([compute["step"], compute["rank"]])
+    steps = step_figures(spans, 4, dict.fromkeys(range(5), 1)).set_index("step")["step_ns"]
+    idle = steps.loc[rows["step"]].to_numpy() - busy.sum().to_numpy()
+    assert rows["idle_ns"].tolist() == idle.tolist()
+    assert rows[list(PARTS)].sum(axis=1).tolist() == idle.tolist()
+    assert rows[list(PHASES)].sum(axis=1).tolist() == idle.tolist()
+
+
+PROGRAM = lower(build_program("1f1b", 4, 8))
+
+
+def total(spans):
+    return attributed(spans, PROGRAM).rows[list(PARTS)].sum() / spans["step"].nunique()
+
+
+def test_a_slow_stage_is_imbalance_and_nothing_else():
+    halves = (500, 750, 500, 500)
+    durations = Durations((1000, 1500, 1000, 1000), halves, halves)
+    slow, step_ns = durations.by_op(), simulate(PROGRAM, durations).makespan_ns
+    parts = total(steps_of(PROGRAM, lambda a: slow[a.op][a.stage], lambda _: 0))
+    # With the same work spread evenly the step would take 11 x 2250.
+    assert parts["structure_ns"] == 4 * 24_750 - 4 * 8 * 2250
+    assert parts["imbalance_ns"] == 4 * (step_ns - 24_750)
+    assert parts[["transfer_ns", "jitter_ns", "launch_gap_ns"]].tolist() == [0, 0, 0]
+
+
+def test_a_slow_link_is_exposed_transfer_and_nothing_else():
+    parts = total(steps_of(PROGRAM, lambda _: 1000, lambda a: 300 if a.stage == 2 else 0))
+    assert parts["structure_ns"] == 4 * 6_000
+    assert parts["transfer_ns"] > 0
+    assert parts[["imbalance_ns", "jitter_ns", "launch_gap_ns"]].tolist() == [0, 0, 0]
+
+
+def test_chance_is_jitter_and_no_imbalance():
+    drawn = random.Random(0)
+    parts = total(steps_of(PROGRAM, lambda _: round(drawn.gauss(10_000, 1_000)), lambda _: 0, 20))
+    assert parts["imbalance_ns"] == 0
+    assert parts["jitter_ns"] > 0.03 * parts["structure_ns"]
+    assert abs(parts["launch_gap_ns"]) == 0

@@ -1,0 +1,81 @@
+"""Hand-written transfers, exact expected waiting and moving."""
+
+import pandas as pd
+import pytest
+from spans import TWO_RANKS, frame
+
+from ppbench.analysis.transfers import (
+    edges,
+    messages,
+    moving_start_ns,
+    settled_end_ns,
+    waiting_ns,
+)
+
+
+def test_a_transfer_moves_from_when_both_ends_are_ready():
+    starts = dict(zip(TWO_RANKS["op"], moving_start_ns(TWO_RANKS), strict=False))
+    assert starts["RECV_F"] == starts["SEND_F"] == 200
+    assert starts["RECV_B"] == starts["SEND_B"] == 410
+    assert list(moving_start_ns(TWO_RANKS)[TWO_RANKS["op"] == "F"]) == [100, 210]
+
+
+def test_what_of_a_span_is_not_moving_bytes_is_waiting():
+    waits = dict(zip(TWO_RANKS["op"], waiting_ns(TWO_RANKS), strict=False))
+    assert waits["SEND_F"] == waits["SEND_B"] == 0
+    assert waits["RECV_F"] == 200 - 90
+    assert waits["RECV_B"] == 410 - 205
+    assert waits["F"] == waits["B"] == waits["OPT"] == 0
+
+
+def test_a_send_ends_no_later_than_its_receive():
+    late = TWO_RANKS.copy()
+    late.loc[late["op"] == "SEND_F", "end_ns"] = 900
+    ends = dict(zip(late["op"], settled_end_ns(late), strict=False))
+    assert ends["SEND_F"] == ends["RECV_F"] == 210
+    assert list(settled_end_ns(TWO_RANKS)) == list(TWO_RANKS["end_ns"])
+
+
+def test_one_rank_has_no_transfers():
+    compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
+    assert list(moving_start_ns(compute)) == list(compute["start_ns"])
+    assert list(settled_end_ns(compute)) == list(compute["end_ns"])
+    assert list(waiting_ns(compute)) == [0] * len(compute)
+    assert messages(compute).empty
+    assert edges(messages(compute)).empty
+
+
+QUEUE = frame(
+    (0, "SEND_F", 0, 0, 0, 40),
+    (0, "SEND_F", 0, 1, 10, 70),
+    (0, "SEND_F", 0, 2, 200, 200),  # handed over before its receive was there
+    (1, "RECV_F", 1, 0, 5, 40),
+    (1, "RECV_F", 1, 1, 6, 70),
+    (1, "RECV_F", 1, 2, 250, 260),
+).assign(num_bytes=1000)
+
+
+def test_a_message_waits_for_the_one_before_it_on_its_channel():
+    found = messages(QUEUE)
+    assert found["microbatch"].tolist() == [0, 1, 2]
+    assert found["moving_start_ns"].tolist() == [5, 40, 250]
+    assert found["moving_ns"].tolist() == [35, 30, 10]
+    assert waiting_ns(QUEUE).tolist() == [5, 30, 0, 0, 34, 0]
+
+
+def test_an_edges_rate_is_all_its_bytes_over_all_the_time_in_which_they_moved():
+    (edge,) = edges(messages(QUEUE)).to_dict("records")
+    assert (edge["source"], edge["target"]) == (0, 1)
+    assert (edge["source_rank"], edge["target_rank"]) == (0, 1)
+    assert edge["num_messages"] == 3
+    assert edge["moving_ns"] == pytest.approx(25)
+    assert edge["bytes_per_s"] == pytest.approx(3000 / 75e-9)
+    assert edge["sender_waiting_ns"] == pytest.approx((5 + 30 + 50) / 3)
+    assert edge["receiver_waiting_ns"] == pytest.approx((0 + 34 + 0) / 3)
+
+
+def test_each_direction_and_each_step_is_its_own():
+    both = pd.concat([TWO_RANKS, TWO_RANKS.assign(step=6)], ignore_index=True)
+    found = edges(messages(both))
+    assert found[["source", "target", "num_messages"]].to_numpy().tolist() == [[0, 1, 1], [1, 0, 1]]
+    assert found["moving_ns"].tolist() == [10, 30]
