@@ -5,8 +5,9 @@ from pipeline import config
 
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
-from engine.plan.action import COMPUTE_OPS, Action, Op
-from engine.plan.lower import lower
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.lower import channel_of, lower
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import peak_activations, simulate, uniform
 from engine.run.emulation import Emulation
@@ -56,6 +57,28 @@ def test_no_action_and_no_step_is_shorter_than_planned(ranks):
     assert all(span.end_ns - span.start_ns >= by_op[span.op] for span in compute)
     makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
     assert makespan >= simulate(program, durations).makespan_ns
+
+
+def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
+    program = build_program("1f1b", 3, 4)
+    durations = uniform(program.placement, MS, MS, MS)
+    emulation = Emulation(durations, link_ns=(0, 4 * MS))
+    outcomes = ranks.run(3, emulate, config("1f1b", 3, 4), emulation)
+    at = {
+        Action(s.stage, s.op, s.microbatch): s for results, _ in outcomes for s in results[1].spans
+    }
+    for microbatch in range(4):
+        ends = (Action(1, Op.SEND_F, microbatch), Action(2, Op.RECV_F, microbatch))
+        back = (Action(2, Op.SEND_B, microbatch), Action(1, Op.RECV_B, microbatch))
+        for send, receive in ((at[one], at[other]) for one, other in (ends, back)):
+            assert receive.end_ns - max(send.start_ns, receive.start_ns) >= 4 * MS
+    sends = [action for row in lower(program).actions for action in row if action.op in SEND_OPS]
+    moving = {send: 4 * MS for send in sends if max(channel_of(send)) == 2}
+    by_op = durations.by_op()
+    compute = {a: by_op[a.op][a.stage] for row in program.actions for a in row}
+    spans = [span for span in at.values() if span.op in COMPUTE_OPS]
+    makespan = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
+    assert makespan >= replay(lower(program), compute, moving).makespan_ns
 
 
 def test_jitter_follows_from_seed_step_and_action():

@@ -92,7 +92,7 @@ def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     assert len(Store(folder / "results").runs()) == before + 2
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show", "last"], ["env"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("command", [["ls"], ["show", "last"], ["explain", "last"], ["env"]], ids=lambda c: c[0])
 def test_every_listing_takes_every_format(swept, command):
     folder, _ = swept
     printed = {
@@ -114,6 +114,25 @@ def test_json_of_a_run_holds_its_row_ranks_and_steps(swept):
     assert shown["run"]["error"] is None
     assert len(shown["steps"]) == 3
     assert [rank["rank"] for rank in shown["ranks"]] == list(range(shown["run"]["world_size"]))
+
+
+def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):
+    folder, _ = swept
+    for run_id in Store(folder / "results").runs()["run_id"]:
+        done = ppbench("explain", run_id, "--format", "json", folder=folder)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        parts = ("structure", "imbalance", "transfer", "jitter", "launch_gap")
+        assert list(told["parts"]) == list(parts)
+        for row in [*told["by_step_and_rank"], *told["by_step"], told["all_steps"]]:
+            assert sum(row[f"{part}_ns"] for part in parts) == row["idle_ns"]
+            assert sum(row[f"{phase}_ns"] for phase in ("warmup", "steady", "cooldown")) == row[
+                "idle_ns"
+            ]
+        assert len(told["by_step_and_rank"]) == 3 * told["world_size"]
+        assert {answer["question"] for answer in told["what_if"]} >= {
+            "perfect balance", "free transfers", "zb_h1",
+        }  # fmt: skip
 
 
 def test_report_and_timeline_write_the_file_they_are_told_to(swept):

@@ -15,6 +15,7 @@ from ppbench.config.possible import check_file_unchanged, local_files, problems_
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import SweepFileError, UsageError
+from ppbench.run.durations import link_ns_of
 from ppbench.run.job import Item, Job, read_job, write_job
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -466,6 +467,8 @@ def test_emulated_times_are_one_number_or_one_per_stage(tmp_path):
     assert times == ((2.0,), (1.5,), (1.0, 2.0))
     sweep = read(tmp_path, EMULATED, "emulated.F_ms=[3, 4]")
     assert only_case(sweep).emulated_F_ms == (3.0, 4.0)
+    linked = read(tmp_path, EMULATED + "link_ms = 3\n", "world_size=4", "emulated.W_ms=1")
+    assert link_ns_of(only_case(linked)) == (3_000_000,) * 3
     axis = read(tmp_path, EMULATED + '[grid]\n"emulated.F_ms" = [3, [4, 5]]')
     assert [case.emulated_F_ms for case, _ in axis.cases] == [(3.0,), (4.0, 5.0)]
 
@@ -506,6 +509,8 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
         (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "for every rank, give one number"),
         (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
         (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
+        (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 times for the links between 2"),
+        ("[emulated]\nlink_ms = 1", "2: emulated.link_ms", 'only with device = "emu'),
         (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
         (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),
         ("seq_len = 'variable'\n" + EMULATED, "1: seq_len", "no data is read"),
