@@ -28,6 +28,7 @@ from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.spans import COLUMNS, Span
+from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.clock import clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
@@ -142,7 +143,8 @@ class _Worker:
         agreement = agree(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
             runtime = _runtime(item.case, agreement, fabric)
-            result = _measure(item, runtime, group, self._journal if self._rank == 0 else None)
+            journal = self._journal if self._rank == 0 else None
+            result = _measure(item, runtime, fabric, group, journal)
             if result is not None:
                 tokens_per_s = write_result(self._job, item, run_id, result)
                 summary = f"{tokens_per_s:,.0f} tokens/s"
@@ -189,7 +191,11 @@ def _device_of(kind: str) -> torch.device:
 
 
 def _measure(
-    item: Item, runtime: Runtime, group: dist.ProcessGroup, journal: Journal | None
+    item: Item,
+    runtime: Runtime,
+    fabric: Fabric,
+    group: dist.ProcessGroup,
+    journal: Journal | None,
 ) -> CaseResult | None:
     """Warm up, measure, then one more step for memory. The result is on rank 0."""
     if item.measure.verify:
@@ -197,9 +203,11 @@ def _measure(
     _release_memory()
     reset_process_peak()
     num_warmup, num_steps = item.measure.warmup_steps, item.measure.steps
+    ranks, clock_error_ns = tuple(range(item.case.world_size)), 0
     spans: list[Span] = []
     losses: list[float | None] = []
     num_tokens: list[int] = []
+    before = measure_offset(fabric, ranks)
     for step in range(num_warmup + num_steps):
         dist.barrier(group)
         result = runtime.step(step)
@@ -207,11 +215,16 @@ def _measure(
         num_tokens.append(result.num_tokens)
         if step >= num_warmup:
             spans += result.spans
+            clock_error_ns = max(clock_error_ns, fabric.clock.error_ns)
         if journal is not None:
             _report_step(journal, item, step, result)
+    alignment = align(before, measure_offset(fabric, ranks))
     dist.barrier(group)
     peaks = runtime.measure_memory(num_warmup + num_steps)
-    ours = _rank_result(runtime, peaks, spans, losses, num_tokens)
+    facts = {**_memory_facts(runtime, peaks), **_clock_facts(alignment, clock_error_ns)}
+    ours = _rank_result(
+        {**runtime.rank_facts(), **facts}, alignment.apply(spans), losses, num_tokens
+    )
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
@@ -236,25 +249,36 @@ def _report_step(journal: Journal, item: Item, step: int, result: StepResult) ->
     journal.append("step", step=step + 1, num_steps=total, tokens_per_s=tokens_per_s)
 
 
+def _memory_facts(runtime: Runtime, peaks: MemoryPeaks | None) -> dict[str, object]:
+    return {
+        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
+        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
+        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
+        "peak_held_microbatches": runtime.peak_held,
+    }
+
+
+def _clock_facts(alignment: Alignment, clock_error_ns: int) -> dict[str, object]:
+    """`clock_error_ns`: of the device's clock on this rank's host."""
+    shared = "rank 0" if dist.get_rank() == 0 else "shared with rank 0"
+    return {
+        "clock": shared if alignment.is_shared else "aligned by pings",
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + clock_error_ns,
+    }
+
+
 def _rank_result(
-    runtime: Runtime,
-    peaks: MemoryPeaks | None,
+    facts: dict[str, object],
     spans: list[Span],
     losses: list[float | None],
     num_tokens: list[int],
 ) -> RankResult:
-    facts = {
-        **runtime.rank_facts(),
-        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
-        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
-        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
-        "hostname": platform.node(),
-        "peak_held_microbatches": runtime.peak_held,
-    }
     columns: dict[str, list[object]] = {
         name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)
     }
-    return RankResult(facts, columns, losses, num_tokens)
+    return RankResult({**facts, "hostname": platform.node()}, columns, losses, num_tokens)
 
 
 if __name__ == "__main__":
