@@ -98,8 +98,8 @@ def _serve_once(
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
         fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-        pipe.send((None, function(fabric, *given)))
+        result = function(fabric, *given)
+        dist.barrier()  # no rank leaves while another may still talk to it
+        pipe.send((None, result))
     except Exception:
         pipe.send((f"rank {rank} failed:\n{traceback.format_exc()}", None))
-    dist.barrier()
-    dist.destroy_process_group()

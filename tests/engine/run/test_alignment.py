@@ -1,4 +1,4 @@
-"""Ranks' clocks against rank 0's: exact for pings by hand, within the bound for any, real ones too."""
+"""Ranks' clocks against rank 0's: by hand exact; by any pings, real ones too, within the bound."""
 
 from dataclasses import dataclass
 from fractions import Fraction
