@@ -210,7 +210,12 @@ RANKS: tuple[Column, ...] = (
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
     Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, or `aligned by pings`"),
     Column("clock_offset_ns", pa.int64(), "how far its clock was ahead of rank 0's, halfway"),
-    Column("clock_drift_ppb", pa.int64(), "nanoseconds that it gained on rank 0's in a second"),
+    Column(
+        "clock_drift_ppb",
+        pa.int64(),
+        "nanoseconds that it gained on rank 0's in a second; off by up to twice the error over the "
+        "time of the steps",
+    ),
     Column(
         "clock_error_ns",
         pa.int64(),

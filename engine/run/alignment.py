@@ -139,7 +139,8 @@ def clock_identity() -> str | None:
     """Names this process's monotonic clock: the kernel since it booted, and the time namespace.
 
     None where the system does not tell. A host's name would not do: containers have their own on
-    one clock, and namespaces may shift the clock under one name.
+    one clock, and namespaces may shift the clock under one name. Virtual machines restored from one
+    snapshot cannot be told apart by it.
     """
     try:
         return f"{_BOOT_ID.read_text().strip()} {_TIME_NAMESPACE.readlink()}"

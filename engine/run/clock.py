@@ -1,8 +1,8 @@
 """When things happened: marks taken during a step, read as nanoseconds after it.
 
-Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock, which all
-processes of one machine share. On CUDA it is an event on the current stream; events are read when
-the step is over, along a line through two ties to the host clock: one made before it, one after it.
+Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On CUDA it is an
+event on the current stream; events are read when the step is over, along a line through two ties to
+the host clock: one made before it, one after it.
 
 Two clocks never run at quite the same rate, and a moment read on both is known to within an error.
 `Line` holds both, for events against the host and for ranks against rank 0 (`alignment.py`).
@@ -51,9 +51,7 @@ class Line:
     first_ns: int
     second_ns: int  # the same moment on the second clock
     drift: float  # nanoseconds that the second clock gains in one of the first
-    error_ns: (
-        int  # the most that an answer is off, between the ties that the line was drawn through
-    )
+    error_ns: int  # the most that an answer is off, between the ties that it was drawn through
 
     def to_second(self, first_ns: int) -> int:
         elapsed_ns = first_ns - self.first_ns

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from namespaces import monotonic_offset_ns, reason_against_namespaces, run_apart
 from pipeline import config
@@ -103,6 +103,8 @@ class DriftingClock:
         return pings
 
 
+# The first ping is tight on one side, of a time when the offset was another than at the narrowest.
+TIGHT_EARLY = [(1, 10**7), (10**7, 10**7), (10**7, 10**7), (10**5, 10**5)]
 WAYS = st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 10**7)), min_size=1, max_size=20)
 
 
@@ -113,6 +115,7 @@ WAYS = st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 10**7)), min_siz
     lasted=st.integers(1, 10**12),
     share=st.fractions(0, 1),
 )
+@example(0, Fraction(999, 10**6), (TIGHT_EARLY, TIGHT_EARLY), 10**9, Fraction(0))
 def test_the_true_time_lies_within_the_bound_whatever_delays_and_drift(
     offset, drift, ways, lasted, share
 ):
