@@ -49,6 +49,8 @@ RANK_COLUMNS = [
     "peak_memory_bytes",
     "peak_held_microbatches",
     "planned_peak_held_microbatches",
+    "clock",
+    "clock_error_ns",
 ]
 STEP_COLUMNS = [
     "step",

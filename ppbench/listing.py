@@ -104,6 +104,8 @@ FIELDS: dict[str, Field] = {
     "warmup_ns": Field("warm-up", _number("{:,.2f}", 1e-6)),
     "steady_ns": Field("steady", _number("{:,.2f}", 1e-6)),
     "cooldown_ns": Field("cool-down", _number("{:,.2f}", 1e-6)),
+    "clock": Field("clock", is_number=False),
+    "clock_error_ns": Field("off by at most us", _number("{:,.1f}", 1e-3)),
     "edge": Field("stages", is_number=False),
     "num_bytes": Field("KiB", _number("{:,.1f}", 1 / 2**10)),
     "moving_ns": Field("moving ms", _number("{:,.3f}", 1e-6)),

@@ -251,6 +251,19 @@ RANKS: tuple[Column, ...] = (
         "most activations held at once, each of one microbatch of one stage",
     ),
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
+    Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, or `aligned by pings`"),
+    Column("clock_offset_ns", pa.int64(), "how far its clock was ahead of rank 0's, halfway"),
+    Column(
+        "clock_drift_ppb",
+        pa.int64(),
+        "nanoseconds that it gained on rank 0's in a second; off by up to twice the error over the "
+        "time of the steps",
+    ),
+    Column(
+        "clock_error_ns",
+        pa.int64(),
+        "the most that its times are off on rank 0's clock, those of its device included",
+    ),
 )
 _SPAN_MEANINGS = {
     "step": (pa.int32(), "number of the step"),

@@ -1,19 +1,87 @@
 """When things happened: marks taken during a step, read as nanoseconds after it.
 
-Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock, which all
-processes of one machine share. On CUDA it is an event on the current stream; events are read when
-the step is over, relative to an anchor that was tied to the host clock before it began.
+Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On CUDA it is an
+event on the current stream; events are read when the step is over, along a line through two ties to
+the host clock: one made before it, one after it.
+
+Two clocks never run at quite the same rate, and a moment read on both is known to within an error.
+`Line` holds both, for events against the host and for ranks against rank 0 (`alignment.py`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
 Mark = int | torch.cuda.Event
+
+MAX_DRIFT_PPB = 1_000_000
+"""The most that two clocks are taken to drift apart: NTP slews each by 500 ppm at most."""
+_BILLION = 1_000_000_000
+_NUM_TRIES = 5
+_RESOLUTION_NS = 500  # of an event: CUDA Runtime API, cudaEventElapsedTime
+_ROUNDING_NS = 3  # a clock tells whole nanoseconds; so do the middle of two ties and the answer
+
+
+class Ping(NamedTuple):
+    """A round trip: first and last on the clock of the rank that asks, the others on the peer's."""
+
+    sent_ns: int
+    received_ns: int
+    answered_ns: int
+    returned_ns: int
+
+
+class Tie(NamedTuple):
+    """A moment on two clocks: exact on the first, within `error_ns` on the second."""
+
+    first_ns: int
+    second_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """Takes times from one clock to another, both ways."""
+
+    first_ns: int
+    second_ns: int  # the same moment on the second clock
+    drift: float  # nanoseconds that the second clock gains in one of the first
+    error_ns: int  # the most that an answer is off, between the ties that it was drawn through
+
+    def to_second(self, first_ns: int) -> int:
+        elapsed_ns = first_ns - self.first_ns
+        return self.second_ns + elapsed_ns + round(elapsed_ns * self.drift)
+
+    def to_first(self, second_ns: int) -> int:
+        elapsed_ns = second_ns - self.second_ns
+        return self.first_ns + elapsed_ns - round(elapsed_ns * self.drift / (1 + self.drift))
+
+
+def line_through(before: Tie, after: Tie) -> Line:
+    """The clocks are taken to drift at one rate in between, of at most MAX_DRIFT_PPB.
+
+    Two ties at hand tell the rate badly: a line that they make too steep is turned about its middle
+    as far as that rate. That brings it no further from the true one, which is no steeper.
+    """
+    elapsed_ns = after.first_ns - before.first_ns
+    gained_ns = after.second_ns - before.second_ns - elapsed_ns
+    steepest = MAX_DRIFT_PPB / _BILLION
+    return Line(
+        (before.first_ns + after.first_ns) // 2,
+        (before.second_ns + after.second_ns) // 2,
+        min(max(gained_ns / max(elapsed_ns, 1), -steepest), steepest),
+        _on_either_clock(max(before.error_ns, after.error_ns)) + _ROUNDING_NS,
+    )
+
+
+def _on_either_clock(error_ns: int) -> int:
+    """An error measured on one clock is a little longer on another that runs faster."""
+    return -(-error_ns * _BILLION // (_BILLION - MAX_DRIFT_PPB))
 
 
 class Clock(Protocol):
@@ -30,6 +98,10 @@ class Clock(Protocol):
 
     def read_ns(self, mark: Mark) -> int:
         """A mark of the last step on the host's monotonic clock, in nanoseconds."""
+
+    @property
+    def error_ns(self) -> int:
+        """The most that `read_ns` is off, for the marks of the last step."""
 
 
 class HostClock:
@@ -48,6 +120,41 @@ class HostClock:
         assert isinstance(mark, int)
         return mark
 
+    @property
+    def error_ns(self) -> int:
+        return 0
+
+
+class Bracket(NamedTuple):
+    """Host times between which something happened on the device."""
+
+    before_ns: int
+    after_ns: int
+
+    @property
+    def width_ns(self) -> int:
+        return self.after_ns - self.before_ns
+
+    def tie(self, device_ns: int, device_error_ns: int) -> Tie:
+        """With the device's own time of it: the host's is the middle, half the width the error."""
+        half_ns = -(-self.width_ns // 2)
+        return Tie(device_ns, self.after_ns - half_ns, half_ns + device_error_ns)
+
+
+def line_of_events(before: Bracket, after: Bracket, elapsed_ms: float) -> Line:
+    """From nanoseconds since the first of two events, `elapsed_ms` apart, to the host's clock.
+
+    Events tell time in steps of their own, and as a float32: it holds 24 bits of the milliseconds.
+    Both count twice, for the mark that is read and for the second event.
+    """
+    elapsed_ns = _nanoseconds(elapsed_ms)
+    reading_ns = _RESOLUTION_NS + (elapsed_ns >> 24) + 1
+    return line_through(before.tie(0, reading_ns), after.tie(elapsed_ns, 2 * reading_ns))
+
+
+def _nanoseconds(elapsed_ms: float) -> int:
+    return round(elapsed_ms * 1e6)
+
 
 class CudaClock:
     """CUDA events on the stream that is current when the mark is taken."""
@@ -55,14 +162,12 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._anchor = torch.cuda.Event(enable_timing=True)
-        self._anchor_ns = 0
+        self._before = Bracket(0, 0)
+        self._line = Line(0, 0, 0.0, 0)
 
     def begin_step(self) -> None:
-        """Tie an event to the host clock. Synchronises the device (once, before the step)."""
-        torch.cuda.synchronize(self._device)
-        self._anchor.record(torch.cuda.current_stream(self._device))
-        self._anchor.synchronize()
-        self._anchor_ns = time.monotonic_ns()
+        """Tie an event to the host clock. Synchronises the device (before the step)."""
+        self._anchor, self._before = self._tied_event()
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -70,15 +175,32 @@ class CudaClock:
         return event
 
     def end_step(self) -> None:
-        """Synchronises the device (once, after the step)."""
-        torch.cuda.synchronize(self._device)
+        """Tie another one, to see the drift. Synchronises the device (after the step)."""
+        event, after = self._tied_event()
+        self._line = line_of_events(self._before, after, self._anchor.elapsed_time(event))
 
     def read_ns(self, mark: Mark) -> int:
         """Host marks (taken by a channel that goes through the host) are read as they are."""
         if isinstance(mark, int):
             return mark
-        elapsed_ms: float = self._anchor.elapsed_time(mark)
-        return self._anchor_ns + round(elapsed_ms * 1e6)
+        return self._line.to_second(_nanoseconds(self._anchor.elapsed_time(mark)))
+
+    @property
+    def error_ns(self) -> int:
+        return self._line.error_ns
+
+    def _tied_event(self) -> tuple[torch.cuda.Event, Bracket]:
+        """An event and the host times just before and after it: of several, the narrowest."""
+        torch.cuda.synchronize(self._device)
+        tries = [self._bracketed_event() for _ in range(_NUM_TRIES)]
+        return min(tries, key=lambda one: one[1].width_ns)
+
+    def _bracketed_event(self) -> tuple[torch.cuda.Event, Bracket]:
+        event = torch.cuda.Event(enable_timing=True)
+        before_ns = time.monotonic_ns()
+        event.record(torch.cuda.current_stream(self._device))
+        event.synchronize()
+        return event, Bracket(before_ns, time.monotonic_ns())
 
 
 class FakeClock:
@@ -99,6 +221,10 @@ class FakeClock:
     def read_ns(self, mark: Mark) -> int:
         assert isinstance(mark, int)
         return mark
+
+    @property
+    def error_ns(self) -> int:
+        return 0
 
 
 def clock_for(device: torch.device) -> Clock:

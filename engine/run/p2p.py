@@ -34,7 +34,7 @@ from torch import Tensor
 from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
 from engine.plan.lower import Channel as Edge
-from engine.run.clock import Clock, HostClock, Mark
+from engine.run.clock import Clock, HostClock, Mark, Ping
 
 Tensors = tuple[Tensor, ...]
 Ranks = tuple[int, ...]
@@ -474,3 +474,43 @@ class Fabric:
         theirs: list[Any] = [None] * len(ranks)
         dist.all_gather_object(theirs, ours, group=self._host_groups[ranks])
         return theirs
+
+    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
+        """The first of the ranks and each of the peers in turn: `count` round trips one by one.
+
+        Over gloo, where nothing is timed. Blocks until this rank's are over. Returns the pings that
+        it answered: none where it is no peer.
+        """
+        group, first, me = self._host_groups[ranks], ranks[0], dist.get_rank()
+        if me in peers:
+            return _answer_pings(first, count, group)
+        if me == first:
+            for peer in peers:
+                _ping(peer, count, group)
+        return []
+
+
+def _ping(peer: int, count: int, group: dist.ProcessGroup) -> None:
+    """Ask `count` times, then tell the peer when each ping was sent and was back."""
+    clock, number, times = HostClock(), torch.zeros(1), []
+    for _ in range(count):
+        sent_ns = clock.mark()
+        dist.send(number, peer, group)
+        dist.recv(number, peer, group)
+        times.append((sent_ns, clock.mark()))
+    dist.send(torch.tensor(times, dtype=torch.int64), peer, group)
+
+
+def _answer_pings(asker: int, count: int, group: dist.ProcessGroup) -> list[Ping]:
+    clock, number, times = HostClock(), torch.zeros(1), []
+    for _ in range(count):
+        dist.recv(number, asker, group)
+        received_ns, answered_ns = clock.mark(), clock.mark()
+        dist.send(number, asker, group)
+        times.append((received_ns, answered_ns))
+    theirs = torch.zeros(count, 2, dtype=torch.int64)
+    dist.recv(theirs, asker, group)
+    return [
+        Ping(sent_ns, *ours, returned_ns)
+        for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
+    ]

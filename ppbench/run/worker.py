@@ -29,7 +29,8 @@ from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.spans import COLUMNS, Span
-from engine.run.clock import clock_for
+from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.clock import Clock, clock_for
 from engine.run.memory import MemoryPeaks, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
 from engine.trainer import StepResult
@@ -144,7 +145,8 @@ class _Worker:
         agreement = agree(trainer_config(item.case), fabric)
         if self._rank < item.case.world_size:
             runtime = _runtime(item.case, agreement, fabric)
-            result = _measure(item, runtime, group, self._journal if self._rank == 0 else None)
+            journal = self._journal if self._rank == 0 else None
+            result = _measure(item, runtime, fabric, group, journal)
             if result is not None:
                 tokens_per_s = write_result(self._job, item, run_id, result)
                 summary = f"{tokens_per_s:,.0f} tokens/s"
@@ -191,25 +193,33 @@ def _device_of(kind: str) -> torch.device:
 
 
 def _measure(
-    item: Item, runtime: Runtime, group: dist.ProcessGroup, journal: Journal | None
+    item: Item,
+    runtime: Runtime,
+    fabric: Fabric,
+    group: dist.ProcessGroup,
+    journal: Journal | None,
 ) -> CaseResult | None:
     """Warm up, measure, then one more step for memory. The result is on rank 0."""
     if item.measure.verify:
         runtime.verify()
     _release_memory()
     reset_process_peak()
+    ranks = tuple(range(item.case.world_size))
     steps = _Steps(runtime, group, item.measure, journal)
     steps.warm_up()
-    steps.measure()
+    before = measure_offset(fabric, ranks)
+    steps.measure(fabric.clock)
+    alignment = align(before, measure_offset(fabric, ranks))
     peaks = runtime.measure_memory(steps.num_done)
-    ours = _rank_result(runtime, peaks, steps)
+    facts = {**_memory_facts(runtime, peaks), **_clock_facts(alignment, steps.clock_error_ns)}
+    ours = _rank_result({**runtime.rank_facts(), **facts}, alignment, steps)
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
     if journal is None:
         return None
-    ranks = [rank for rank in gathered if rank is not None]
-    return CaseResult(ranks, runtime.run_facts(), steps.warmup_ns)
+    results = [rank for rank in gathered if rank is not None]
+    return CaseResult(results, runtime.run_facts(), steps.warmup_ns)
 
 
 class _Steps:
@@ -226,6 +236,7 @@ class _Steps:
         self._runtime, self._group, self._plan, self._journal = runtime, group, measure, journal
         self.warmup_ns: list[int] = []
         self.spans: list[Span] = []  # of the measured steps
+        self.clock_error_ns = 0  # of the device's clock on the host's, in those
         self.losses: list[float | None] = []
         self.num_tokens: list[int] = []
 
@@ -250,10 +261,11 @@ class _Steps:
         dist.broadcast_object_list(told, src=0, group=self._group)
         return told[0]
 
-    def measure(self) -> None:
+    def measure(self, clock: Clock) -> None:
         """The measured steps. Blocks until all ranks have done them."""
         for _ in range(self._plan.steps):
             self.spans += self._step().spans
+            self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
         dist.barrier(self._group)
 
     def _step(self) -> StepResult:
@@ -281,18 +293,32 @@ def _release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _rank_result(runtime: Runtime, peaks: MemoryPeaks | None, steps: _Steps) -> RankResult:
-    facts = {
-        **runtime.rank_facts(),
+def _memory_facts(runtime: Runtime, peaks: MemoryPeaks | None) -> dict[str, object]:
+    return {
         "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
         "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
         "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
-        "hostname": platform.node(),
         "peak_held_microbatches": runtime.peak_held,
     }
-    columns: dict[str, list[object]] = {
-        name: [span[i] for span in steps.spans] for i, name in enumerate(COLUMNS)
+
+
+def _clock_facts(alignment: Alignment, clock_error_ns: int) -> dict[str, object]:
+    """`clock_error_ns`: of the device's clock on this rank's host."""
+    shared = "rank 0" if dist.get_rank() == 0 else "shared with rank 0"
+    return {
+        "clock": shared if alignment.is_shared else "aligned by pings",
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + clock_error_ns,
     }
+
+
+def _rank_result(facts: dict[str, object], alignment: Alignment, steps: _Steps) -> RankResult:
+    spans = alignment.apply(steps.spans)
+    columns: dict[str, list[object]] = {
+        name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)
+    }
+    facts = {**facts, "hostname": platform.node()}
     return RankResult(facts, columns, steps.losses, steps.num_tokens)
 
 

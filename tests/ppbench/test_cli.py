@@ -92,7 +92,9 @@ def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     assert len(Store(folder / "results").runs()) == before + 2
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show", "last"], ["explain", "last"], ["env"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["show", "last"], ["explain", "last"], ["env"]], ids=lambda c: c[0]
+)
 def test_every_listing_takes_every_format(swept, command):
     folder, _ = swept
     printed = {
@@ -126,9 +128,10 @@ def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):
         assert list(told["parts"]) == list(parts)
         for row in [*told["by_step_and_rank"], *told["by_step"], told["all_steps"]]:
             assert sum(row[f"{part}_ns"] for part in parts) == row["idle_ns"]
-            assert sum(row[f"{phase}_ns"] for phase in ("warmup", "steady", "cooldown")) == row[
-                "idle_ns"
-            ]
+            assert (
+                sum(row[f"{phase}_ns"] for phase in ("warmup", "steady", "cooldown"))
+                == row["idle_ns"]
+            )
         assert len(told["by_step_and_rank"]) == 3 * told["world_size"]
         assert {answer["question"] for answer in told["what_if"]} >= {
             "perfect balance", "free transfers", "zb_h1",

@@ -1,0 +1,224 @@
+"""Ranks' clocks against rank 0's: by hand exact; by any pings, real ones too, within the bound."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from namespaces import monotonic_offset_ns, reason_against_namespaces, run_apart
+from pipeline import config
+
+from engine.plan.action import Op
+from engine.plan.spans import Lane, Span
+from engine.run.alignment import (
+    SAME_CLOCK,
+    Alignment,
+    Offset,
+    align,
+    clock_identity,
+    estimate_offset,
+    is_same,
+    measure_offset,
+)
+from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping
+from engine.run.p2p import Fabric
+from engine.trainer import Trainer, connect
+
+DRIFTS = st.fractions(-1, 1).map(lambda share: share * MAX_DRIFT_PPB * Fraction(999, 10**12))
+
+
+def test_a_ping_bounds_the_offset_by_its_two_ways():
+    # The rank is 1000 ahead; 40 there, 60 back.
+    assert estimate_offset([Ping(0, 1040, 1050, 110)]) == Offset(55, 990, 51)
+
+
+def test_asymmetric_pings_share_what_is_narrower_than_either():
+    slow_there, slow_back = Ping(0, 1900, 1900, 910), Ping(2000, 3010, 3010, 2910)
+    both = estimate_offset([slow_there, slow_back])
+    alone = [estimate_offset([ping]) for ping in (slow_there, slow_back)]
+    assert alone == [Offset(455, 1445, 456), Offset(2455, 555, 456)]
+    # At 455, as the first of two equals; what 2455 ns may have drifted is 3.
+    assert both == Offset(455, 1001, 12)
+
+
+def test_a_ping_at_another_time_counts_for_less_by_what_may_have_drifted():
+    near, far = Ping(0, 550, 550, 100), Ping(10_000, 10_510, 10_510, 10_020)
+    assert estimate_offset([near, far]).at_ns == 10_010  # the narrower
+    assert estimate_offset([near, far]) == Offset(10_010, 500, 11)
+
+
+def test_pings_with_nothing_in_common_leave_the_narrowest_to_decide():
+    wide, narrow = Ping(0, 1100, 1100, 200), Ping(500, 700, 700, 600)
+    assert estimate_offset([wide, narrow]) == estimate_offset([narrow]) == Offset(550, 150, 51)
+
+
+def test_an_alignment_follows_a_drifting_clock():
+    alignment = align(Offset(0, 5_000, 100), Offset(1_000_000, 5_100, 60))
+    assert (alignment.offset_ns, alignment.drift_ppb, alignment.error_ns) == (5_050, 100_000, 104)
+    assert not alignment.is_shared
+    assert alignment.to_rank_0(5_000) == 0
+    assert alignment.to_rank_0(1_005_100) == 1_000_000
+    assert alignment.to_rank_0(5_000 + 100_010) == 100_000
+
+
+def test_a_clock_behind_is_a_negative_offset():
+    alignment = align(Offset(9_000, -7_000, 1), Offset(10_000, -7_000, 1))
+    assert (alignment.offset_ns, alignment.drift_ppb) == (-7_000, 0)
+    assert alignment.to_rank_0(2_500) == 9_500
+
+
+def test_a_shared_clock_is_left_as_it_is():
+    alignment = align(SAME_CLOCK, SAME_CLOCK)
+    assert alignment == Alignment(Line(0, 0, 0.0, 0), is_shared=True)
+    assert (alignment.offset_ns, alignment.drift_ppb, alignment.error_ns) == (0, 0, 0)
+    assert alignment.to_rank_0(2**62 + 1) == 2**62 + 1
+
+
+def test_spans_keep_everything_but_their_times():
+    span = Span(3, 1, Lane.SEND, 1, Op.SEND_F, 2, 1_010, 1_030, 64)
+    alignment = align(Offset(0, 1_000, 1), Offset(100, 1_000, 1))
+    assert alignment.apply([span]) == [Span(3, 1, Lane.SEND, 1, Op.SEND_F, 2, 10, 30, 64)]
+
+
+class DriftingClock:
+    """A rank's clock as a function of rank 0's: exact, told in whole nanoseconds."""
+
+    def __init__(self, offset_ns: int, drift: Fraction) -> None:
+        self._offset_ns, self._drift = offset_ns, drift
+
+    def read_ns(self, time_ns: Fraction) -> int:
+        return int((time_ns * (1 + self._drift) + self._offset_ns) // 1)
+
+    def burst(self, start_ns: int, ways: list[tuple[int, int]]) -> list[Ping]:
+        """Pings one after another, each with its own time there and back."""
+        pings, now = [], Fraction(start_ns)
+        for there_ns, back_ns in ways:
+            received, returned = now + there_ns, now + there_ns + back_ns + 200
+            answered = self.read_ns(received + 200)
+            ping = Ping(int(now), self.read_ns(received), answered, int(returned))
+            pings.append(ping)
+            now = returned + 100
+        return pings
+
+
+# The first ping is tight on one side, of a time when the offset was another than at the narrowest.
+TIGHT_EARLY = [(1, 10**7), (10**7, 10**7), (10**7, 10**7), (10**5, 10**5)]
+WAYS = st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 10**7)), min_size=1, max_size=20)
+
+
+@given(
+    offset=st.integers(-(10**13), 10**13),
+    drift=DRIFTS,
+    ways=st.tuples(WAYS, WAYS),
+    lasted=st.integers(1, 10**12),
+    share=st.fractions(0, 1),
+)
+@example(0, Fraction(999, 10**6), (TIGHT_EARLY, TIGHT_EARLY), 10**9, Fraction(0))
+def test_the_true_time_lies_within_the_bound_whatever_delays_and_drift(
+    offset, drift, ways, lasted, share
+):
+    clock = DriftingClock(offset, drift)
+    first = clock.burst(10**9, ways[0])
+    begin = first[-1].returned_ns
+    last = clock.burst(begin + lasted, ways[1])
+    alignment = align(estimate_offset(first), estimate_offset(last))
+    moment = begin + round(share * lasted)
+    assert abs(alignment.to_rank_0(clock.read_ns(Fraction(moment))) - moment) <= alignment.error_ns
+
+
+def test_what_the_system_does_not_tell_is_no_shared_clock():
+    assert is_same("boot 1", "boot 1")
+    assert not is_same("boot 1", "boot 2")
+    assert not is_same(None, None)
+    assert not is_same("boot 1", None)
+
+
+def test_one_rank_measures_nothing():
+    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    assert measure_offset(fabric, (0,)) is SAME_CLOCK
+
+
+def offsets_of_ranks(fabric, is_member, settings):
+    connect(settings, fabric)
+    return measure_offset(fabric, (0, 1, 2)) if is_member else None
+
+
+@pytest.mark.skipif(clock_identity() is None, reason="the system does not name its clock")
+def test_ranks_of_one_machine_share_its_clock(ranks):
+    assert ranks.run(3, offsets_of_ranks, config("1f1b", 3, 2)) == [SAME_CLOCK] * 3
+
+
+def pings_of_ranks(fabric, is_member, settings):
+    connect(settings, fabric)
+    return fabric.exchange_pings((1, 2), 7, (0, 1, 2)) if is_member else None
+
+
+def test_pings_over_gloo_bound_an_offset_that_is_nought(ranks):
+    none, *of_peers = ranks.run(3, pings_of_ranks, config("1f1b", 3, 2))
+    assert none == []
+    for pings in of_peers:
+        assert len(pings) == 7
+        assert all(ping.sent_ns < ping.received_ns <= ping.answered_ns for ping in pings)
+        offset = estimate_offset(pings)
+        assert abs(offset.offset_ns) <= offset.error_ns
+
+
+@dataclass
+class Apart:
+    """What a rank in a namespace of its own saw of a step."""
+
+    true_offset_ns: int
+    alignment: Alignment
+    raw: list[Span]
+    aligned: list[Span]
+
+
+def step_apart(fabric, settings) -> Apart:
+    settings = connect(settings, fabric)
+    ranks = tuple(range(settings.world_size))
+    trainer = Trainer(settings, fabric)
+    before = measure_offset(fabric, ranks)
+    trainer.step(0)
+    spans = trainer.step(1).spans
+    alignment = align(before, measure_offset(fabric, ranks))
+    trainer.close()
+    return Apart(monotonic_offset_ns(), alignment, spans, alignment.apply(spans))
+
+
+def broken_orders(outcomes: list[Apart], spans: list[list[Span]]) -> list[Span]:
+    """Receives that end before their send has begun, and actions that begin before what they
+    need has ended, by more than the ranks' bounds allow.
+    """
+    errors = [one.alignment.error_ns for one in outcomes]
+    at = {(s.op, s.stage, s.microbatch): s for of_rank in spans for s in of_rank}
+    broken = []
+    for (op, stage, microbatch), span in at.items():
+        step = {Op.RECV_F: -1, Op.F: -1, Op.RECV_B: 1, Op.B: 1}.get(op, 0)
+        sends = {Op.RECV_F: Op.SEND_F, Op.RECV_B: Op.SEND_B}
+        other = at.get((sends.get(op, op), stage + step, microbatch))
+        if step == 0 or other is None:
+            continue
+        slack_ns = errors[span.rank] + errors[other.rank]
+        ours, theirs = (
+            (span.end_ns, other.start_ns) if op in sends else (span.start_ns, other.end_ns)
+        )
+        if ours + slack_ns < theirs:
+            broken.append(span)
+    return broken
+
+
+NO_NAMESPACES = reason_against_namespaces()
+
+
+@pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES))
+def test_clocks_that_truly_differ_are_recovered_and_a_step_falls_into_place():
+    outcomes = run_apart([0, 5, -3, 0], step_apart, config("1f1b", 4, 4))
+    assert [one.true_offset_ns for one in outcomes] == [0, 5 * 10**9, -3 * 10**9, 0]
+    assert [one.alignment.is_shared for one in outcomes] == [True, False, False, True]
+    for one in outcomes:
+        off_ns = one.alignment.offset_ns - one.true_offset_ns
+        assert abs(off_ns) <= one.alignment.error_ns
+    assert broken_orders(outcomes, [one.raw for one in outcomes])
+    assert not broken_orders(outcomes, [one.aligned for one in outcomes])
