@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.run.counters import GpuReading, HostReading
-from ppbench.run.sampler import Sample
+from ppbench.run.sampler import LOOK_BACK_NS, Sample
 
 MAX_OTHER_LOAD = 0.1
 """Of the cores: what other processes may use before they are said to have disturbed."""
@@ -116,11 +116,16 @@ def _around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Sampl
 
 
 def _long_enough(samples: Sequence[Sample], around: Sequence[Sample]) -> list[Sample]:
-    """As many samples before the window, too, as make it `MIN_LOAD_NS` long, if there are."""
+    """With samples from before the window that make it `MIN_LOAD_NS` long, if there are.
+
+    None that are much older: between them and the window another sampler may have ended.
+    """
     last_ns = around[-1].time_ns
+    oldest_ns = around[0].time_ns - LOOK_BACK_NS
+    recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
     begin_ns = min(around[0].time_ns, last_ns - MIN_LOAD_NS)
-    first = max((i for i, s in enumerate(samples) if s.time_ns <= begin_ns), default=0)
-    return [s for s in samples[first:] if s.time_ns <= last_ns]
+    first = max((i for i, s in enumerate(recent) if s.time_ns <= begin_ns), default=0)
+    return recent[first:]
 
 
 def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]:

@@ -69,6 +69,11 @@ def test_a_short_window_takes_its_load_from_samples_before_it_and_says_so():
     assert summary.telemetry_note == "CPU load is of the 0.60 s that end with a shorter window"
 
 
+def test_samples_of_long_before_do_not_lengthen_a_short_window():
+    samples = [counted(4, busy=1), counted(10, busy=9), counted(10.25, busy=9.5)]
+    assert summarize(samples, 10 * S, int(10.25 * S), None).other_load_cores == 0.5 / 0.25
+
+
 def test_samples_too_close_together_tell_no_load():
     samples = [counted(10, busy=1), counted(10.05, busy=2)]
     summary = summarize(samples, 10 * S, int(10.05 * S), None)
