@@ -202,17 +202,18 @@ def visible_gpus(nvml: _NvmlDevices) -> list[object]:
     It names indices, or UUIDs or what they begin with; -1 hides what follows. Names that fit none
     (parts of a GPU, MIG) count from the first. `nvml` is the module pynvml, initialised.
     """
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    everywhere, open_gpu = range(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return handles
+        return [open_gpu(index) for index in everywhere]
     names = [name.strip() for name in setting.split(",") if name.strip()]
     names = list(itertools.takewhile(lambda name: name != "-1", names))
-    if all(name.isdigit() for name in names):
-        return [handles[int(name)] for name in names if int(name) < len(handles)]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    found = [h for name in names for h, u in zip(handles, uuids, strict=True) if u.startswith(name)]
-    return found or handles[: len(names)]
+    if all(name.isdigit() for name in names):  # others may be broken, and are left alone
+        return [open_gpu(int(name)) for name in names if int(name) in everywhere]
+    gpus = [open_gpu(index) for index in everywhere]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+    named = [uuids.index(uuid) for name in names for uuid in uuids if uuid.startswith(name)]
+    return [gpus[index] for index in named] or gpus[: len(names)]
 
 
 def _memory_bytes(handle: object) -> int | None:
