@@ -29,6 +29,15 @@ class Caution(Enum):
         "messages and switching shows. Raise the emulated times, use fewer ranks or smaller "
         "messages, or quieten the machine."
     )
+    busy_machine = (
+        "Other processes kept more than a tenth of the cores busy meanwhile (other_load_cores of "
+        "the ranks). Close them or take another machine."
+    )
+    throttled = (
+        "A GPU lowered its clock for power or heat, or a hypervisor or quota held the CPU back "
+        "(gpu_throttle_reasons, steal_fraction, cpu_throttled_fraction of the ranks): speed is the "
+        "moment's. See to cooling and power limits, lock the clocks, or raise the quota."
+    )
     few_steps = "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
     no_warmup = (
         "No warm-up steps: the first measured step includes allocation and caches being filled. "
@@ -53,17 +62,22 @@ def cautions_for(
     relative_deviation: float,
     has_settled: bool = True,
     over_plan: float = 1.0,
+    is_busy_machine: bool = False,
+    is_throttled: bool = False,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
 
     `relative_deviation` is the median absolute deviation of the step times over their median;
-    `over_plan` an emulated step's time over the planned one.
+    `over_plan` an emulated step's time over the planned one; `is_busy_machine` and `is_throttled`
+    what the telemetry of any rank says.
     """
     holds = {
         Caution.oversubscribed: is_oversubscribed,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
         Caution.unsettled_steps: not has_settled,
         Caution.behind_plan: over_plan > MAX_OVER_PLAN,
+        Caution.busy_machine: is_busy_machine,
+        Caution.throttled: is_throttled,
         Caution.few_steps: num_steps < MIN_STEPS,
         Caution.no_warmup: warmup_steps == 0,
     }

@@ -63,3 +63,20 @@ class Check:
     def has_failed(self) -> bool:
         """A refusal is no failure: it is said before anything runs."""
         return self.status in ("wrong", "error")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention."""
+
+    width: float  # heads × head dim; the mean of keys' and values' where they differ
+    window: int | None = None  # tokens that are looked back at; None: all
+
+
+@dataclass(frozen=True)
+class FlopFacts:
+    """What a formula for a model's FLOPs per token needs (`ppbench.analysis.mfu`)."""
+
+    num_multiplying: int | None  # parameters, without tables that are only looked up; None: varies
+    attentions: tuple[Attention, ...] | None = None  # of each layer that has one; None: not known
+    note: str = ""  # why something is None, or what else a formula's reader must know

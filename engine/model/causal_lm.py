@@ -156,6 +156,10 @@ class CausalLM:
     def costs(self) -> Costs:
         return self._costs
 
+    def skeleton(self) -> PreTrainedModel:
+        """The whole model without its weights, made anew."""
+        return self._build()
+
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
         last = len(partition) - 1
         if last == 0:

@@ -128,6 +128,11 @@ class Chain:
     def costs(self) -> Costs:
         return self._costs
 
+    @property
+    def skeleton(self) -> nn.Module:
+        """The whole module on fake tensors."""
+        return self._factory.skeleton
+
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
         owners: dict[str, list[tuple[int, str]]] = {}
         for stage, layers in enumerate(partition):

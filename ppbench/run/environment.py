@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import re
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -175,9 +177,7 @@ def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
     except pynvml.NVMLError:
         return (), None, None
     try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in _visible(pynvml.nvmlDeviceGetCount())
-        ]
+        handles = visible_gpus(pynvml)
         gpus = tuple(Gpu(_text(pynvml.nvmlDeviceGetName(h)), _memory_bytes(h)) for h in handles)
         links = min((_num_nvlinks(handle) for handle in handles), default=0)
         interconnect = f"{links} NVLink" if links else "PCIe"
@@ -188,15 +188,32 @@ def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
         pynvml.nvmlShutdown()
 
 
-def _visible(num_gpus: int) -> list[int]:
-    """Indices that `CUDA_VISIBLE_DEVICES` leaves; names that are no index count from the first."""
+class _NvmlDevices(Protocol):
+    """What of pynvml finds GPUs."""
+
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802  # NVML's names, here and below
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
+
+
+def visible_gpus(nvml: _NvmlDevices) -> list[object]:
+    """NVML's handles of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+
+    It names indices, or UUIDs or what they begin with; -1 hides what follows. Names that fit none
+    (parts of a GPU, MIG) count from the first. `nvml` is the module pynvml, initialised.
+    """
+    everywhere, open_gpu = range(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return list(range(num_gpus))
+        return [open_gpu(index) for index in everywhere]
     names = [name.strip() for name in setting.split(",") if name.strip()]
-    if all(name.isdigit() for name in names):
-        return [int(name) for name in names if int(name) < num_gpus]
-    return list(range(min(len(names), num_gpus)))
+    names = list(itertools.takewhile(lambda name: name != "-1", names))
+    if all(name.isdigit() for name in names):  # others may be broken, and are left alone
+        return [open_gpu(int(name)) for name in names if int(name) in everywhere]
+    gpus = [open_gpu(index) for index in everywhere]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+    named = [uuids.index(uuid) for name in names for uuid in uuids if uuid.startswith(name)]
+    return [gpus[index] for index in named] or gpus[: len(names)]
 
 
 def _memory_bytes(handle: object) -> int | None:
