@@ -10,6 +10,7 @@ from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryPeaks
 from engine.run.p2p import Fabric
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 from ppbench.config.case import Case
 from ppbench.run.durations import durations_of
@@ -32,8 +33,8 @@ class EmulatedRuntime:
     def verify(self) -> None:
         """There is nothing to compare: nothing is computed."""
 
-    def step(self, step: int) -> StepResult:
-        return self._trainer.step(step)
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        return self._trainer.step(step, watch)
 
     def measure_memory(self, step: int) -> MemoryPeaks | None:  # noqa: ARG002  # as a runtime does
         """None: what a stage would hold is not there."""

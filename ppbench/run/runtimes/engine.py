@@ -18,6 +18,7 @@ from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryPeaks
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult, Trainer, TrainerConfig
 from ppbench.config.case import Case
 from ppbench.run.runtimes.runtime import facts_of_split
@@ -38,8 +39,8 @@ class EngineRuntime:
         self._transport = fabric.transport if config.world_size > 1 else "none"
         self._trainer = Trainer(config, fabric)
 
-    def step(self, step: int) -> StepResult:
-        return self._trainer.step(step)
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        return self._trainer.step(step, watch)
 
     def measure_memory(self, step: int) -> MemoryPeaks:
         return self._trainer.measure_memory(step)

@@ -10,6 +10,7 @@ import torch
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
 from engine.plan.program import Program, to_json
 from engine.run.memory import MemoryPeaks
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 
 
@@ -23,8 +24,11 @@ class Runtime(Protocol):
     def verify(self) -> None:
         """Compare the first step with the unsplit model. Raises VerificationError."""
 
-    def step(self, step: int) -> StepResult:
-        """One step of training; returns when this rank's part of it is over."""
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        """One step of training; returns when this rank's part of it is over.
+
+        `watch` says what it records: spans, and ranges for a profiler that the caller has started.
+        """
 
     def measure_memory(self, step: int) -> MemoryPeaks | None:
         """One more step, under memory accounting; None where there is nothing to account for."""
