@@ -90,6 +90,14 @@ FIELDS: dict[str, Field] = {
     "gradient_difference": Field("gradient differs by", _number("{:.1e}")),
     "seconds": Field("s", _number("{:,.1f}")),
     "device": Field("device", is_number=False),
+    "num_rounds": Field("rounds", _number("{:.0f}")),
+    "step_off_ns": Field("spans off, ms", _number("{:,.2f}", 1e-6)),
+    "spans_ratio": Field("on/off", _number("{:.4f}")),
+    "spans_ratio_low": Field("from", _number("{:.4f}")),
+    "spans_ratio_high": Field("to", _number("{:.4f}")),
+    "profiler_ratio": Field("profiler/off", _number("{:.4f}")),
+    "profiler_ratio_low": Field("from", _number("{:.4f}")),
+    "profiler_ratio_high": Field("to", _number("{:.4f}")),
 }
 
 

@@ -4,6 +4,7 @@
     results/steps/<run_id>.parquet   a row per measured step
     results/ranks/<run_id>.parquet   a row per rank
     results/spans/<run_id>.parquet   a row per timed action
+    results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
 
 A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
 One file per run, so that sweeps never write the same file and a crash costs one run at most.
@@ -122,6 +123,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
     ),
+    Column("measure_profile_steps", pa.int64(), "further steps, untimed, under torch's profiler"),
     Column("tokens_per_step", pa.int64(), "tokens trained on in a step; median"),
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
@@ -293,6 +295,10 @@ class Store:
         except OSError as error:
             aside.unlink(missing_ok=True)
             raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def profiles_of(self, run_id: str) -> Path:
+        """The folder of a run's Chrome traces; it exists if there are any."""
+        return self.folder / "profiles" / run_id
 
     def has_run(self, run_id: str) -> bool:
         return (self.folder / "runs" / f"{run_id}.parquet").exists()

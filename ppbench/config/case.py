@@ -105,6 +105,7 @@ class Measure:
     steps: int = 10
     launches: int = 1
     verify: bool = False
+    profile_steps: int = 0
 
     def settings(self) -> dict[str, Setting]:
         """Column -> value, in the order of the fields."""

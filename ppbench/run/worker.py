@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
-from engine.connection import Agreement, agree
+from engine.connection import Agreement, agree, broadcast
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
@@ -37,6 +38,7 @@ from ppbench.config.possible import check_file_unchanged
 from ppbench.run.environment import read_environment
 from ppbench.run.job import (
     PEER_LOST,
+    EventName,
     Item,
     Job,
     Journal,
@@ -44,11 +46,12 @@ from ppbench.run.job import (
     take_rank_errors,
     write_rank_error,
 )
+from ppbench.run.profiling import profile_steps
 from ppbench.run.rows import CaseResult, RankResult, close_run, write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
 from ppbench.run.runtimes.runtime import Runtime
-from ppbench.store import new_run_id
+from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
@@ -56,12 +59,24 @@ WAIT_FOREVER = timedelta(days=30)
 
 def main(job_file: Path) -> None:
     """Run what the journal says is left of the job."""
+    take_part(job_file, _run_remaining)
+
+
+def _run_remaining(worker: Worker) -> None:
+    for index in worker.remaining():
+        worker.run_item(index)
+
+
+def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
+    """Join the launch's other ranks, do the work, and part from them.
+
+    An error is left in the launch's folder, and ends the process.
+    """
     _join_other_ranks()
-    folder, job = job_file.parent, read_job(job_file)
-    worker = _Worker(job, folder)
+    folder = job_file.parent
+    worker = Worker(read_job(job_file), folder)
     try:
-        for index in worker.remaining():
-            worker.run_item(index)
+        work(worker)
     except Exception as error:
         write_rank_error(folder, dist.get_rank(), _status_of(error), error)
         traceback.print_exc()
@@ -106,9 +121,11 @@ def _status_of(error: Exception) -> str:
     return "invalid" if isinstance(error, refused) else "error"
 
 
-class _Worker:
+class Worker:
+    """This rank, from the first case of a launch to the last."""
+
     def __init__(self, job: Job, folder: Path) -> None:
-        self._job, self._folder, self._journal = job, folder, Journal(folder)
+        self.job, self._folder, self._journal = job, folder, Journal(folder)
         self._rank = dist.get_rank()
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._members: dict[int, dist.ProcessGroup] = {}
@@ -126,29 +143,45 @@ class _Worker:
         errors = take_rank_errors(self._folder)
         for index, run_id in started.items():
             if index not in finished:
-                status, summary = close_run(self._job, self._job.items[index], run_id, errors)
+                status, summary = close_run(self.job, self.job.items[index], run_id, errors)
                 self._journal.append(
                     "row", index=index, run_id=run_id, status=status, summary=summary
                 )
                 finished.add(index)
-        return [index for index in range(len(self._job.items)) if index not in finished]
+        return [index for index in range(len(self.job.items)) if index not in finished]
 
     def run_item(self, index: int) -> None:
-        item, run_id = self._job.items[index], new_run_id()
-        if self._rank == 0:
-            self._journal.append("case", index=index, run_id=run_id)
-        group, fabric = self._group_of(item.case.world_size), self._fabric_for(item)
-        check_file_unchanged(item.case)
-        agreement = agree(trainer_config(item.case), fabric)
-        if self._rank < item.case.world_size:
-            runtime = _runtime(item.case, agreement, fabric)
-            result = _measure(item, runtime, group, self._journal if self._rank == 0 else None)
+        item, run_id = self.job.items[index], broadcast(new_run_id)
+        self.tell("case", index=index, run_id=run_id)
+        group, runtime = self.prepare(item.case)
+        if runtime is not None:
+            journal = self._journal if self._rank == 0 else None
+            profiles = Store(Path(self.job.results)).profiles_of(run_id)
+            result = _measure(item, runtime, group, journal, profiles)
             if result is not None:
-                tokens_per_s = write_result(self._job, item, run_id, result)
+                tokens_per_s = write_result(self.job, item, run_id, result)
                 summary = f"{tokens_per_s:,.0f} tokens/s"
-                self._journal.append(
-                    "row", index=index, run_id=run_id, status="ok", summary=summary
-                )
+                self.tell("row", index=index, run_id=run_id, status="ok", summary=summary)
+        self.end_case()
+
+    def tell(self, event: EventName, **details: str | float | None) -> None:
+        """Note an event in the journal, on rank 0."""
+        if self._rank == 0:
+            self._journal.append(event, **details)
+
+    def prepare(self, case: Case) -> tuple[dist.ProcessGroup, Runtime | None]:
+        """The control group of the case's ranks, and its runtime where this is one of them.
+
+        Collective: every rank of the launch calls it, and `end_case` after it.
+        """
+        group, fabric = self._group_of(case.world_size), self._fabric_for(case)
+        check_file_unchanged(case)
+        agreement = agree(trainer_config(case), fabric)
+        is_member = self._rank < case.world_size
+        return group, _runtime(case, agreement, fabric) if is_member else None
+
+    def end_case(self) -> None:
+        """Wait for the ranks that ran the case."""
         _release_memory()
         dist.barrier()
 
@@ -160,8 +193,7 @@ class _Worker:
             self._members[world_size] = group
         return self._members[world_size]
 
-    def _fabric_for(self, item: Item) -> Fabric:
-        case = item.case
+    def _fabric_for(self, case: Case) -> Fabric:
         torch.set_num_threads(case.launch_threads_per_rank)
         is_shared = read_environment().shares_gpus(case.device, case.world_size)
         key = (case.device, is_shared)
@@ -189,9 +221,13 @@ def _device_of(kind: str) -> torch.device:
 
 
 def _measure(
-    item: Item, runtime: Runtime, group: dist.ProcessGroup, journal: Journal | None
+    item: Item,
+    runtime: Runtime,
+    group: dist.ProcessGroup,
+    journal: Journal | None,
+    profiles: Path,
 ) -> CaseResult | None:
-    """Warm up, measure, then one more step for memory. The result is on rank 0."""
+    """Warm up, measure, one more step for memory, some for a profile. The result is on rank 0."""
     if item.measure.verify:
         runtime.verify()
     _release_memory()
@@ -212,6 +248,9 @@ def _measure(
     dist.barrier(group)
     peaks = runtime.measure_memory(num_warmup + num_steps)
     ours = _rank_result(runtime, peaks, spans, losses, num_tokens)
+    if num_profiled := item.measure.profile_steps:
+        steps = range(num_warmup + num_steps + 1, num_warmup + num_steps + 1 + num_profiled)
+        profile_steps(runtime, item.case.device, steps, group, profiles)
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)

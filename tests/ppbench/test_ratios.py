@@ -16,13 +16,16 @@ def test_each_round_is_a_ratio_of_its_own():
 
 def test_one_disturbed_round_moves_neither_median_nor_interval():
     quiet = paired_ratio([1.0, 1.01, 1.02, 1.03, 1.04] * 6, [1] * 30)
-    disturbed = paired_ratio([1.0, 1.01, 1.02, 1.03, 1.04] * 5 + [1, 1.01, 1.02, 1.03, 50], [1] * 30)
+    disturbed = paired_ratio(
+        [1.0, 1.01, 1.02, 1.03, 1.04] * 5 + [1, 1.01, 1.02, 1.03, 50], [1] * 30
+    )
     assert quiet == disturbed
     assert quiet.median == 1.02
 
 
 @pytest.mark.parametrize(
-    ("num_values", "first", "last"), [(6, 1, 6), (9, 2, 8), (20, 6, 15), (30, 10, 21), (100, 40, 61)]
+    ("num_values", "first", "last"),
+    [(6, 1, 6), (9, 2, 8), (20, 6, 15), (30, 10, 21), (100, 40, 61)],
 )
 def test_the_interval_ends_at_the_known_order_statistics(num_values, first, last):
     found = paired_ratio(range(1, num_values + 1), [1] * num_values)
