@@ -14,6 +14,7 @@ from engine.model.data import StepBatch
 from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
 from engine.run.p2p import Fabric
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 
 
@@ -29,7 +30,6 @@ class EmulatedTrainer:
         self.config = agreement.config
         self.rank = dist.get_rank() if self.config.world_size > 1 else 0
         self.program = lowered_of(self.config)
-        self._clock = fabric.clock
         ranks = self.program.placement.ranks
         edges = edges_of(self.program)
         wake_on_time()  # before the channels' threads, which inherit it
@@ -50,16 +50,15 @@ class EmulatedTrainer:
             for stage in self.program.placement.stages_of(self.rank)
         }
         self._executor = Executor(
-            self.program, self.rank, self.stages, self._channels, self._clock, messages
+            self.program, self.rank, self.stages, self._channels, fabric.clock, messages
         )
         self._batch = self._nominal_batch()
 
-    def step(self, step: int) -> StepResult:
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""
         for stage in self.stages.values():
             stage.step = step
-        self._clock.begin_step()
-        self._executor.run(self._batch)
+        self._executor.run(self._batch, watch)
         spans = self._executor.collect_spans(step)
         return StepResult(None, self._batch.num_tokens, 0.0, None, spans)
 

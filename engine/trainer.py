@@ -6,7 +6,6 @@ step = zero gradients, run the program, sum the gradients of shared weights, cli
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p import Fabric, Ranks
 from engine.run.snapshot import SnapshotError
 from engine.run.stage import Stage, compile_layers, recompute_layers
+from engine.run.watch import NOTHING, SPANS, Watch
 
 __all__ = ["Progress", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
@@ -55,7 +55,7 @@ class StepResult:
     num_tokens: int  # targets that counted, over all microbatches
     learning_rate: float
     gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
-    spans: list[Span]
+    spans: list[Span]  # empty where the step was run without
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trainer:
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
-        self._fabric, self._clock = fabric, fabric.clock
+        self._fabric = fabric
         lowered = lowered_of(config)
         self.program = lowered.compute_only()
         placement = self.program.placement
@@ -104,19 +104,22 @@ class Trainer:
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
 
-    def step(self, step: int) -> StepResult:
-        """Train on the batch of step `step`; returns when its work is done on this rank."""
-        loss, num_tokens = self._accumulate_gradients(step)
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        """Train on the batch of step `step`; returns when its work is done on this rank.
+
+        What is trained does not depend on `watch`.
+        """
+        loss, num_tokens = self._accumulate_gradients(step, watch)
         rate = self.config.optimizer.learning_rate_at(step)
         self._measure_norm()
-        self._executor.time_action(OPTIMIZER_ACTION, functools.partial(self._update, rate))
+        self._executor.perform(OPTIMIZER_ACTION, self._update, rate)
         spans = self._executor.collect_spans(step)
         norm = None if self._gradient_norm is None else float(self._gradient_norm)
         return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
-        loss, _ = self._accumulate_gradients(step)
+        loss, _ = self._accumulate_gradients(step, NOTHING)
         self._executor.collect_spans(step)
         return None if loss is None else loss.item()
 
@@ -192,13 +195,12 @@ class Trainer:
         for channel in self._channels.values():
             channel.close()
 
-    def _accumulate_gradients(self, step: int) -> tuple[Tensor | None, int]:
+    def _accumulate_gradients(self, step: int, watch: Watch) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
         self._zero_gradients()
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
-        self._clock.begin_step()
-        loss = self._executor.run(batch)
+        loss = self._executor.run(batch, watch)
         self._sum_shared_gradients()
         return loss, batch.num_tokens
 
@@ -318,7 +320,7 @@ class Trainer:
             has_split = any(action.op is Op.I and action.stage == index for action in row)
             is_split = has_split and not self.config.compile  # what is compiled is left whole
             stages[index] = Stage(module, sends, autocast, is_split=is_split)
-        return Executor(lowered, self.rank, stages, self._channels, self._clock, messages)
+        return Executor(lowered, self.rank, stages, self._channels, self._fabric.clock, messages)
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

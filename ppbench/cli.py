@@ -121,6 +121,33 @@ def sweep(
         raise typer.Exit(INTERRUPTED) from None
 
 
+@app.command()
+def overhead(
+    file: Annotated[Path, typer.Argument(help="The sweep file, TOML.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
+    ] = None,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds", metavar="N", min=6, max=100_000, help="Steps without, with, and profiled."
+        ),
+    ] = 30,
+    how: HowToPrint = Format.table,
+) -> None:
+    """What measuring costs: steps with spans, and under torch's profiler, over steps without."""
+    from ppbench import commands
+
+    try:
+        outcome = commands.overhead(file, overrides or [], rounds, how)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    print(outcome.table)
+    raise typer.Exit(outcome.exit_code)
+
+
 @app.command("ls")
 def list_runs(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
     """List the runs in the store, oldest first."""

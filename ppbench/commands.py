@@ -23,6 +23,7 @@ from ppbench.listing import as_records, facts, render
 from ppbench.report.page import write_report, write_timeline
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
+from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
 from ppbench.store import Store, check_writable
@@ -67,6 +68,11 @@ STAGE_LISTS = {
     "stage_share": "stage_shares",
 }
 """A column of the table of stages, and the run's column that holds it as a list."""
+RATIO_COLUMNS = [
+    "step_off_ns",
+    *(f"{name}_ratio{end}" for name in ("spans", "profiler") for end in ("", "_low", "_high")),
+    "num_rounds",
+]
 CHECK_COLUMNS = [
     "architecture",
     "status",
@@ -168,7 +174,9 @@ def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its stages, its ranks, its steps."""
     store = _open(results)
     run = store.find(name)
+    profiles = store.profiles_of(run["run_id"])
     row = as_records(pd.DataFrame([run]))[0]
+    row["profiles"] = str(profiles) if profiles.is_dir() else None
     ranks, steps = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps"))
     if how is Format.json:
         data = {"run": row, "ranks": as_records(ranks), "steps": as_records(steps)}
@@ -235,6 +243,46 @@ def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Pa
     path = output or reports / f"timeline-{run['run_id']}.html"
     write_timeline(path, store, run)
     return path
+
+
+@dataclass(frozen=True)
+class OverheadOutcome:
+    """What `ppbench overhead` prints and returns."""
+
+    table: str
+    exit_code: int
+
+
+def overhead(file: Path, overrides: Sequence[str], num_rounds: int, how: Format) -> OverheadOutcome:
+    """What measuring costs in every case of a sweep.
+
+    When the ranks die, the cases that are finished are reported all the same. Raises LaunchError
+    when none is.
+    """
+    read, console = read_sweep(file, overrides, default_device()), Console(stderr=True)
+    finished: list[Rounds] = []
+    exit_code = 0
+    with console.status("starting the ranks") as status:
+        show = functools.partial(_show_round, console, status, num_rounds)
+        try:
+            measure_overhead(read, num_rounds, show, finished.append)
+        except LaunchError as error:
+            if not finished:
+                raise
+            _tell(f"error: {error}")
+            exit_code = EXIT_FAILED_RUNS
+    frame = pd.DataFrame([rounds.row() for rounds in finished])
+    table = render(frame, how, [*(read.axes or WORKLOAD), *RATIO_COLUMNS])
+    return OverheadOutcome(table, exit_code)
+
+
+def _show_round(
+    console: Console, status: Status, num_rounds: int, place: str, num_done: int
+) -> None:
+    """A live line on a terminal, a line for each case elsewhere."""
+    status.update(f"{place}, {num_done} of {num_rounds} rounds")
+    if not console.is_terminal and num_done == 0:
+        _tell(place)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,14 @@ FIELDS: dict[str, Field] = {
     "what_if": Field("what if", is_number=False),
     "change": Field("change", _number("{:+.1f} %", 100)),
     "held": Field("held", _number("{:.4g}")),
+    "num_rounds": Field("rounds", _number("{:.0f}")),
+    "step_off_ns": Field("spans off, ms", _number("{:,.2f}", 1e-6)),
+    "spans_ratio": Field("on/off", _number("{:.4f}")),
+    "spans_ratio_low": Field("from", _number("{:.4f}")),
+    "spans_ratio_high": Field("to", _number("{:.4f}")),
+    "profiler_ratio": Field("profiler/off", _number("{:.4f}")),
+    "profiler_ratio_low": Field("from", _number("{:.4f}")),
+    "profiler_ratio_high": Field("to", _number("{:.4f}")),
 }
 
 

@@ -5,6 +5,7 @@
     results/ranks/<run_id>.parquet   a row per rank
     results/spans/<run_id>.parquet   a row per timed action
     results/.../<run_id>.parquet     what was made of them, or measured beside: see TABLES
+    results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
 
 A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
 One file per run, so that sweeps never write the same file and a crash costs one run at most.
@@ -127,6 +128,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
     ),
+    Column("measure_profile_steps", pa.int64(), "further steps, untimed, under torch's profiler"),
     Column("tokens_per_step", pa.int64(), "tokens trained on in a step; median"),
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
@@ -183,6 +185,11 @@ RUNS: tuple[Column, ...] = (
         pa.int64(),
         "most activations held by one rank at once, each of one microbatch of one stage",
     ),
+    Column("mfu", pa.float64(), "model FLOPs of the tokens per second over the devices' peak"),
+    Column("mfu_formula", pa.string(), "how model FLOPs were counted, or why they were not"),
+    Column("mfu_peak", pa.string(), "whose peak: a datasheet's, or a measured product's"),
+    Column("energy_per_token_j", pa.float64(), "energy of the measured steps over their tokens"),
+    Column("energy_source", pa.string(), "whose energy: `gpus` or `cpu packages`; null: untold"),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
     Column(
         "last_loss",
@@ -250,6 +257,22 @@ RANKS: tuple[Column, ...] = (
         pa.int64(),
         "most activations held at once, each of one microbatch of one stage",
     ),
+    Column("other_load_cores", pa.float64(), "cores kept busy by processes outside the launch"),
+    Column("watched_cores", pa.int64(), "cores of the node that the launch may run on"),
+    Column("steal_fraction", pa.float64(), "of their time, taken by the hypervisor"),
+    Column("cpu_mhz", pa.float64(), "mean frequency over cores and time"),
+    Column(
+        "cpu_throttled_fraction", pa.float64(), "of the CPU time asked for, held back by a quota"
+    ),
+    Column("cpu_energy_j", pa.float64(), "energy of all the node's packages, measured steps"),
+    Column("gpu_power_w", pa.float64(), "mean power of the rank's GPU"),
+    Column("gpu_energy_j", pa.float64(), "energy of the rank's GPU, measured steps"),
+    Column("gpu_utilization", pa.float64(), "mean, 0 to 1"),
+    Column("gpu_sm_mhz", pa.float64(), "mean clock of its multiprocessors"),
+    Column("gpu_temperature_c", pa.float64(), "highest temperature"),
+    Column("gpu_throttle_reasons", pa.string(), "reasons for a lower clock that were seen"),
+    Column("gpu_memory_used_bytes", pa.int64(), "most memory in use, by all processes"),
+    Column("telemetry_note", pa.string(), "what of these is absent or less than exact, and why"),
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
     Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, or `aligned by pings`"),
     Column("clock_offset_ns", pa.int64(), "how far its clock was ahead of rank 0's, halfway"),
@@ -317,6 +340,23 @@ EDGES: tuple[Column, ...] = (
     Column("sender_waiting_ns", pa.float64(), "time for which a send waited first, mean"),
     Column("receiver_waiting_ns", pa.float64(), "time for which a receive waited first, mean"),
 )
+TELEMETRY: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("time_ns", pa.int64(), "when, as spans tell time"),
+    Column("hostname", pa.string(), "the node"),
+    Column("device", pa.string(), "`cpu` for the node itself, or `gpu0`, `gpu1`, ..."),
+    Column("other_load_cores", pa.float64(), "cores kept busy by processes outside the launch"),
+    Column("steal_fraction", pa.float64(), "of the cores' time, taken by the hypervisor"),
+    Column("cpu_throttled_fraction", pa.float64(), "of the CPU time asked for, held back"),
+    Column("utilization", pa.float64(), "of the GPU, or of all that runs on the node; 0 to 1"),
+    Column("power_w", pa.float64(), "power of the GPU or of the node's packages"),
+    Column("clock_mhz", pa.float64(), "clock of the multiprocessors, or of the cores"),
+    Column("memory_clock_mhz", pa.float64(), "clock of the GPU's memory"),
+    Column("temperature_c", pa.float64(), "temperature of the GPU"),
+    Column("throttle_reasons", pa.string(), "the GPU's reasons for a lower clock, with commas"),
+    Column("memory_used_bytes", pa.int64(), "memory in use"),
+)
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     "steps": STEPS,
@@ -325,6 +365,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "planned": PLANNED,
     "attribution": ATTRIBUTION,
     "edges": EDGES,
+    "telemetry": TELEMETRY,
 }
 Row = Mapping[str, object]
 
@@ -384,6 +425,10 @@ class Store:
         except OSError as error:
             aside.unlink(missing_ok=True)
             raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def profiles_of(self, run_id: str) -> Path:
+        """The folder of a run's Chrome traces; it exists if there are any."""
+        return self.folder / "profiles" / run_id
 
     def has_run(self, run_id: str) -> bool:
         return (self.folder / "runs" / f"{run_id}.parquet").exists()

@@ -8,16 +8,18 @@
                                   RECV_*  post a buffer on the channel
 
 What is handed on waits for its SEND, or for the next stage where that is on this rank. Only F, B
-and I can wait, and only for their input. The wait is outside their span.
+and I can wait, and only for their input. The wait is outside their span, and outside their range in
+a profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message
@@ -29,6 +31,10 @@ from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.p2p import Channel
 from engine.run.stage import Tensors, gradient_message
+from engine.run.watch import SPANS, Watch
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class StageRunner(Protocol):
@@ -94,9 +100,10 @@ class Executor:
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []
         self._batch: StepBatch | None = None
+        self._watch = SPANS
         self.peak_held = 0
 
-    def run(self, batch: StepBatch) -> Tensor | None:
+    def run(self, batch: StepBatch, watch: Watch) -> Tensor | None:
         """Execute one step's actions. `batch` is on the stages' device.
 
         Returns the step's mean loss per token (a scalar on the device) where the last stage is,
@@ -104,21 +111,47 @@ class Executor:
         """
         self._batch = batch
         self._losses.clear()
-        self._timed.clear()
+        self._begin_watch(watch)
         for stage in self._stages.values():
             stage.begin_step(batch.num_tokens)
         for action in self._row:
             self._operations[action.op](action)
         return torch.stack(self._losses).sum() if self._losses else None
 
-    def time_action(self, action: Action, work: Callable[[], None]) -> None:
-        """Do something else inside the step, with a span of its own (the optimizer)."""
+    def _begin_watch(self, watch: Watch) -> None:
+        """With spans, ties the clock's marks to its time, which may synchronise the device."""
+        self._watch = watch
+        self._timed.clear()
+        for channel in self._channels.values():
+            channel.is_timed = watch.has_spans
+        if watch.has_spans:
+            self._clock.begin_step()
+
+    def perform(
+        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Do an action's work, with a span of its own where there are spans."""
+        if not self._watch.has_spans:
+            return self._in_range(action, work, *arguments)
         start = self._clock.mark()
-        work()
+        result = self._in_range(action, work, *arguments)
         self._timed.append((action, start, self._clock.mark()))
+        return result
+
+    def _in_range(
+        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Do an action's work, named in a profile where there are ranges."""
+        if not self._watch.has_ranges:
+            return work(*arguments)
+        with record_function(action.op.value if action.op is Op.OPT else str(action)):
+            return work(*arguments)
 
     def collect_spans(self, step: int) -> list[Span]:
-        """The spans of the step that just ran. Blocks until its transfers and kernels are done."""
+        """The spans of the step that just ran, where there are any.
+
+        Blocks until its transfers and kernels are done.
+        """
         transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
         self._clock.end_step()
         timed = [(action, start, end, 0) for action, start, end in self._timed]
@@ -138,9 +171,7 @@ class Executor:
         runner = self._stages[stage]
         inputs = (self._batch.inputs[microbatch],) if runner.is_first else self._take(action)
         targets = self._batch.targets[microbatch] if runner.is_last else None
-        start = self._clock.mark()
-        outputs = runner.forward(microbatch, inputs, targets)
-        self._timed.append((action, start, self._clock.mark()))
+        outputs = self.perform(action, runner.forward, microbatch, inputs, targets)
         if runner.is_last:
             self._losses += outputs
         else:
@@ -155,21 +186,18 @@ class Executor:
         runner = self._stages[stage]
         gradients = None if runner.is_last else self._take(action)
         backward = runner.backward if op is Op.B else runner.backward_input
-        start = self._clock.mark()
-        input_gradients = backward(microbatch, gradients)
-        self._timed.append((action, start, self._clock.mark()))
+        input_gradients = self.perform(action, backward, microbatch, gradients)
         if not runner.is_first:
             self._hand_on(action, Action(stage - 1, Op.B, microbatch), input_gradients)
 
     def _weight_gradients(self, action: Action) -> None:
         """Effect: gradients added, the microbatch released. Never blocks."""
-        start = self._clock.mark()
-        self._stages[action.stage].backward_weight(action.microbatch)
-        self._timed.append((action, start, self._clock.mark()))
+        self.perform(action, self._stages[action.stage].backward_weight, action.microbatch)
 
     def _send(self, action: Action) -> None:
         """Effect: the message is queued. Never blocks; done when the peer has received it."""
-        self._channels[channel_of(action)].send(action, self._handed_on.pop(action))
+        channel = self._channels[channel_of(action)]
+        self._in_range(action, channel.send, action, self._handed_on.pop(action))
 
     def _receive(self, action: Action) -> None:
         """Effect: buffers are posted. Never blocks; done when the message is in them."""
@@ -177,7 +205,7 @@ class Executor:
             message = self._messages[action.stage - 1]
         else:
             message = gradient_message(self._messages[action.stage])
-        self._channels[channel_of(action)].post(action, message)
+        self._in_range(action, self._channels[channel_of(action)].post, action, message)
 
     def _hand_on(self, producer: Action, neighbour: Action, tensors: Tensors) -> None:
         """To the SEND that follows, or to the next stage on this rank (I takes what B would)."""

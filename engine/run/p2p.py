@@ -11,7 +11,8 @@ receives are posted ahead of need into buffers of their own.
 Two kinds, one interface:
 - `HostChannel`: gloo. A thread per channel waits for each transfer, so that its end is stamped when
   it happens, not when the rank next looks. For CUDA ranks that share a device (NCCL refuses them)
-  it also copies to and from pinned host memory.
+  it also copies to and from pinned host memory. Where nothing is timed the rank itself waits for
+  what it receives, unless shapes come first; the thread still lets go of what has been sent.
 - `NcclChannel`: a communicator and a CUDA stream per channel; the host never waits.
 """
 
@@ -56,6 +57,8 @@ class Transfer:
 
 class Channel(Protocol):
     """One end, sending or receiving, of a directed stage edge."""
+
+    is_timed: bool  # whether transfers are timed; set between steps
 
     def send(self, action: Action, tensors: Tensors) -> None:
         """Queue a message. Never blocks; the tensors are let go once they have been moved."""
@@ -117,13 +120,19 @@ def _pending(sizes: Tensor, work: dist.Work | None) -> _Pending:
 class _Message:
     """A message on its way: what must stay alive until it has been moved."""
 
-    transfer: Transfer
+    transfer: Transfer | None  # None where transfers are not timed
     tensors: Tensors
     works: list[dist.Work]
     is_incoming: bool
     staged: torch.cuda.Event | None = None  # when the copy to host memory will be complete
     shapes: _Pending | None = None  # sent ahead, or awaited
     expected: Message = ()  # what is received, shapes to be told
+
+    def wait(self) -> None:
+        """Block until it has been moved. Asked twice, gloo would wait for one more message."""
+        for work in self.works:
+            work.wait()
+        self.works = []
 
     def let_go(self) -> None:
         """Drop the buffers on the calling thread.
@@ -154,6 +163,7 @@ class HostChannel:
         self._shapes, self._delay_ns = shapes, delay_ns
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
         self._is_staged = device.type == "cuda"
+        self.is_timed = True
         self._transfers: list[Transfer] = []
         self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
         self._arrived: SimpleQueue[_Message | BaseException] = SimpleQueue()
@@ -164,9 +174,7 @@ class HostChannel:
 
     def send(self, action: Action, tensors: Tensors) -> None:
         self._let_go_of_sent()
-        transfer = self._begin(action)
-        transfer.num_bytes = _num_bytes(tensors)
-        message = _Message(transfer, (), [], is_incoming=False)
+        message = _Message(self._begin(action, tensors), (), [], is_incoming=False)
         if self._shapes is not None:
             message.shapes = self._shapes.send(tensors)
         if self._is_staged:
@@ -178,17 +186,21 @@ class HostChannel:
 
     def post(self, action: Action, message: Message) -> None:
         self._let_go_of_sent()
-        coming = _Message(self._begin(action), (), [], is_incoming=True)
+        coming = _Message(self._begin(action, ()), (), [], is_incoming=True)
         if self._shapes is None:
             self._receive(coming, message)
         else:
             coming.shapes, coming.expected = self._shapes.post(message), message
-        self._pending.put(coming)
+        if self._shapes is None and not self.is_timed:
+            self._arrived.put(coming)  # the rank waits for it when it takes it
+        else:
+            self._pending.put(coming)
 
     def take(self) -> Tensors:
-        arrived = self._arrived.get()
-        if isinstance(arrived, BaseException):
-            raise TransferError(f"receive from rank {self._peer}: {arrived}") from arrived
+        try:
+            arrived = self._next_arrived()
+        except Exception as error:
+            raise TransferError(f"receive from rank {self._peer}: {error}") from error
         buffers = arrived.tensors
         arrived.let_go()
         return tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
@@ -207,8 +219,17 @@ class HostChannel:
         self._pending.put(None)
         self._thread.join()
 
-    def _begin(self, action: Action) -> Transfer:
-        transfer = Transfer(action, 0, self._clock.mark())
+    def _next_arrived(self) -> _Message:
+        arrived = self._arrived.get()
+        if isinstance(arrived, BaseException):
+            raise arrived
+        arrived.wait()
+        return arrived
+
+    def _begin(self, action: Action, tensors: Tensors) -> Transfer | None:
+        if not self.is_timed:
+            return None
+        transfer = Transfer(action, _num_bytes(tensors), self._clock.mark())
         self._transfers.append(transfer)
         return transfer
 
@@ -219,7 +240,8 @@ class HostChannel:
     def _receive(self, coming: _Message, message: Message) -> None:
         """Post a buffer for each tensor of the message."""
         coming.tensors = tuple(self._buffer(spec) for spec in message)
-        coming.transfer.num_bytes = _num_bytes(coming.tensors)
+        if coming.transfer is not None:
+            coming.transfer.num_bytes = _num_bytes(coming.tensors)
         works = [dist.irecv(b, self._peer, self._group, self._tag) for b in coming.tensors]
         coming.works = [work for work in works if work is not None]
 
@@ -252,17 +274,18 @@ class HostChannel:
     def _complete(self, message: _Message) -> None:
         if message.staged is not None:
             message.staged.synchronize()  # blocks this thread; the rank runs on
-            message.transfer.start = self._clock.mark()
+            if message.transfer is not None:
+                message.transfer.start = self._clock.mark()
             message.works = self._isend(message.tensors)
         if message.shapes is not None and message.is_incoming:
             self._receive(message, Shapes.wait(message.shapes, message.expected))
-        for work in message.works:
-            work.wait()
+        message.wait()
         if message.shapes is not None and not message.is_incoming:
             message.shapes.work.wait()
         if self._delay_ns:
             time.sleep(self._delay_ns / 1e9)
-        message.transfer.end = self._clock.mark()
+        if message.transfer is not None:
+            message.transfer.end = self._clock.mark()
         (self._arrived if message.is_incoming else self._sent).put(message)
 
 
@@ -299,6 +322,7 @@ class NcclChannel:
         self._group, self._peer, self._device, self._clock = group, peer, device, clock
         self._shapes = shapes
         self._stream = torch.cuda.Stream(device)
+        self.is_timed = True
         self._transfers: list[Transfer] = []
         self._posted: deque[tuple[Tensors, torch.cuda.Event]] = deque()
         self._awaited: deque[tuple[Action, _Pending, Message]] = deque()
@@ -310,12 +334,11 @@ class NcclChannel:
         tensors = tuple(tensor.contiguous() for tensor in tensors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            transfer = Transfer(action, _num_bytes(tensors), self._clock.mark())
+            start = self._clock.mark() if self.is_timed else None
             for tensor in tensors:
                 self._hold_stream(dist.isend(tensor, self._peer, self._group))
                 tensor.record_stream(self._stream)  # the allocator reuses it after the send
-            transfer.end = self._clock.mark()
-        self._transfers.append(transfer)
+            self._record(action, tensors, start)
 
     def post(self, action: Action, message: Message) -> None:
         if self._shapes is None:
@@ -350,14 +373,19 @@ class NcclChannel:
             buffers = tuple(
                 torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in message
             )
-            transfer = Transfer(action, _num_bytes(buffers), self._clock.mark())
+            start = self._clock.mark() if self.is_timed else None
             for buffer in buffers:
                 self._hold_stream(dist.irecv(buffer, self._peer, self._group))
-            transfer.end = self._clock.mark()
+            self._record(action, buffers, start)
             arrival = torch.cuda.Event()
             arrival.record()
-        self._transfers.append(transfer)
         return buffers, arrival
+
+    def _record(self, action: Action, tensors: Tensors, start: Mark | None) -> None:
+        """Write down what the current stream does since `start`, where transfers are timed."""
+        if start is not None:
+            end = self._clock.mark()
+            self._transfers.append(Transfer(action, _num_bytes(tensors), start, end))
 
     @staticmethod
     def _hold_stream(work: dist.Work | None) -> None:

@@ -107,6 +107,7 @@ class Measure:
     steps: int = 10
     launches: int = 1
     verify: bool = False
+    profile_steps: int = 0
 
     @property
     def has_adaptive_warmup(self) -> bool:

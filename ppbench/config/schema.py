@@ -180,6 +180,7 @@ class MeasureSection(_Section):
     steps: Count = 10
     launches: Annotated[int, Field(ge=1, le=1000)] = 1
     verify: bool = False
+    profile_steps: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 class LaunchSection(_Section):

@@ -26,7 +26,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.run.environment import Commit
 
 Event = dict[str, str | int | float | None]
-EventName = Literal["case", "step", "row", "end"]
+EventName = Literal["case", "step", "round", "row", "end"]
 
 
 @dataclass(frozen=True)

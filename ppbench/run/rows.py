@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
+from engine.model.answers import FlopFacts
 from engine.plan.program import to_json
 from engine.plan.spans import COLUMNS
 from ppbench import __version__
 from ppbench.analysis.attribution import PARTS, Attribution, attribute
 from ppbench.analysis.costs import variation
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.stats import has_settled, is_outlier, median_interval
 from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_ns
 from ppbench.cautions import cautions_for
@@ -24,6 +26,7 @@ from ppbench.config.possible import program_of
 from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.job import PEER_LOST, Item, Job, RankError
+from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
 
@@ -35,6 +38,9 @@ class RankResult:
     spans: dict[str, list[object]]  # columns of the measured steps' spans
     losses: list[float | None]  # of every step, warm-up included; None off the last stage
     num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
+    telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
+    summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
+    peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,13 @@ class CaseResult:
     ranks: list[RankResult]
     facts: dict[str, object]  # columns of `runs`
     warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
+    flops: FlopFacts | None = None  # of a token; None where nothing is computed
 
 
 def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float:
     """Store a case that ran; returns its tokens per second."""
     case = item.case
-    spans = _spans_of(result)
+    spans, origin_ns = _spans_of(result)
     steps = _steps_of(spans, case, result)
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
     ranks = pd.DataFrame([rank.facts for rank in result.ranks]).assign(**by_rank)
@@ -64,6 +71,8 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **_shares(attribution, steps, figures["step_ns"]),
         **_peaks(ranks),
         **_losses(item, result),
+        **_mfu(case, result, figures["tokens_per_s"]),
+        **_energy(ranks, int(steps["num_tokens"].sum())),
         "run_id": run_id,
         "status": "ok",
         "program": to_json(program_of(case)),
@@ -82,17 +91,49 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "planned": _planned_spans(attribution),
         "attribution": attribution.rows,
         "edges": edges(messages(spans)),
+        "telemetry": _samples(result, origin_ns),
     }
     Store(Path(job.results)).write_run(run, tables)
     return figures["tokens_per_s"]
 
 
-def _spans_of(result: CaseResult) -> pd.DataFrame:
-    """Of all ranks, from the first one's start."""
+def _spans_of(result: CaseResult) -> tuple[pd.DataFrame, int]:
+    """Of all ranks, their times from the first one's start; and that start."""
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
-    spans[["start_ns", "end_ns"]] -= spans["start_ns"].min()
+    origin_ns = int(spans["start_ns"].min())
+    spans[["start_ns", "end_ns"]] -= origin_ns
     spans["end_ns"] = settled_end_ns(spans)
-    return spans
+    return spans, origin_ns
+
+
+def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
+    """The telemetry of all nodes, its times as those of the spans."""
+    rows = [
+        {**row, "hostname": rank.facts.get("hostname")}
+        for rank in result.ranks
+        for row in rank.telemetry
+    ]
+    samples = pd.DataFrame(rows, columns=["hostname", *ROW_COLUMNS])
+    samples["time_ns"] -= origin_ns
+    return samples
+
+
+def _mfu(case: Case, result: CaseResult, tokens_per_s: float) -> dict[str, object]:
+    peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
+    return dict(mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks))
+
+
+def _energy(ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
+    """Joules per token over the measured steps, of the GPUs if they tell, else of the CPUs.
+
+    Ranks that share a GPU or a node share its energy.
+    """
+    sources = {"gpus": ("gpu_energy_j", "device"), "cpu packages": ("cpu_energy_j", "hostname")}
+    for source, (column, owner) in sources.items():
+        if column in ranks and ranks[column].notna().all():
+            joules = ranks.drop_duplicates(list({"hostname", owner}))[column].sum()
+            return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
+    return {"energy_per_token_j": None, "energy_source": None}
 
 
 def _steps_of(spans: pd.DataFrame, case: Case, result: CaseResult) -> pd.DataFrame:
@@ -220,5 +261,7 @@ def _cautions(
         relative_deviation=figures["step_relative_deviation"],
         has_settled=not measure.has_adaptive_warmup or has_settled(result.warmup_step_ns),
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
+        is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),
+        is_throttled=any(is_throttled(rank.summary) for rank in result.ranks),
     )
     return ",".join(caution.name for caution in found)

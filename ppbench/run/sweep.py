@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
     A run counts as done when the newest row for the same workload, measurement, launch, commit with
     the same uncommitted changes, code and machine is `ok`.
     """
-    _check_devices(sweep)
+    check_devices(sweep)
     commit = read_commit(Path(sweep.file).resolve().parent)
     items = tuple(
         Item(case, measure, launch, _resume_key(case, measure, launch, commit))
@@ -59,7 +60,8 @@ def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
     return Plan(sweep, _sweep_id(sweep, items), commit, items, missing)
 
 
-def _check_devices(sweep: Sweep) -> None:
+def check_devices(sweep: Sweep) -> None:
+    """Raises UsageError when a case needs a device that is not there."""
     environment = read_environment()
     if any(case.device == "cuda" for case, _ in sweep.cases) and not environment.gpus:
         raise UsageError(
@@ -76,6 +78,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         measure.max_warmup_steps,
         measure.steps,
         measure.verify,
+        measure.profile_steps,
         launch,
         None if commit is None else (commit.commit, commit.changes),
         environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
@@ -143,25 +146,29 @@ def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) 
         max_restarts=len(items),
     )
     try:
-        _follow(launch, folder, indices, display)
+        if not follow(launch, folder, lambda event: _show(event, indices, display)):
+            log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
+            raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
     finally:
         launch.stop()
 
 
-def _follow(launch: LocalLaunch, folder: Path, indices: list[int], display: Display) -> None:
-    """Pass the journal's events on until the agent has ended."""
+def follow(launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None]) -> bool:
+    """Pass the journal's events on until the agent has ended; whether all work is done.
+
+    Workers that die again and again before they have begun are not waited for.
+    """
     journal = Journal(folder)
     has_begun = False
     while True:
         exit_code = launch.poll()
         for event in journal.new_events():
             has_begun = True
-            _show(event, indices, display)
-        if exit_code == 0:
-            return
-        if exit_code is not None or (not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS):
-            log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
-            raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
+            on_event(event)
+        if exit_code is not None:
+            return exit_code == 0
+        if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
+            return False
         time.sleep(POLL_S)
 
 

@@ -1,10 +1,13 @@
 """The command line as people run it: a subprocess, its exit code and its words."""
 
+import collections
 import contextlib
 import csv
+import gzip
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
 from ppbench.run.job import Journal
 from ppbench.store import Store
 
@@ -312,7 +317,7 @@ def test_help_starts_without_torch_or_pandas():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("sweep", "ls", "show", "report", "timeline", "env", "models"):
+    for command in ("sweep", "ls", "show", "report", "timeline", "env", "overhead", "models"):
         assert command in done.stdout
 
 
@@ -331,6 +336,7 @@ W_ms = 1
 [measure]
 warmup_steps = 0
 steps = 2
+profile_steps = 1
 
 [grid]
 schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b", "v_half"]
@@ -356,12 +362,57 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert "planned ms" in text
     assert "<h2>Peak memory</h2>" not in text  # nothing was allocated
     assert "as a multiple of 1f1b" in text
+    for run_id, schedule in zip(runs["run_id"], runs["schedule"], strict=True):
+        for rank in range(3):
+            ranges = ranges_of_rank(store, run_id, rank)
+            assert collections.Counter(ranges) == {
+                "step 3": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
+            }  # fmt: skip
 
 
-def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(tmp_path):
-    (tmp_path / "v.toml").write_text(TINY.replace('["afab", "1f1b"]', '["zbv"]'))
-    done = ppbench("sweep", "v.toml", "--set", "world_size=2", "--format", "json", folder=tmp_path)
+@pytest.fixture(scope="module")
+def swept_in_a_v(tmp_path_factory):
+    """A folder with one run of a split backward in a V, two of whose steps are profiled."""
+    folder = tmp_path_factory.mktemp("v")
+    (folder / "v.toml").write_text(TINY.replace('["afab", "1f1b"]', '["zbv"]'))
+    settings = ["--set", "world_size=2", "--set", "measure.profile_steps=2"]
+    return folder, ppbench("sweep", "v.toml", *settings, "--format", "json", folder=folder)
+
+
+def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(swept_in_a_v):
+    _, done = swept_in_a_v
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout)
     assert (run["status"], run["stages_per_rank"], run["num_stages"]) == ("ok", 2, 4)
     assert run["peak_memory_bytes"] > 0
+
+
+def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(swept_in_a_v):
+    folder, done = swept_in_a_v
+    (run,) = json.loads(done.stdout)
+    store = Store(folder / "results")
+    assert run["measure_profile_steps"] == 2
+    assert len(store.table("steps", [run["run_id"]])) == 3  # as without
+    for rank in range(2):
+        ranges = ranges_of_rank(store, run["run_id"], rank)
+        actions = [*lowered_row("zbv", 2, 4, rank), "OPT"]
+        assert collections.Counter(ranges) == {
+            "step 5": 1, "step 6": 1, **dict.fromkeys(actions, 2)
+        }  # fmt: skip
+    shown = ppbench("show", "last", folder=folder).stdout.splitlines()
+    (line,) = [line.split() for line in shown if line.split()[:1] == ["profiles"]]
+    assert line[1] == f"results/profiles/{run['run_id']}"
+
+
+def lowered_row(schedule, world_size, num_microbatches, rank):
+    """The names of what a rank does in a step, messages included."""
+    program = lower(build_program(schedule, world_size, num_microbatches))
+    return [str(action) for action in program.actions[rank]]
+
+
+def ranges_of_rank(store, run_id, rank):
+    """The names of steps and actions in a rank's trace, which also has operators within them."""
+    with gzip.open(store.profiles_of(run_id) / f"rank{rank}.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    ranges = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    return [name for name in ranges if re.fullmatch(r"\d+[A-Z_]+\d+|OPT|step \d+", name)]

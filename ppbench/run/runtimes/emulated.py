@@ -6,11 +6,14 @@ import json
 
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
+from engine.model.answers import FlopFacts
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryPeaks
 from engine.run.p2p import Fabric
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
+from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
 from ppbench.run.durations import durations_of, link_ns_of
 from ppbench.run.runtimes.runtime import facts_of_split
@@ -34,11 +37,17 @@ class EmulatedRuntime:
     def verify(self) -> None:
         """There is nothing to compare: nothing is computed."""
 
-    def step(self, step: int) -> StepResult:
-        return self._trainer.step(step)
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        return self._trainer.step(step, watch)
 
     def measure_memory(self, step: int) -> MemoryPeaks | None:  # noqa: ARG002  # as a runtime does
         """None: what a stage would hold is not there."""
+        return None
+
+    def peak(self) -> tuple[str, Peak] | None:
+        return None
+
+    def flop_facts(self) -> FlopFacts | None:
         return None
 
     def close(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from engine.configuration import model_of
+from engine.model.answers import FlopFacts
 from engine.model.data import IGNORED, DataSpec
+from engine.model.flops import flop_facts
 from engine.model.split import ModelSpec
 from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
@@ -18,8 +21,11 @@ from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryPeaks
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult, Trainer, TrainerConfig
+from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
+from ppbench.run.runtimes.peak import peak_of
 from ppbench.run.runtimes.runtime import facts_of_split
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2}
@@ -38,11 +44,22 @@ class EngineRuntime:
         self._transport = fabric.transport if config.world_size > 1 else "none"
         self._trainer = Trainer(config, fabric)
 
-    def step(self, step: int) -> StepResult:
-        return self._trainer.step(step)
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        return self._trainer.step(step, watch)
 
     def measure_memory(self, step: int) -> MemoryPeaks:
         return self._trainer.measure_memory(step)
+
+    def peak(self) -> tuple[str, Peak]:
+        device, config = self._trainer.device, self._trainer.config
+        name = f"{platform.node()} {device}"
+        if device.type == "cpu":  # its ranks share the cores, each having some of them
+            name = f"{name} rank {self._trainer.rank}"
+        dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
+        return name, peak_of(device, dtype)
+
+    def flop_facts(self) -> FlopFacts:
+        return flop_facts(model_of(self._trainer.config, self._trainer.device))
 
     def close(self) -> None:
         self._trainer.close()

@@ -8,9 +8,12 @@ from typing import Protocol
 import torch
 
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
+from engine.model.answers import FlopFacts
 from engine.plan.program import Program
 from engine.run.memory import MemoryPeaks
+from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
+from ppbench.analysis.mfu import Peak
 
 
 class Runtime(Protocol):
@@ -23,11 +26,23 @@ class Runtime(Protocol):
     def verify(self) -> None:
         """Compare the first step with the unsplit model. Raises VerificationError."""
 
-    def step(self, step: int) -> StepResult:
-        """One step of training; returns when this rank's part of it is over."""
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        """One step of training; returns when this rank's part of it is over.
+
+        `watch` says what it records: spans, and ranges for a profiler that the caller has started.
+        """
 
     def measure_memory(self, step: int) -> MemoryPeaks | None:
         """One more step, under memory accounting; None where there is nothing to account for."""
+
+    def peak(self) -> tuple[str, Peak] | None:
+        """This rank's device by name, and what it could compute; None where nothing is computed.
+
+        The ranks measure it at the same time, where it is not known.
+        """
+
+    def flop_facts(self) -> FlopFacts | None:
+        """What a token costs; asked of rank 0. None where nothing is computed."""
 
     def close(self) -> None:
         """Give back what it holds; it is not used again."""

@@ -1,0 +1,191 @@
+"""One case measured, one rank's side: warm up, measure, and what is asked of the machine beside it.
+
+    warm-up | clocks | measured steps | clocks | one step for memory | some for a profile
+                      [ node's samples ]
+
+All ranks of the case are here together; only the measured steps are timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from engine.plan.spans import COLUMNS, Span
+from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.memory import MemoryPeaks, reset_process_peak
+from engine.run.p2p import Fabric
+from engine.trainer import StepResult
+from ppbench.analysis.stats import has_settled
+from ppbench.config.case import Case, Measure
+from ppbench.run.job import Item
+from ppbench.run.node import Node, Window
+from ppbench.run.profiling import profile_steps
+from ppbench.run.rows import CaseResult, RankResult
+from ppbench.run.runtimes.runtime import Runtime
+
+OnStep = Callable[[int, int, float], None]
+"""Told after each step how many are done, of how many, and its tokens per second on this rank."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """This rank as one of a case's: what it runs, and how it talks to the others."""
+
+    case: Case
+    runtime: Runtime
+    fabric: Fabric
+    group: dist.ProcessGroup  # for control messages
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.case.world_size))
+
+
+def measure(
+    item: Item, member: Member, node: Node, on_step: OnStep, profiles: Path
+) -> CaseResult | None:
+    """Run the case; its result is on rank 0. Profiles, if any are asked for, go to a folder."""
+    runtime = member.runtime
+    if item.measure.verify:
+        runtime.verify()
+    release_memory()
+    reset_process_peak()
+    peak = runtime.peak()
+    steps = _Steps(member, item.measure, on_step)
+    steps.warm_up()
+    before = measure_offset(member.fabric, member.ranks)
+    window = steps.measure(node)
+    alignment = align(before, measure_offset(member.fabric, member.ranks))
+    ours = dataclasses.replace(_result_of(member, steps, alignment, node, window), peak=peak)
+    if item.measure.profile_steps:
+        first = steps.num_done + 1  # after the step for memory
+        numbers = range(first, first + item.measure.profile_steps)
+        profile_steps(runtime, member.case.device, numbers, member.group, profiles)
+    runtime.close()
+    results = _gathered(ours, member)
+    if not results:
+        return None
+    return CaseResult(results, runtime.run_facts(), steps.warmup_ns, runtime.flop_facts())
+
+
+def _result_of(
+    member: Member, steps: _Steps, alignment: Alignment, node: Node, window: Window
+) -> RankResult:
+    """What this rank measured, and what one more step says of its memory."""
+    runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    facts = {
+        **runtime.rank_facts(),
+        **_memory_facts(runtime.measure_memory(steps.num_done)),
+        **_clock_facts(alignment, steps.clock_error_ns),
+        **dataclasses.asdict(summary),
+        "peak_held_microbatches": runtime.peak_held,
+        "hostname": platform.node(),
+    }
+    samples = [
+        {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}
+        for row in node.rows(window)
+    ]
+    spans = _columns(alignment.apply(steps.spans))
+    return RankResult(facts, spans, steps.losses, steps.num_tokens, samples, summary)
+
+
+def _gathered(ours: RankResult, member: Member) -> list[RankResult]:
+    """The results of all ranks, in their order, on rank 0; nothing elsewhere."""
+    gathered: list[RankResult | None] = [None] * len(member.ranks)
+    is_first = dist.get_rank() == 0
+    dist.gather_object(ours, gathered if is_first else None, dst=0, group=member.group)
+    return [result for result in gathered if result is not None]
+
+
+class _Steps:
+    """Runs a case's steps and keeps what they leave; all ranks of the case in lockstep."""
+
+    def __init__(self, member: Member, plan: Measure, on_step: OnStep) -> None:
+        self._member, self._plan, self._on_step = member, plan, on_step
+        self.warmup_ns: list[int] = []
+        self.spans: list[Span] = []  # of the measured steps
+        self.clock_error_ns = 0  # of the device's clock on the host's, in those
+        self.losses: list[float | None] = []
+        self.num_tokens: list[int] = []
+
+    @property
+    def num_done(self) -> int:
+        return len(self.losses)
+
+    def warm_up(self) -> None:
+        """At least as many steps as asked for, and on while they get faster, up to the bound."""
+        while self.num_done < self._plan.warmup_steps or self._goes_on():
+            began_ns = time.monotonic_ns()
+            self._step()
+            dist.barrier(self._member.group)
+            self.warmup_ns.append(time.monotonic_ns() - began_ns)
+
+    def _goes_on(self) -> bool:
+        """Rank 0 decides for all."""
+        plan = self._plan
+        if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
+            return False
+        told = [not has_settled(self.warmup_ns)]
+        dist.broadcast_object_list(told, src=0, group=self._member.group)
+        return told[0]
+
+    def measure(self, node: Node) -> Window:
+        """The measured steps, and when they were. Blocks until all ranks have done them."""
+        clock = self._member.fabric.clock
+        window = node.begin()
+        for _ in range(self._plan.steps):
+            self.spans += self._step().spans
+            self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
+        node.end(window)
+        dist.barrier(self._member.group)
+        return window
+
+    def _step(self) -> StepResult:
+        dist.barrier(self._member.group)
+        result = self._member.runtime.step(self.num_done)
+        self.losses.append(result.loss)
+        self.num_tokens.append(result.num_tokens)
+        ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
+        duration_s = (max(ends_ns) - min(starts_ns)) / 1e9
+        total = max(self._plan.warmup_steps, len(self.warmup_ns)) + self._plan.steps
+        self._on_step(self.num_done, total, result.num_tokens / duration_s)
+        return result
+
+
+def release_memory() -> None:
+    """What came before must not show in the peaks of what comes next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _memory_facts(peaks: MemoryPeaks | None) -> dict[str, object]:
+    return {
+        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
+        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
+        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
+    }
+
+
+def _clock_facts(alignment: Alignment, clock_error_ns: int) -> dict[str, object]:
+    """`clock_error_ns`: of the device's clock on this rank's host."""
+    shared = "rank 0" if dist.get_rank() == 0 else "shared with rank 0"
+    return {
+        "clock": shared if alignment.is_shared else "aligned by pings",
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + clock_error_ns,
+    }
+
+
+def _columns(spans: list[Span]) -> dict[str, list[object]]:
+    return {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}

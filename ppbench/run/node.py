@@ -1,0 +1,63 @@
+"""What a rank asks of its node's sampler: a window's samples, read from the file that it writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ppbench.run.sampler import Sample, read_samples, samples_path, start_sampler
+from ppbench.run.telemetry import Figures, Summary, sample_rows, summarize
+
+
+@dataclass
+class Window:
+    """A stretch of time on this node's monotonic clock."""
+
+    begin_ns: int
+    end_ns: int = 0
+
+
+class Node:
+    """This rank's node. The first rank on it starts the sampler, asks it and stops it."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is the launch's. The agent that started this process is the launch's root."""
+        self._path = samples_path(folder, int(os.environ.get("GROUP_RANK", "0")))
+        is_first = os.environ["LOCAL_RANK"] == "0"
+        self._sampler = start_sampler(self._path, os.getppid()) if is_first else None
+
+    def begin(self) -> Window:
+        """A window that begins now, with a sample."""
+        self._sample()
+        return Window(time.monotonic_ns())
+
+    def end(self, window: Window) -> None:
+        """End it with a sample. The node's other ranks may read it once all of them were here."""
+        window.end_ns = time.monotonic_ns()
+        self._sample()
+
+    def _sample(self) -> None:
+        if self._sampler is not None:
+            self._sampler.sample()
+
+    def summary(self, window: Window, device: torch.device) -> Summary:
+        """The node during the window, and this rank's GPU if it has one."""
+        gpu_index = device.index if device.type == "cuda" else None
+        return summarize(self._read(window), window.begin_ns, window.end_ns, gpu_index)
+
+    def rows(self, window: Window) -> list[Figures]:
+        """The window's samples, from one rank per node."""
+        if self._sampler is None:
+            return []
+        return sample_rows(self._read(window), window.begin_ns, window.end_ns)
+
+    def _read(self, window: Window) -> list[Sample]:
+        return read_samples(self._path, window.begin_ns, window.end_ns)
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()

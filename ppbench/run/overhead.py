@@ -1,0 +1,131 @@
+"""What measuring costs, the controller's side: starts the ranks, follows their rounds.
+
+    sweep file --> cases --job file--> ranks in turns --journal--> rounds --> ratios
+
+Nothing goes into the store: what it holds are steps with spans, and these are about that.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ppbench.analysis.ratios import Ratio, paired_ratio
+from ppbench.config.case import Case, Measure, Sweep
+from ppbench.errors import LaunchError
+from ppbench.run.job import PEER_LOST, Event, Item, Job, take_rank_errors, write_job
+from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.progress import describe
+from ppbench.run.sweep import check_devices, follow
+
+MODULE = "ppbench.run.overhead_worker"
+CRASH = "a worker died without a Python error: it was killed, or crashed"
+
+
+@dataclass
+class Rounds:
+    """What a step of a case took in each round, on its slowest rank; nanoseconds."""
+
+    case: Case
+    off_ns: list[int] = field(default_factory=list)  # nothing recorded
+    on_ns: list[int] = field(default_factory=list)  # with spans
+    profiler_ns: list[int] = field(default_factory=list)  # under torch's profiler
+
+    def row(self) -> dict[str, object]:
+        """The case and its ratios, for a table."""
+        return {
+            "case_id": self.case.case_id,
+            **self.case.settings(),
+            "num_rounds": len(self.off_ns),
+            "step_off_ns": statistics.median(self.off_ns),
+            **_columns("spans_ratio", paired_ratio(self.on_ns, self.off_ns)),
+            **_columns("profiler_ratio", paired_ratio(self.profiler_ns, self.off_ns)),
+        }
+
+
+def _columns(name: str, ratio: Ratio) -> dict[str, object]:
+    return {name: ratio.median, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+
+
+OnProgress = Callable[[str, int], None]
+"""Told which case is being measured, in words, and how many of its rounds are over."""
+
+
+class _Followed:
+    """What the ranks have told so far."""
+
+    def __init__(
+        self,
+        items: tuple[Item, ...],
+        axes: tuple[str, ...],
+        on_progress: OnProgress,
+        on_case: Callable[[Rounds], None],
+    ) -> None:
+        self._items, self._axes = items, axes
+        self._on_progress, self._on_case = on_progress, on_case
+        self.place = "before the first case"
+
+    def take(self, event: Event) -> None:
+        if event["event"] == "case":
+            index = int(event["index"] or 0)
+            self._item = self._items[index]
+            words = describe(self._item, self._axes)
+            self.place = f"case {index + 1} of {len(self._items)}: {words}"
+            self._rounds = Rounds(self._item.case)
+        elif event["event"] == "round":
+            self._add_round(event)
+        self._on_progress(self.place, len(self._rounds.off_ns))
+
+    def _add_round(self, event: Event) -> None:
+        rounds = self._rounds
+        rounds.off_ns.append(int(event["off_ns"] or 0))
+        rounds.on_ns.append(int(event["on_ns"] or 0))
+        rounds.profiler_ns.append(int(event["profiler_ns"] or 0))
+        if len(rounds.off_ns) == self._item.measure.steps:
+            self._on_case(rounds)
+
+
+def measure_overhead(
+    sweep: Sweep,
+    num_rounds: int,
+    on_progress: OnProgress,
+    on_case: Callable[[Rounds], None],
+) -> None:
+    """Run every case of a sweep for this many rounds; `on_case` is given each one's.
+
+    Of how the sweep is measured only `warmup_steps` counts. Raises LaunchError, with the place and
+    the cause, if a rank dies. On KeyboardInterrupt the ranks are ended.
+    """
+    check_devices(sweep)
+    items = tuple(
+        Item(case, Measure(warmup_steps=measure.warmup_steps, steps=num_rounds), 0, "")
+        for case, measure in sweep.cases
+    )
+    followed = _Followed(items, sweep.axes, on_progress, on_case)
+    with tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name:
+        folder = Path(name) / "launch"
+        job_file = write_job(folder, Job(name, "", sweep.name, sweep.file, None, items))
+        launch = LocalLaunch(
+            folder,
+            [MODULE, str(job_file)],
+            num_ranks=max(item.case.world_size for item in items),
+            threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
+            max_restarts=0,
+        )
+        try:
+            if not follow(launch, folder, followed.take):
+                raise LaunchError(f"{followed.place}: {_cause(launch, folder)}")
+        finally:
+            launch.stop()
+
+
+def _cause(launch: LocalLaunch, folder: Path) -> str:
+    """Why the ranks died: the error of the first, or the end of the log where none left one."""
+    errors = take_rank_errors(folder)
+    if not errors:
+        return "\n".join([CRASH, *launch.last_lines()])
+    cause = errors[0]
+    return CRASH if cause.status == PEER_LOST else f"rank {cause.rank}: {cause.message}"
