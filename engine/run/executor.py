@@ -13,7 +13,8 @@ and I can wait, and only for their input. The wait is outside their span.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -116,6 +117,15 @@ class Executor:
         start = self._clock.mark()
         work()
         self._timed.append((action, start, self._clock.mark()))
+
+    @contextlib.contextmanager
+    def timed_by(self, clock: Clock) -> Iterator[None]:
+        """Meanwhile this clock times the actions; the channels keep theirs."""
+        usual, self._clock = self._clock, clock
+        try:
+            yield
+        finally:
+            self._clock = usual
 
     def collect_spans(self, step: int) -> list[Span]:
         """The spans of the step that just ran. Blocks until its transfers and kernels are done."""

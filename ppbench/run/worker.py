@@ -29,7 +29,7 @@ from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.spans import COLUMNS, Span
 from engine.run.clock import clock_for
-from engine.run.memory import MemoryPeaks, reset_process_peak
+from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.p2p import Fabric, TransferError
 from engine.trainer import StepResult
 from ppbench.config.case import EMULATED, Case
@@ -210,8 +210,8 @@ def _measure(
         if journal is not None:
             _report_step(journal, item, step, result)
     dist.barrier(group)
-    peaks = runtime.measure_memory(num_warmup + num_steps)
-    ours = _rank_result(runtime, peaks, spans, losses, num_tokens)
+    memory = runtime.measure_memory(num_warmup + num_steps)
+    ours = _rank_result(runtime, memory, spans, losses, num_tokens)
     runtime.close()
     gathered: list[RankResult | None] = [None] * item.case.world_size
     dist.gather_object(ours, gathered if journal is not None else None, dst=0, group=group)
@@ -238,16 +238,16 @@ def _report_step(journal: Journal, item: Item, step: int, result: StepResult) ->
 
 def _rank_result(
     runtime: Runtime,
-    peaks: MemoryPeaks | None,
+    memory: MemoryUse | None,
     spans: list[Span],
     losses: list[float | None],
     num_tokens: list[int],
 ) -> RankResult:
     facts = {
         **runtime.rank_facts(),
-        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
-        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
-        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
+        "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+        "reserved_bytes": None if memory is None else memory.reserved_bytes,
+        "process_peak_bytes": None if memory is None else memory.process_peak_bytes,
         "hostname": platform.node(),
         "peak_held_microbatches": runtime.peak_held,
     }

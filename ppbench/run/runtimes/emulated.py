@@ -8,7 +8,7 @@ from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult
 from ppbench.config.case import Case
@@ -35,7 +35,7 @@ class EmulatedRuntime:
     def step(self, step: int) -> StepResult:
         return self._trainer.step(step)
 
-    def measure_memory(self, step: int) -> MemoryPeaks | None:  # noqa: ARG002  # as a runtime does
+    def measure_memory(self, step: int) -> MemoryUse | None:  # noqa: ARG002  # as a runtime does
         """None: what a stage would hold is not there."""
         return None
 

@@ -15,7 +15,7 @@ from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.plan.simulate import peak_activations
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult, Trainer, TrainerConfig
@@ -41,7 +41,7 @@ class EngineRuntime:
     def step(self, step: int) -> StepResult:
         return self._trainer.step(step)
 
-    def measure_memory(self, step: int) -> MemoryPeaks:
+    def measure_memory(self, step: int) -> MemoryUse:
         return self._trainer.measure_memory(step)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
 from engine.plan.program import Program, to_json
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.trainer import StepResult
 
 
@@ -26,7 +26,7 @@ class Runtime(Protocol):
     def step(self, step: int) -> StepResult:
         """One step of training; returns when this rank's part of it is over."""
 
-    def measure_memory(self, step: int) -> MemoryPeaks | None:
+    def measure_memory(self, step: int) -> MemoryUse | None:
         """One more step, under memory accounting; None where there is nothing to account for."""
 
     def close(self) -> None:
