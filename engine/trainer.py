@@ -29,17 +29,19 @@ from engine.configuration import (
 from engine.connection import autocast_of, connect, ranks_of
 from engine.model.data import StepBatch
 from engine.model.split import write_configuration
-from engine.model.stage_module import StageModule
+from engine.model.stage_module import StageModule, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.run import snapshot
+from engine.run.clock import IssueClock
 from engine.run.executor import Executor
-from engine.run.memory import MemoryPeaks, measure_peaks
+from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p import Fabric, Ranks
 from engine.run.snapshot import SnapshotError
-from engine.run.stage import Stage, compile_layers, recompute_layers
+from engine.run.stage import Stage, compile_layers, gradient_message, recompute_layers
 from engine.run.watch import NOTHING, SPANS, Watch
 
 __all__ = ["Progress", "StepResult", "Trainer", "TrainerConfig", "connect"]
@@ -100,7 +102,9 @@ class Trainer:
         self._channels = fabric.open_channels(
             edges_of(lowered), placement.ranks, with_shapes=config.data.is_variable
         )
+        self._messages = messages_of(config, self.model, self.partition)
         self._executor = self._build_executor(lowered)
+        self._plan = self._find_plan(lowered)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
 
@@ -123,12 +127,13 @@ class Trainer:
         self._executor.collect_spans(step)
         return None if loss is None else loss.item()
 
-    def measure_memory(self, step: int) -> MemoryPeaks:
-        """Peaks of one more step of training, run under the device's memory accounting."""
+    def measure_memory(self, step: int) -> MemoryUse:
+        """The memory of one more step of training, run under the device's memory accounting."""
         self._zero_gradients()
-        buffers = [b for module in self.modules.values() for b in module.buffers()]
-        persistent = [*self.parameters().values(), *buffers, *self._optimizer_state()]
-        return measure_peaks(self.device, lambda: self.step(step), persistent)
+        with self._executor.timed_by(IssueClock(self._fabric.clock)):
+            return measure_memory(
+                self.device, lambda: self.step(step).spans, self._owned, self._plan
+            )
 
     def batch(self, step: int) -> StepBatch:
         """Inputs and targets of a step, on this rank's device."""
@@ -301,13 +306,29 @@ class Trainer:
             return [ours]
         return self._fabric.gather_objects(ours, self._ranks)
 
+    def _owned(self) -> Owned:
+        parameters = list(self.parameters().values())
+        buffers = [b for module in self.modules.values() for b in module.buffers()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return Owned(parameters, gradients, list(self._optimizer_state()), buffers)
+
+    def _find_plan(self, lowered: Program) -> Plan | None:
+        """None where shapes vary: then the first microbatch does not tell what others cost."""
+        if self.config.data.is_variable:
+            return None
+        forward_bytes = [message_bytes(m) for m in self._messages]
+        backward_bytes = [message_bytes(gradient_message(m)) for m in self._messages]
+        is_cpu = self.device.type == "cpu"
+        is_posted = is_cpu or self._fabric.transport == "nccl"
+        messages = Messages(forward_bytes, backward_bytes, is_posted=is_posted, is_queued=is_cpu)
+        return Plan(lowered, self.rank, messages)
+
     def _optimizer_state(self) -> Iterator[Tensor]:
         if self._optimizer is not None:
             for values in self._optimizer.state.values():
                 yield from (value for value in values.values() if isinstance(value, Tensor))
 
     def _build_executor(self, lowered: Program) -> Executor:
-        messages = messages_of(self.config, self.model, self.partition)
         row = self.program.actions[self.rank]
         stages = {}
         for index, module in self.modules.items():
@@ -315,12 +336,13 @@ class Trainer:
                 recompute_layers(module)
             if self.config.compile:
                 compile_layers(module)
-            sends = None if module.is_last else messages[index]
+            sends = None if module.is_last else self._messages[index]
             autocast = autocast_of(self.config.autocast, self.device)
             has_split = any(action.op is Op.I and action.stage == index for action in row)
             is_split = has_split and not self.config.compile  # what is compiled is left whole
             stages[index] = Stage(module, sends, autocast, is_split=is_split)
-        return Executor(lowered, self.rank, stages, self._channels, self._fabric.clock, messages)
+        clock = self._fabric.clock
+        return Executor(lowered, self.rank, stages, self._channels, clock, self._messages)
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

@@ -180,6 +180,7 @@ RUNS: tuple[Column, ...] = (
         pa.int64(),
         "allocator peak of the rank that has the highest; null: emulated",
     ),
+    Column("predicted_peak_memory_bytes", pa.int64(), "what the program predicts for that rank"),
     Column(
         "peak_held_microbatches",
         pa.int64(),
@@ -249,6 +250,20 @@ RANKS: tuple[Column, ...] = (
     Column("idle_fraction", pa.float64(), "1 - compute_ns / step_ns; median over steps"),
     Column(
         "peak_memory_bytes", pa.int64(), "bytes allocated to tensors at the worst moment of a step"
+    ),
+    Column(
+        "predicted_peak_memory_bytes",
+        pa.int64(),
+        "the same, predicted from the program with the bytes of a few of its actions",
+    ),
+    Column("parameter_bytes", pa.int64(), "of the peak: parameters"),
+    Column("gradient_bytes", pa.int64(), "of the peak: gradients alive then"),
+    Column("optimizer_bytes", pa.int64(), "of the peak: optimizer state"),
+    Column("buffer_bytes", pa.int64(), "of the peak: buffers of the model"),
+    Column(
+        "activation_bytes",
+        pa.int64(),
+        "of the peak: all else (activations, messages, the batch, temporaries)",
     ),
     Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (CUDA)"),
     Column("process_peak_bytes", pa.int64(), "resident high-water mark of the process"),
@@ -340,6 +355,13 @@ EDGES: tuple[Column, ...] = (
     Column("sender_waiting_ns", pa.float64(), "time for which a send waited first, mean"),
     Column("receiver_waiting_ns", pa.float64(), "time for which a receive waited first, mean"),
 )
+MEMORY: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("rank", pa.int64(), "rank in the pipeline"),
+    Column("time_ns", pa.int64(), "since the first rank began the extra step for memory"),
+    Column("num_bytes", pa.int64(), "bytes allocated from then on; an envelope of 2,000 at most"),
+)
 TELEMETRY: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
@@ -365,6 +387,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "planned": PLANNED,
     "attribution": ATTRIBUTION,
     "edges": EDGES,
+    "memory": MEMORY,
     "telemetry": TELEMETRY,
 }
 Row = Mapping[str, object]

@@ -6,6 +6,7 @@ tracer found) and run alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +41,10 @@ class TensorSpec:
 
 
 Message = tuple[TensorSpec, ...]
+
+
+def message_bytes(message: Message) -> int:
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in message)
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,29 @@ class CudaClock:
         return event, Bracket(before_ns, time.monotonic_ns())
 
 
+class IssueClock:
+    """Marks when the host issues work, be it done then or not; all else is another clock's.
+
+    Memory is allocated when work is issued: on CUDA, spans of the device's own times would not tell
+    which action it was for.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def begin_step(self) -> None:
+        self._clock.begin_step()
+
+    def mark(self) -> int:
+        return time.monotonic_ns()
+
+    def end_step(self) -> None:
+        self._clock.end_step()
+
+    def read_ns(self, mark: Mark) -> int:
+        return self._clock.read_ns(mark)
+
+
 class FakeClock:
     """Hands out the given times in order: tests of timing become exact."""
 

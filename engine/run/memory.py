@@ -1,9 +1,13 @@
-"""How much memory a step takes on this rank, by three readings.
+"""How much memory a step takes on this rank: when, for what, and what its program predicts.
 
-CUDA: the caching allocator's own peaks. CPU: torch has no such counter, so one extra, untimed
-step runs under the profiler and its allocation events are added up, on top of what was alive
-before; messages whose shapes vary are left out, since other threads make room for them. Both:
-the process's high-water mark.
+One extra, untimed step is run while its allocations are recorded, and they are added up on top of
+what was alive before. CUDA: the peak itself is the caching allocator's own counter, which needs no
+recording; CPU: torch has no such counter. Messages whose shapes vary are left out on the CPU, since
+other threads make room for them, and then nothing is predicted, since no two microbatches cost the
+same. Both: the process's high-water mark.
+
+Gradients come and go within the step. Those that are there when it is over are traced back to when
+their memory was last allocated; before that they were something else, or not there.
 """
 
 from __future__ import annotations
@@ -12,81 +16,249 @@ import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+
+from engine.plan.footprint import (
+    Block,
+    Level,
+    Messages,
+    costs_of,
+    predict_peak,
+    received_before_computing,
+)
+from engine.plan.program import Program
+from engine.plan.spans import Span
+from engine.run.allocations import Change, record
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
+MAX_LEVELS = 2000
+"""A longer timeline is kept as its envelope."""
+
 
 @dataclass(frozen=True)
-class MemoryPeaks:
-    """Bytes at the worst moment of a step; None where the device or system does not tell."""
+class MemorySplit:
+    """Bytes by what they are for."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    activation_bytes: int  # all else: activations, messages, the batch, temporaries
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The memory of a step; None where the device or system does not tell.
+
+    `timeline` begins with what was alive before and is exact at its peak; elsewhere it may be an
+    envelope. Its times are the host's monotonic clock: on CUDA, when work was issued. There it
+    counts what was asked for, so that its peak lacks what the allocator does not split off, and it
+    is empty where the allocator keeps no history; the split then takes all gradients for alive.
+    """
 
     peak_bytes: int  # allocated to tensors
     reserved_bytes: int | None  # held by the caching allocator (CUDA)
     process_peak_bytes: int | None  # resident set of the process (Linux)
+    timeline: tuple[Level, ...]
+    at_peak: MemorySplit  # adds up to `peak_bytes`
+    predicted_peak_bytes: int | None  # by the program; None without a timeline to learn costs from
 
 
-def measure_peaks(
-    device: torch.device, step: Callable[[], object], persistent: Iterable[Tensor]
-) -> MemoryPeaks:
-    """Run `step` once and report its peaks.
+@dataclass(frozen=True)
+class Owned:
+    """What a rank has between steps, and its gradients. Those on other devices do not count."""
 
-    `persistent` are the tensors alive before and after it (parameters, buffers, optimizer state);
-    gradients must not be alive when it starts.
+    parameters: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
+    optimizer_state: Sequence[Tensor] = ()
+    buffers: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank's peak is predicted from, beside the costs that are measured."""
+
+    lowered: Program
+    rank: int
+    messages: Messages
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a device tells of a step."""
+
+    alive: Level  # when it began
+    changes: Sequence[Change] | None  # None where no history is kept
+    peak_bytes: int
+    reserved_bytes: int | None
+
+
+def measure_memory(
+    device: torch.device,
+    step: Callable[[], Sequence[Span]],
+    owned: Callable[[], Owned],
+    plan: Plan | None = None,
+) -> MemoryUse:
+    """Run `step` once and report its memory; `step` returns its spans as the host issued them.
+
+    `owned` is asked before and after; gradients must not be alive before, and all else must stay.
+    Without a plan nothing is predicted.
     """
-    gc.collect()  # a tensor that dies during the step would count as freed by it
+    gc.collect()  # a tensor that dies during the step should be the step's
     if device.type == "cuda":
-        return _cuda_peaks(device, step)
-    alive_bytes = total_bytes(persistent)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    peak_bytes = alive_bytes + _highest_sum(_allocation_events(profiler))
-    return MemoryPeaks(peak_bytes, None, process_peak_bytes())
+        spans, account = _on_cuda(device, step)
+    else:
+        alive_bytes = sum(storages(_all_of(owned()), device).values())
+        spans, account = _on_cpu(device, step, alive_bytes)
+    return use_of(account, spans, owned(), device, plan)
 
 
-def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the tensors' storages, each storage counted once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+def _on_cpu(
+    device: torch.device, step: Callable[[], Sequence[Span]], alive_bytes: int
+) -> tuple[Sequence[Span], Account]:
+    spans, recording = record(device, step)
+    if recording.changes is None:
+        raise RuntimeError("the profiler has recorded no allocations; is another one running?")
+    changes = own_changes(recording.changes)
+    start = Level(recording.start_ns, alive_bytes)
+    peak_bytes = max(level.num_bytes for level in _levels(start, changes))
+    return spans, Account(start, changes, peak_bytes, None)
 
 
-def _cuda_peaks(device: torch.device, step: Callable[[], object]) -> MemoryPeaks:
+def _on_cuda(
+    device: torch.device, step: Callable[[], Sequence[Span]]
+) -> tuple[Sequence[Span], Account]:
+    """Synchronises the device (once, after the step)."""
+    alive_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    step()
+    spans, recording = record(device, step)
     torch.cuda.synchronize(device)
-    return MemoryPeaks(
-        torch.cuda.max_memory_allocated(device),
-        torch.cuda.max_memory_reserved(device),
+    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return spans, Account(Level(recording.start_ns, alive_bytes), recording.changes, *peaks)
+
+
+def use_of(
+    account: Account, spans: Sequence[Span], owned: Owned, device: torch.device, plan: Plan | None
+) -> MemoryUse:
+    """Put together what the device tells, what is owned after the step, and the plan."""
+    changes = account.changes or ()
+    levels = _levels(account.alive, changes)
+    peak_at = max(range(len(levels)), key=lambda position: levels[position].num_bytes)
+    is_known, last_made = account.changes is not None, _last_made(changes)
+    return MemoryUse(
+        account.peak_bytes,
+        account.reserved_bytes,
         process_peak_bytes(),
+        envelope(levels, MAX_LEVELS) if is_known else (),
+        _split(account.peak_bytes, owned, device, lambda made: last_made.get(made, 0) <= peak_at),
+        _predicted(plan, levels, changes, spans) if is_known and plan is not None else None,
     )
 
 
-def _allocation_events(profiler: profile) -> list[int]:
-    """Signed sizes of the CPU allocations and frees of the profiled region, in time order.
+def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of the tensors' storages on a device, by address: each counts once."""
+    there = (t.untyped_storage() for t in tensors if t.device.type == device.type)
+    return {storage.data_ptr(): storage.nbytes() for storage in there if storage.nbytes()}
 
-    Read from the raw results: the public event list folds them into the operators around them.
+
+def own_changes(changes: Iterable[Change]) -> list[Change]:
+    """Without the frees of what was there before: the CPU's profiler does not know their size.
+
+    They are not of what a rank owns, which stays.
     """
-    assert profiler.profiler is not None
-    results = profiler.profiler.kineto_results
-    assert results is not None
-    events = [
-        (event.start_ns(), int(event.nbytes()))  # type: ignore[attr-defined]  # stub lags
-        for event in results.events()
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    ]
-    return [num_bytes for _, num_bytes in sorted(events, key=lambda event: event[0])]
+    live: set[int] = set()
+    kept = []
+    for change in changes:
+        if change.num_bytes > 0:
+            live.add(change.address)
+        elif change.address not in live:
+            continue
+        else:
+            live.remove(change.address)
+        kept.append(change)
+    return kept
 
 
-def _highest_sum(changes: Iterable[int]) -> int:
-    return max(itertools.accumulate(changes, initial=0))
+def envelope(levels: Sequence[Level], max_levels: int) -> tuple[Level, ...]:
+    """At most so many levels: the first, and the lowest and highest of equal times, in order.
+
+    A highest one that is met again is kept where it is first.
+    """
+    if len(levels) <= max_levels:
+        return tuple(levels)
+    num_buckets = (max_levels - 1) // 2
+    start_ns, duration_ns = levels[0].time_ns, levels[-1].time_ns + 1 - levels[0].time_ns
+    kept = {0}
+    buckets = itertools.groupby(
+        range(len(levels)),
+        key=lambda at: (levels[at].time_ns - start_ns) * num_buckets // duration_ns,
+    )
+    for _, positions in buckets:
+        bucket = list(positions)
+        kept |= {choose(bucket, key=lambda at: levels[at].num_bytes) for choose in (min, max)}
+    return tuple(levels[position] for position in sorted(kept))
+
+
+def _all_of(owned: Owned) -> list[Tensor]:
+    return [*owned.parameters, *owned.gradients, *owned.optimizer_state, *owned.buffers]
+
+
+def _levels(start: Level, changes: Iterable[Change]) -> list[Level]:
+    levels = [start]
+    for change in changes:
+        levels.append(Level(change.time_ns, levels[-1].num_bytes + change.num_bytes))
+    return levels
+
+
+def _last_made(changes: Iterable[Change]) -> dict[int, int]:
+    """By address, the position in the levels at which it was last allocated."""
+    return {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
+
+
+def _split(
+    peak_bytes: int, owned: Owned, device: torch.device, was_alive: Callable[[int], bool]
+) -> MemorySplit:
+    """The peak by what it is for; a storage that is two things counts as the first."""
+    seen: set[int] = set()
+
+    def new_bytes(tensors: Sequence[Tensor]) -> int:
+        there = storages(tensors, device).items()
+        new = {address: n for address, n in there if address not in seen and was_alive(address)}
+        seen.update(new)
+        return sum(new.values())
+
+    kinds = (owned.parameters, owned.gradients, owned.optimizer_state, owned.buffers)
+    parameters, gradients, state, buffers = map(new_bytes, kinds)
+    rest = peak_bytes - parameters - gradients - state - buffers
+    return MemorySplit(parameters, gradients, state, buffers, rest)
+
+
+def _predicted(
+    plan: Plan, levels: Sequence[Level], changes: Iterable[Change], spans: Sequence[Span]
+) -> int:
+    start_bytes, costs = costs_of(levels, _blocks(changes), spans)
+    lowered, rank, messages = plan.lowered, plan.rank, plan.messages
+    static_bytes = start_bytes - received_before_computing(lowered, rank, messages)
+    return predict_peak(lowered, rank, static_bytes, costs, messages)
+
+
+def _blocks(changes: Iterable[Change]) -> list[Block]:
+    """What was allocated, with its end. What was there before is not among them."""
+    live: dict[int, Change] = {}
+    blocks = []
+    for change in changes:
+        if change.num_bytes > 0:
+            live[change.address] = change
+        elif (made := live.pop(change.address, None)) is not None:
+            blocks.append(Block(made.time_ns, change.time_ns, made.num_bytes))
+    return blocks + [Block(made.time_ns, None, made.num_bytes) for made in live.values()]
 
 
 def process_peak_bytes() -> int | None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
-from engine.run.memory import MemoryPeaks, reset_process_peak
+from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.p2p import Fabric
 from engine.trainer import StepResult
 from ppbench.analysis.stats import has_settled
@@ -82,9 +82,10 @@ def _result_of(
 ) -> RankResult:
     """What this rank measured, and what one more step says of its memory."""
     runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    memory = runtime.measure_memory(steps.num_done)
     facts = {
         **runtime.rank_facts(),
-        **_memory_facts(runtime.measure_memory(steps.num_done)),
+        **_memory_facts(memory),
         **_clock_facts(alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
@@ -95,7 +96,9 @@ def _result_of(
         for row in node.rows(window)
     ]
     spans = _columns(alignment.apply(steps.spans))
-    return RankResult(facts, spans, steps.losses, steps.num_tokens, samples, summary)
+    levels = [] if memory is None else memory.timeline
+    timeline = [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels]
+    return RankResult(facts, spans, steps.losses, steps.num_tokens, samples, summary, timeline)
 
 
 def _gathered(ours: RankResult, member: Member) -> list[RankResult]:
@@ -168,11 +171,16 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _memory_facts(peaks: MemoryPeaks | None) -> dict[str, object]:
+def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
+    """Columns of `ranks`, all there; null where nothing is allocated."""
+    if memory is None:
+        return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
     return {
-        "peak_memory_bytes": None if peaks is None else peaks.peak_bytes,
-        "reserved_bytes": None if peaks is None else peaks.reserved_bytes,
-        "process_peak_bytes": None if peaks is None else peaks.process_peak_bytes,
+        "peak_memory_bytes": memory.peak_bytes,
+        "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+        "process_peak_bytes": memory.process_peak_bytes,
+        **dataclasses.asdict(memory.at_peak),
     }
 
 

@@ -29,6 +29,8 @@ from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
+PREDICTED_PEAK = "predicted_peak_memory_bytes"
+
 
 @dataclass(frozen=True)
 class RankResult:
@@ -40,6 +42,7 @@ class RankResult:
     num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
     telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
     summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
+    memory: list[tuple[int, int]] = field(default_factory=list)  # from when on, how many bytes
     peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
 
 
@@ -92,6 +95,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "attribution": attribution.rows,
         "edges": edges(messages(spans)),
         "telemetry": _samples(result, origin_ns),
+        "memory": _memory_timelines(result),
     }
     Store(Path(job.results)).write_run(run, tables)
     return figures["tokens_per_s"]
@@ -116,6 +120,14 @@ def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
     samples = pd.DataFrame(rows, columns=["hostname", *ROW_COLUMNS])
     samples["time_ns"] -= origin_ns
     return samples
+
+
+def _memory_timelines(result: CaseResult) -> pd.DataFrame:
+    """Of the extra step for memory, its times from when the first rank began it."""
+    rows = [(rank, *level) for rank, of in enumerate(result.ranks) for level in of.memory]
+    levels = pd.DataFrame(rows, columns=["rank", "time_ns", "num_bytes"])
+    levels["time_ns"] -= levels["time_ns"].min() if rows else 0
+    return levels
 
 
 def _mfu(case: Case, result: CaseResult, tokens_per_s: float) -> dict[str, object]:
@@ -178,8 +190,10 @@ def _planned_spans(attribution: Attribution) -> pd.DataFrame:
 def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
     """The rank that needs most; None where nothing was allocated."""
     peaks = ranks["peak_memory_bytes"].dropna()
+    fullest = None if peaks.empty else ranks.loc[peaks.idxmax()]
     return {
-        "peak_memory_bytes": None if peaks.empty else int(peaks.max()),
+        "peak_memory_bytes": None if fullest is None else fullest["peak_memory_bytes"],
+        "predicted_peak_memory_bytes": None if fullest is None else fullest.get(PREDICTED_PEAK),
         "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
     }
 

@@ -15,7 +15,7 @@ from engine.model.split import ModelSpec
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from engine.run.clock import CudaClock, clock_for
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.p2p import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
@@ -39,7 +39,7 @@ class Outcome:
     spans: list[Span]
     wall_ns: int
     transport: str
-    peaks: MemoryPeaks
+    peaks: MemoryUse
 
 
 def train(settings, device, is_shared):
@@ -160,3 +160,8 @@ def test_peak_memory_is_the_allocators_and_1f1b_needs_less():
     }
     assert peaks["1f1b"].peak_bytes < 0.7 * peaks["afab"].peak_bytes
     assert peaks["afab"].peak_bytes <= peaks["afab"].reserved_bytes
+    for memory in peaks.values():
+        assert sum(vars(memory.at_peak).values()) == memory.peak_bytes
+        highest = max(level.num_bytes for level in memory.timeline)
+        assert abs(highest / memory.peak_bytes - 1) <= 0.05
+        assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10

@@ -9,7 +9,7 @@ from engine.emulated import EmulatedTrainer
 from engine.model.answers import FlopFacts
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.p2p import Fabric
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
@@ -40,7 +40,7 @@ class EmulatedRuntime:
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         return self._trainer.step(step, watch)
 
-    def measure_memory(self, step: int) -> MemoryPeaks | None:  # noqa: ARG002  # as a runtime does
+    def measure_memory(self, step: int) -> MemoryUse | None:  # noqa: ARG002  # as a runtime does
         """None: what a stage would hold is not there."""
         return None
 

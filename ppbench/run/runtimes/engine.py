@@ -18,7 +18,7 @@ from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.plan.simulate import peak_activations
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
 from engine.run.watch import SPANS, Watch
@@ -47,7 +47,7 @@ class EngineRuntime:
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         return self._trainer.step(step, watch)
 
-    def measure_memory(self, step: int) -> MemoryPeaks:
+    def measure_memory(self, step: int) -> MemoryUse:
         return self._trainer.measure_memory(step)
 
     def peak(self) -> tuple[str, Peak]:

@@ -10,7 +10,7 @@ import torch
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
 from engine.model.answers import FlopFacts
 from engine.plan.program import Program
-from engine.run.memory import MemoryPeaks
+from engine.run.memory import MemoryUse
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
@@ -32,7 +32,7 @@ class Runtime(Protocol):
         `watch` says what it records: spans, and ranges for a profiler that the caller has started.
         """
 
-    def measure_memory(self, step: int) -> MemoryPeaks | None:
+    def measure_memory(self, step: int) -> MemoryUse | None:
         """One more step, under memory accounting; None where there is nothing to account for."""
 
     def peak(self) -> tuple[str, Peak] | None:
