@@ -29,6 +29,11 @@ class Caution(Enum):
         "messages and switching shows. Raise the emulated times, use fewer ranks or smaller "
         "messages, or quieten the machine."
     )
+    coarse_clock = (
+        "Some spans are shorter than what the ranks' clocks may be off (clock_error_ns of the ranks): "
+        "who waited for whom is not known that closely. Use larger microbatches or a faster control "
+        "network."
+    )
     busy_machine = (
         "Other processes kept more than a tenth of the cores busy meanwhile (other_load_cores of "
         "the ranks). Close them or take another machine."
@@ -62,13 +67,15 @@ def cautions_for(
     relative_deviation: float,
     has_settled: bool = True,
     over_plan: float = 1.0,
+    has_coarse_clock: bool = False,
     is_busy_machine: bool = False,
     is_throttled: bool = False,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
 
     `relative_deviation` is the median absolute deviation of the step times over their median;
-    `over_plan` an emulated step's time over the planned one; `is_busy_machine` and `is_throttled`
+    `over_plan` an emulated step's time over the planned one; `has_coarse_clock` whether clocks may
+    be off by more than some span is long; `is_busy_machine` and `is_throttled`
     what the telemetry of any rank says.
     """
     holds = {
@@ -76,6 +83,7 @@ def cautions_for(
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
         Caution.unsettled_steps: not has_settled,
         Caution.behind_plan: over_plan > MAX_OVER_PLAN,
+        Caution.coarse_clock: has_coarse_clock,
         Caution.busy_machine: is_busy_machine,
         Caution.throttled: is_throttled,
         Caution.few_steps: num_steps < MIN_STEPS,

@@ -225,6 +225,10 @@ class IssueClock:
     def read_ns(self, mark: Mark) -> int:
         return self._clock.read_ns(mark)
 
+    @property
+    def error_ns(self) -> int:
+        return self._clock.error_ns
+
 
 class FakeClock:
     """Hands out the given times in order: tests of timing become exact."""

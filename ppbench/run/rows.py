@@ -29,8 +29,6 @@ from ppbench.run.job import PEER_LOST, Item, Job, RankError
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
-PREDICTED_PEAK = "predicted_peak_memory_bytes"
-
 
 @dataclass(frozen=True)
 class RankResult:
@@ -85,7 +83,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "op_variation": variation(spans, attribution.costs),
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
-        "cautions": _cautions(item, figures, planned_ns, result),
+        "cautions": _cautions(item, figures, planned_ns, spans, result),
     }
     tables = {
         "spans": spans.assign(waiting_ns=waiting_ns(spans)),
@@ -189,11 +187,12 @@ def _planned_spans(attribution: Attribution) -> pd.DataFrame:
 
 def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
     """The rank that needs most; None where nothing was allocated."""
-    peaks = ranks["peak_memory_bytes"].dropna()
-    fullest = None if peaks.empty else ranks.loc[peaks.idxmax()]
+    known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
+    fullest = known.iloc[-1].to_dict() if len(known) else {}
     return {
-        "peak_memory_bytes": None if fullest is None else fullest["peak_memory_bytes"],
-        "predicted_peak_memory_bytes": None if fullest is None else fullest.get(PREDICTED_PEAK),
+        **{
+            name: fullest.get(name) for name in ("peak_memory_bytes", "predicted_peak_memory_bytes")
+        },
         "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
     }
 
@@ -264,8 +263,19 @@ def _is_oversubscribed(case: Case) -> bool:
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
+def _has_coarse_clock(spans: pd.DataFrame, result: CaseResult) -> bool:
+    """Whether some span is shorter than what the ranks' clocks may be off."""
+    errors = [rank.facts.get("clock_error_ns", 0) for rank in result.ranks]
+    worst_ns = max(int(str(error)) for error in errors)
+    return bool(((spans["end_ns"] - spans["start_ns"]) < worst_ns).any())
+
+
 def _cautions(
-    item: Item, figures: Mapping[str, float], planned_ns: int | None, result: CaseResult
+    item: Item,
+    figures: Mapping[str, float],
+    planned_ns: int | None,
+    spans: pd.DataFrame,
+    result: CaseResult,
 ) -> str:
     case, measure = item.case, item.measure
     found = cautions_for(
@@ -275,6 +285,7 @@ def _cautions(
         relative_deviation=figures["step_relative_deviation"],
         has_settled=not measure.has_adaptive_warmup or has_settled(result.warmup_step_ns),
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
+        has_coarse_clock=_has_coarse_clock(spans, result),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in result.ranks),
     )

@@ -138,7 +138,10 @@ def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]
 
 
 def _absences(sample: Sample, gpu_index: int | None) -> list[str]:
-    return [why for name, why in sample.absent.items() if name != "gpu" or gpu_index is not None]
+    absent = list(sample.absent.values())
+    if gpu_index is None and "gpu" not in sample.absent:
+        absent.append("no GPU figures: this rank computes on the CPU")
+    return absent
 
 
 def _loads(samples: Sequence[Sample]) -> Figures:

@@ -32,21 +32,20 @@ def test_the_interval_ends_at_the_known_order_statistics(num_values, first, last
     assert found == Ratio((num_values + 1) / 2, first, last)
 
 
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
-def test_intervals_are_those_of_scipy(confidence):
-    for num_values in (*range(8, 41), 1000, 2000):
-        values = [2.0**-i for i in range(num_values)] if num_values < 50 else range(1, num_values)
-        theirs = scipy.stats.quantile_test(list(values)).confidence_interval(confidence)
-        ours = paired_ratio(values, [1] * len(values), confidence)
-        assert (ours.low, ours.high) == (theirs.low, theirs.high)
+@pytest.mark.parametrize("num_values", [*range(8, 41), 1000, 2000])
+def test_intervals_are_those_of_scipy(num_values):
+    values = list(range(1, num_values + 1))
+    theirs = scipy.stats.quantile_test(values).confidence_interval(0.95)
+    ours = paired_ratio(values, [1] * len(values))
+    assert (ours.low, ours.high) == (theirs.low, theirs.high)
 
 
 def test_the_order_of_rounds_does_not_matter():
     assert paired_ratio([3, 1, 2, 6, 5, 4], [1] * 6) == paired_ratio([1, 2, 3, 4, 5, 6], [1] * 6)
 
 
-def test_too_few_rounds_for_the_confidence_are_refused():
-    with pytest.raises(ValueError, match="5 values are too few for a confidence of 95%"):
+def test_too_few_rounds_are_refused():
+    with pytest.raises(ValueError, match="5 rounds are too few; at least 6"):
         paired_ratio([1] * (FEWEST_ROUNDS - 1), [1] * (FEWEST_ROUNDS - 1))
     with pytest.raises(ValueError):
         paired_ratio([1] * 6, [1] * 7)
