@@ -30,9 +30,9 @@ class Caution(Enum):
         "messages, or quieten the machine."
     )
     coarse_clock = (
-        "Some spans are shorter than what the ranks' clocks may be off (clock_error_ns of the ranks): "
-        "who waited for whom is not known that closely. Use larger microbatches or a faster control "
-        "network."
+        "Some spans are shorter than what the ranks' clocks may be off (clock_error_ns of the "
+        "ranks): who waited for whom is not known that closely. Use larger microbatches, or a "
+        "faster network between the nodes."
     )
     busy_machine = (
         "Other processes kept more than a tenth of the cores busy meanwhile (other_load_cores of "

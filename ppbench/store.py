@@ -159,7 +159,7 @@ RUNS: tuple[Column, ...] = (
         "step_ns predicted by replaying the program with the run's own mean costs and transfers",
     ),
     Column("modelled_bubble_fraction", pa.float64(), "bubble_fraction of that prediction"),
-    Column("model_residual", pa.float64(), "step_ns / modelled_step_ns - 1"),
+    Column("model_residual", pa.float64(), "mean step_ns over modelled_step_ns, less 1"),
     Column("bubble_mean", pa.float64(), "idle time of all measured steps over their rank-time"),
     Column("bubble_structure", pa.float64(), "part of bubble_mean: equal stages, free transfers"),
     Column("bubble_imbalance", pa.float64(), "part that the stages' mean costs add"),

@@ -146,6 +146,6 @@ def _residual(run: pd.Series) -> str:
     word = "longer" if residual >= 0 else "shorter"
     return (
         "Replayed with its own mean costs and transfers, the step takes "
-        f"{milliseconds(run['modelled_step_ns'])}; measured it took {percent(abs(residual))} "
-        f"{word}, {milliseconds(run['step_ns'])}."
+        f"{milliseconds(run['modelled_step_ns'])}; the measured steps took "
+        f"{percent(abs(residual))} {word} on average."
     )

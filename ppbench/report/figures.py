@@ -13,6 +13,7 @@ A row of the Gantt chart, one per rank, rank 0 on top:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,7 @@ from ppbench.report.palette import (
     LIGHTEST,
     OP_COLORS,
     OP_WORDS,
+    SCHEDULE_CYCLE,
     TRACK_COLOR,
     ink_on,
     schedule_colors,
@@ -52,6 +54,7 @@ from ppbench.report.units import NS_PER_MS, size_unit
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
 _RANK_PX, _GANTT_TOP_PX, _GANTT_BOTTOM_PX = 96, 38, 36
+_MEMORY_PX = 320
 _SMALL = '<span style="font-size:9px">{}</span>'
 _MAX_OUTLINED = 1500  # with more compute spans than this, outlines would hide the bars
 _TRANSFERS = SEND_OPS | RECV_OPS
@@ -284,6 +287,40 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
     points = _rank_points(panels, runs, ranks, unit_bytes)
     figure.add_traces(list(_markers(points, "each rank", "circle", 5, f"%{{y:,.1f}} {unit}")))
     return _with_hatch_key(figure, panels)
+
+
+def memory(levels: pd.DataFrame) -> go.Figure:
+    """What each rank had allocated over the extra step for memory, as steps.
+
+    `levels` has the columns `rank`, `time_ns` (from when on) and `num_bytes`, at least one row.
+    """
+    unit, unit_bytes = size_unit(levels["num_bytes"].max())
+    hover = f"rank %{{meta}}<br>%{{x:.2f}} ms<br>%{{y:,.1f}} {unit}<extra></extra>"
+    lines = [
+        go.Scatter(
+            name=f"rank {rank}",
+            meta=rank,
+            x=of_rank["time_ns"] / NS_PER_MS,
+            y=of_rank["num_bytes"] / unit_bytes,
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": color},
+            hovertemplate=hover,
+        )
+        for (rank, of_rank), color in zip(
+            levels.groupby("rank"), itertools.cycle(SCHEDULE_CYCLE), strict=False
+        )
+    ]
+    layout = {
+        "template": _PLAIN,
+        "height": _MEMORY_PX,
+        "margin": {"l": 58, "r": 12, "t": _GANTT_TOP_PX, "b": _GANTT_BOTTOM_PX},
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": {**_legend(), "y": 1, "yanchor": "bottom"},
+        "xaxis": {"ticksuffix": " ms", "rangemode": "tozero"},
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+    }
+    return go.Figure(lines, layout)
 
 
 def _chart(panels: Panels, y_title: str, y_axis: Update) -> go.Figure:

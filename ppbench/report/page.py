@@ -106,7 +106,9 @@ def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
             f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
             "measure it again with: ppbench sweep FILE --rerun"
         )
-    _write(path, _timeline_page(line, name, _facts(run)))
+    levels = store.table("memory", [run["run_id"]])
+    memory = None if levels.empty else figures.memory(levels)
+    _write(path, _timeline_page(line, name, _facts(run), memory))
 
 
 def write_plan(
@@ -120,12 +122,15 @@ def write_plan(
     _write(path, _timeline_page(line, title, facts), option="--html")
 
 
-def _timeline_page(line: Timeline, title: str, facts: list[tuple[str, str]]) -> str:
+def _timeline_page(
+    line: Timeline, title: str, facts: list[tuple[str, str]], memory: go.Figure | None = None
+) -> str:
     template = _environment().get_template("timeline.html")
     return template.render(
         title=title,
         plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
         timeline=line,
+        memory=memory,
         facts=facts,
     )
 

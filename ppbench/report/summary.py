@@ -194,5 +194,11 @@ _PARTS = (
         "{:,.1f}",
         1 / NS_PER_MS,
     ),
-    _figure("model_residual", "residual", "measured over modelled, less 1", "{:+.1f} %", 100),
+    _figure(
+        "model_residual",
+        "residual",
+        "mean of the measured steps over that, less 1",
+        "{:+.1f} %",
+        100,
+    ),
 )

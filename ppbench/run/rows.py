@@ -69,7 +69,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **result.facts,
         **figures,
         **_intervals(steps),
-        **_shares(attribution, steps, figures["step_ns"]),
+        **_shares(attribution, steps),
         **_peaks(ranks),
         **_losses(item, result),
         **_mfu(case, result, figures["tokens_per_s"]),
@@ -164,7 +164,7 @@ def _intervals(steps: pd.DataFrame) -> dict[str, object]:
     return found
 
 
-def _shares(attribution: Attribution, steps: pd.DataFrame, step_ns: float) -> dict[str, object]:
+def _shares(attribution: Attribution, steps: pd.DataFrame) -> dict[str, object]:
     """The parts of the bubble as shares of rank-time, and the prediction that they rest on."""
     rows, modelled = attribution.rows, attribution.modelled
     world_size = modelled.program.world_size
@@ -175,7 +175,7 @@ def _shares(attribution: Attribution, steps: pd.DataFrame, step_ns: float) -> di
         "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
         "modelled_step_ns": modelled_ns,
         "modelled_bubble_fraction": sum(modelled.idle_ns()) / (world_size * modelled_ns),
-        "model_residual": step_ns / modelled_ns - 1,
+        "model_residual": float(steps["step_ns"].mean()) / modelled_ns - 1,
         "op_costs_ns": json.dumps({str(op): ns for op, ns in attribution.costs.by_stage.items()}),
     }
 
