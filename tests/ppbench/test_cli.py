@@ -18,7 +18,9 @@ import pytest
 
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
+from ppbench.config.sweep_file import read_sweep
 from ppbench.run.job import Journal
+from ppbench.run.sweep import plan_sweep
 from ppbench.store import Store
 
 TINY = """\
@@ -402,6 +404,15 @@ def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(sw
     shown = ppbench("show", "last", folder=folder).stdout.splitlines()
     (line,) = [line.split() for line in shown if line.split()[:1] == ["profiles"]]
     assert line[1] == f"results/profiles/{run['run_id']}"
+
+
+def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    keys = set()
+    for num_steps in (0, 1, 2):
+        read = read_sweep(tmp_path / "tiny.toml", [f"measure.profile_steps={num_steps}"], "cpu")
+        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), is_rerun=False).items}
+    assert len(keys) == 3 * len(read.cases)
 
 
 def lowered_row(schedule, world_size, num_microbatches, rank):
