@@ -162,7 +162,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._anchor = torch.cuda.Event(enable_timing=True)
-        self._before = Bracket(0, 0)
+        self._before: Bracket | None = None  # of a step that is being timed
         self._line = Line(0, 0, 0.0, 0)
 
     def begin_step(self) -> None:
@@ -175,9 +175,16 @@ class CudaClock:
         return event
 
     def end_step(self) -> None:
-        """Tie another one, to see the drift. Synchronises the device (after the step)."""
+        """Tie another one, to see the drift. Synchronises the device (after the step).
+
+        Of a step that was not begun there is nothing to read: then it only synchronises.
+        """
+        if self._before is None:
+            torch.cuda.synchronize(self._device)
+            return
         event, after = self._tied_event()
         self._line = line_of_events(self._before, after, self._anchor.elapsed_time(event))
+        self._before = None
 
     def read_ns(self, mark: Mark) -> int:
         """Host marks (taken by a channel that goes through the host) are read as they are."""

@@ -12,7 +12,8 @@ Two kinds, one interface:
 - `HostChannel`: gloo. A thread per channel waits for each transfer, so that its end is stamped when
   it happens, not when the rank next looks. For CUDA ranks that share a device (NCCL refuses them)
   it also copies to and from pinned host memory. Where nothing is timed the rank itself waits for
-  what it receives, unless shapes come first; the thread still lets go of what has been sent.
+  what it receives, unless shapes come first or a link is emulated; the thread still lets go of
+  what has been sent.
 - `NcclChannel`: a communicator and a CUDA stream per channel; the host never waits.
 """
 
@@ -191,7 +192,7 @@ class HostChannel:
             self._receive(coming, message)
         else:
             coming.shapes, coming.expected = self._shapes.post(message), message
-        if self._shapes is None and not self.is_timed:
+        if self._shapes is None and not self.is_timed and not self._delay_ns:
             self._arrived.put(coming)  # the rank waits for it when it takes it
         else:
             self._pending.put(coming)
