@@ -47,11 +47,15 @@ def main(job_file: Path) -> None:
 def _run_all(worker: Worker) -> None:
     for index, item in enumerate(worker.job.items):
         worker.tell("case", index=index)
-        member = worker.prepare(item.case)
-        if member is not None:
-            _run_rounds(worker, item, member.runtime, member.group)
-            member.runtime.close()
+        _run_case(worker, item)
         worker.end_case()
+
+
+def _run_case(worker: Worker, item: Item) -> None:
+    member = worker.prepare(item.case)
+    if member is not None:
+        _run_rounds(worker, item, member.runtime, member.group)
+        member.runtime.close()
 
 
 def _run_rounds(worker: Worker, item: Item, runtime: Runtime, group: dist.ProcessGroup) -> None:
