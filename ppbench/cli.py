@@ -131,9 +131,9 @@ def overhead(
     rounds: Annotated[
         int,
         typer.Option(
-            "--rounds", metavar="N", min=6, max=100_000, help="Steps without, with, and profiled."
+            "--rounds", metavar="N", min=6, max=2000, help="Steps without, with, and profiled."
         ),
-    ] = 30,
+    ] = 100,
     how: HowToPrint = Format.table,
 ) -> None:
     """What measuring costs: steps with spans, and under torch's profiler, over steps without."""

@@ -47,7 +47,7 @@ class Rounds:
 
 
 def _columns(name: str, ratio: Ratio) -> dict[str, object]:
-    return {name: ratio.median, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return {name: ratio.estimate, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
 OnProgress = Callable[[str, int], None]
