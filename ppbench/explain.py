@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.action import Op
-from engine.plan.lower import Channel, Policy
+from engine.plan.lower import Policy
 from engine.plan.program import from_json
 from ppbench.analysis.attribution import PARTS, PHASES
-from ppbench.analysis.costs import Costs
+from ppbench.analysis.costs import stored_costs
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
+    LIKE_OTHERS,
     NotAsked,
     Posting,
     WhatIf,
@@ -23,6 +23,7 @@ from ppbench.analysis.whatif import (
     needs_halves,
     other_schedules,
     same_program,
+    without_standouts,
 )
 from ppbench.errors import UsageError
 from ppbench.format import Format
@@ -42,7 +43,7 @@ EDGE_COLUMNS = [
     "sender_waiting_ns",
     "receiver_waiting_ns",
 ]
-WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "bubble_fraction", "held"]
+WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _explained(store: Store, name: str) -> _Explained:
             f"run {run['run_id']}: an older version stored it without its costs; measure it again"
         )
     rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
-    costs = _costs_of(run, edges)
+    costs = stored_costs(run, edges)
     posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
     lowered = posting.lower(from_json(run["program"]))
     others = list(other_schedules(lowered, costs, posting))
@@ -86,22 +87,14 @@ def _explained(store: Store, name: str) -> _Explained:
         rows.drop(columns=["run_id", "schema_version"]),
         edges.drop(columns=["run_id", "schema_version"]),
         as_modelled(lowered, costs),
-        [*same_program(lowered, costs), *(o for o in others if isinstance(o, WhatIf))],
+        [
+            *without_standouts(lowered, costs),
+            *same_program(lowered, costs),
+            *(o for o in others if isinstance(o, WhatIf)),
+        ],
         [o for o in others if isinstance(o, NotAsked)],
         [HALVES_NOTE] if needs_halves(costs) else [],
     )
-
-
-def _costs_of(run: pd.Series, edges: pd.DataFrame) -> Costs:
-    """As they were when the run was attributed."""
-    by_stage = {Op(op): tuple(costs) for op, costs in json.loads(run["op_costs_ns"]).items()}
-    by_channel = {
-        Channel(int(source), int(target)): round(ns)
-        for source, target, ns in zip(
-            edges["source"], edges["target"], edges["moving_ns"], strict=True
-        )
-    }
-    return Costs(by_stage, by_channel)
 
 
 def _everything(explained: _Explained) -> dict[str, object]:
@@ -116,7 +109,7 @@ def _everything(explained: _Explained) -> dict[str, object]:
         "num_steps": int(rows["step"].nunique()),
         "step_ns": float(run["step_ns"]),
         "bubble_mean": float(run["bubble_mean"]),
-        "sentences": sentences_of(run, explained.edges),
+        "sentences": _sentences(explained),
         "parts": {name: {"share_of_rank_time": s} for name, s in parts_of(run).items()},
         "all_steps": totals,
         "by_step": as_records(rows.groupby("step", as_index=False).sum().drop(columns="rank")),
@@ -131,11 +124,24 @@ def _everything(explained: _Explained) -> dict[str, object]:
     }
 
 
+def _sentences(explained: _Explained) -> list[str]:
+    """The stored explanation, and what the standouts among stages and links cost."""
+    model = explained.model
+    standouts = [
+        f"With {answer.question} the step would take {milliseconds(answer.step_ns)} as modelled, "
+        f"and {milliseconds(model.idle_ns - answer.idle_ns)} less of the ranks' time would be idle."
+        for answer in explained.answers
+        if answer.question.endswith(LIKE_OTHERS) and answer.step_ns < 0.995 * model.step_ns
+    ]
+    *most, residual = sentences_of(explained.run, explained.edges)
+    return [*most, *standouts, residual]
+
+
 def _for_people(explained: _Explained, how: Format) -> str:
     run = explained.run
     parts = [
         _title(run),
-        "\n".join(sentences_of(run, explained.edges)),
+        "\n".join(_sentences(explained)),
         render(_parts_table(explained), how, PART_COLUMNS),
         "Idle time by rank, mean of a step: its parts, and the same by phase.",
         render(_by_rank(explained.rows), how, BY_RANK_COLUMNS),
@@ -193,6 +199,7 @@ def _what_if_table(explained: _Explained) -> pd.DataFrame:
             "what_if": answer.question,
             "step_ns": answer.step_ns,
             "change": answer.step_ns / model.step_ns - 1,
+            "idle_ns": answer.idle_ns,
             "bubble_fraction": answer.bubble_fraction,
             "held": answer.held,
         }

@@ -8,6 +8,9 @@ the stages' means are shrunk towards each other by what an analysis of variance 
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import statistics
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -45,6 +48,76 @@ class Costs:
         """The same work on equal stages."""
         equal = {op: _equal(costs) for op, costs in self.by_stage.items()}
         return Costs(equal, self.by_channel)
+
+
+@dataclass(frozen=True)
+class Standout:
+    """One of several like things that takes longer than the others."""
+
+    index: int
+    ns: float
+    others_ns: float  # the median of the others
+
+    @property
+    def ratio(self) -> float:
+        return self.ns / self.others_ns if self.others_ns else float("inf")
+
+
+def slowest_stage(costs: Costs) -> Standout | None:
+    """The stage that takes longest for a microbatch, all its ops together; None for a lone one."""
+    return _standout([float(sum(of)) for of in zip(*costs.by_stage.values(), strict=True)])
+
+
+def slowest_link(costs: Costs) -> Standout | None:
+    """The link between two stages whose messages, both ways, move longest; None for a lone one.
+
+    `index` is the first of the two.
+    """
+    by_link: dict[int, list[int]] = {}
+    for channel, ns in costs.by_channel.items():
+        by_link.setdefault(min(channel), []).append(ns)
+    links = sorted(by_link)
+    found = _standout([statistics.mean(by_link[link]) for link in links])
+    return found and dataclasses.replace(found, index=links[found.index])
+
+
+def _standout(ns_of: list[float]) -> Standout | None:
+    if len(ns_of) < 2:
+        return None
+    index = max(range(len(ns_of)), key=lambda one: ns_of[one])
+    others = [ns for other, ns in enumerate(ns_of) if other != index]
+    return Standout(index, ns_of[index], statistics.median(others))
+
+
+def with_stage_like_others(costs: Costs, stage: int) -> Costs:
+    """Each op of a stage as long as the median of the other stages'."""
+    by_stage = {
+        op: tuple(_median_of_others(of, one) if one == stage else of[one] for one in range(len(of)))
+        for op, of in costs.by_stage.items()
+    }
+    return Costs(by_stage, costs.by_channel)
+
+
+def _median_of_others(of: tuple[int, ...], stage: int) -> int:
+    return round(statistics.median(ns for other, ns in enumerate(of) if other != stage))
+
+
+def with_link_like_others(costs: Costs, link: int) -> Costs:
+    """Both channels of a link as fast as the median of all others."""
+    others = [ns for channel, ns in costs.by_channel.items() if min(channel) != link]
+    usual = round(statistics.median(others))
+    return Costs(
+        costs.by_stage,
+        {c: usual if min(c) == link else ns for c, ns in costs.by_channel.items()},
+    )
+
+
+def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
+    """The costs that a run was attributed with, from its row and its `edges`."""
+    by_stage = {Op(op): tuple(of) for op, of in json.loads(str(run["op_costs_ns"])).items()}
+    rows = zip(edges["source"], edges["target"], edges["moving_ns"], strict=True)
+    by_channel = {Channel(int(source), int(target)): round(ns) for source, target, ns in rows}
+    return Costs(by_stage, by_channel)
 
 
 def _actions(program: Program) -> Iterable[Action]:

@@ -17,8 +17,18 @@ from engine.plan.program import Program
 from engine.plan.replay import Replay, replay
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from engine.plan.simulate import peak_activations
-from ppbench.analysis.costs import Costs, StageCosts
+from ppbench.analysis.costs import (
+    Costs,
+    StageCosts,
+    slowest_link,
+    slowest_stage,
+    with_link_like_others,
+    with_stage_like_others,
+)
 
+STANDS_OUT = 1.05
+"""By how much a stage or a link must exceed the others to be named."""
+LIKE_OTHERS = "like the others"
 HALVES_NOTE = "I and W are taken as half of B each: this run did not split its backward."
 
 
@@ -40,6 +50,7 @@ class WhatIf:
 
     question: str
     step_ns: int
+    idle_ns: int  # of all ranks
     bubble_fraction: float
     held: float
 
@@ -55,6 +66,17 @@ class NotAsked:
 def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
     """The run itself, for the others to be compared with."""
     return _answer("as it is", _replayed(lowered, costs))
+
+
+def without_standouts(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
+    """The program that ran, if the slowest stage or link were like the others of its kind."""
+    stage, link = slowest_stage(costs), slowest_link(costs)
+    if stage is not None and stage.ratio > STANDS_OUT:
+        like = with_stage_like_others(costs, stage.index)
+        yield _answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like))
+    if link is not None and link.ratio > STANDS_OUT:
+        like, name = with_link_like_others(costs, link.index), f"{link.index}-{link.index + 1}"
+        yield _answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like))
 
 
 def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
@@ -102,7 +124,8 @@ def _answer(question: str, replayed: Replay) -> WhatIf:
     capacity_ns = program.world_size * makespan_ns
     share = program.world_size / program.num_stages
     held = max(peak_activations(program.compute_only())) * share
-    return WhatIf(question, makespan_ns, sum(replayed.idle_ns()) / max(1, capacity_ns), held)
+    idle_ns = sum(replayed.idle_ns())
+    return WhatIf(question, makespan_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
 
 def _recut(costs: Costs, num_stages: int) -> Costs:

@@ -5,12 +5,10 @@ Made from what is stored of a run, so that a report, a listing and `ppbench expl
 
 from __future__ import annotations
 
-import json
-import statistics
-from dataclasses import dataclass
-
 import pandas as pd
 
+from ppbench.analysis.costs import Costs, slowest_link, slowest_stage, stored_costs
+from ppbench.analysis.whatif import STANDS_OUT
 from ppbench.report.units import is_missing, milliseconds, percent
 
 PART_NAMES = {
@@ -29,20 +27,6 @@ PART_MEANINGS = {
     "launch_gap": "the rest: the host between actions, and whatever else the model leaves out",
 }
 _LEAST_TOLD = 0.005  # of rank-time; less is not worth a sentence
-_APART = 1.02  # by how much a stage or an edge must exceed the others to be named
-
-
-@dataclass(frozen=True)
-class Standout:
-    """One of several like things that takes longer than the others."""
-
-    name: str
-    ns: float
-    others_ns: float  # the median of the others
-
-    @property
-    def ratio(self) -> float:
-        return self.ns / self.others_ns if self.others_ns else float("inf")
 
 
 def has_parts(run: pd.Series) -> bool:
@@ -69,7 +53,10 @@ def headline(run: pd.Series, edges: pd.DataFrame) -> str:
 
 
 def _sum_of(run: pd.Series, parts: dict[str, float]) -> str:
-    first, *others = (f"{share * 100:.1f} {PART_NAMES[name]}" for name, share in parts.items())
+    first, *others = (
+        f"{round(share * 100, 1) + 0:.1f} {PART_NAMES[name]}"  # no -0.0
+        for name, share in parts.items()
+    )
     return (
         f"Of every 100 ms of the ranks' time {float(run['bubble_mean']) * 100:.1f} were idle: "
         f"{', '.join([first, *others[:-1]])} and {others[-1]}."
@@ -88,56 +75,34 @@ def _largest(run: pd.Series, parts: dict[str, float], edges: pd.DataFrame) -> li
 def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
     match part:
         case "imbalance":
-            return _slow_stage(run)
+            return _slow_stage(stored_costs(run, edges))
         case "transfer":
-            return _slow_edge(edges)
+            return _slow_link(stored_costs(run, edges))
         case "jitter":
             return f"an action's time varies by {percent(run['op_variation'])} around its mean"
         case _:
             return "the host needs that time between actions"
 
 
-def slowest_stage(run: pd.Series) -> Standout | None:
-    """The stage that takes longest per microbatch, all its ops together; None for a single one."""
-    by_op: dict[str, list[int]] = json.loads(str(run["op_costs_ns"]))
-    totals = [float(sum(costs)) for costs in zip(*by_op.values(), strict=True)]
-    return _standout({f"stage {stage}": ns for stage, ns in enumerate(totals)})
-
-
-def slowest_edge(edges: pd.DataFrame) -> Standout | None:
-    """The channel whose messages move longest; None where there are not several."""
-    ends = zip(edges["source"], edges["target"], strict=True)
-    names = (f"{source} to {target}" for source, target in ends)
-    return _standout(dict(zip(names, edges["moving_ns"].astype(float), strict=True)))
-
-
-def _standout(ns_by_name: dict[str, float]) -> Standout | None:
-    if len(ns_by_name) < 2:
-        return None
-    name = max(ns_by_name, key=lambda one: ns_by_name[one])
-    others = [ns for other, ns in ns_by_name.items() if other != name]
-    return Standout(name, ns_by_name[name], statistics.median(others))
-
-
-def _slow_stage(run: pd.Series) -> str:
-    slow = slowest_stage(run)
-    if slow is None or slow.ratio < _APART:
+def _slow_stage(costs: Costs) -> str:
+    slow = slowest_stage(costs)
+    if slow is None or slow.ratio < STANDS_OUT:
         return "the stages' costs differ a little"
     return (
-        f"{slow.name} takes {slow.ratio:.2f} times as long as the others "
+        f"stage {slow.index} takes {slow.ratio:.2f} times as long as the others "
         f"({milliseconds(slow.ns)} per microbatch against {milliseconds(slow.others_ns)})"
     )
 
 
-def _slow_edge(edges: pd.DataFrame) -> str:
-    slow = slowest_edge(edges)
+def _slow_link(costs: Costs) -> str:
+    slow = slowest_link(costs)
     if slow is None:
         return "computations wait for their messages"
-    if slow.ratio < _APART:
+    if slow.ratio < STANDS_OUT:
         return f"a message takes {milliseconds(slow.others_ns)}"
     return (
-        f"messages from stage {slow.name} take {milliseconds(slow.ns)}, elsewhere "
-        f"{milliseconds(slow.others_ns)}"
+        f"messages between stages {slow.index} and {slow.index + 1} take {milliseconds(slow.ns)}, "
+        f"elsewhere {milliseconds(slow.others_ns)}"
     )
 
 

@@ -7,7 +7,15 @@ import pytest
 from engine.plan.action import Action, Op
 from engine.plan.lower import Channel, Policy, lower
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from ppbench.analysis.costs import Costs, measured_costs, share_of_difference, variation
+from ppbench.analysis.costs import (
+    Costs,
+    measured_costs,
+    share_of_difference,
+    slowest_link,
+    slowest_stage,
+    variation,
+    with_link_like_others,
+)
 from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
     NotAsked,
@@ -16,6 +24,7 @@ from ppbench.analysis.whatif import (
     needs_halves,
     other_schedules,
     same_program,
+    without_standouts,
 )
 
 POSTING = Posting(Policy.EARLY, 1)
@@ -64,6 +73,30 @@ def test_free_transfers_and_both():
     told = answers(linked)
     assert told["both"].step_ns == 11 * 300
     assert told["free transfers"].step_ns < as_modelled(PROGRAM, linked).step_ns
+
+
+def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
+    costs = Costs(
+        {Op.F: (100, 150, 100, 100), Op.B: (200, 300, 200, 200)},
+        {Channel(1, 2): 40, Channel(2, 1): 60, Channel(0, 1): 10, Channel(2, 3): 10},
+    )
+    stage, link = slowest_stage(costs), slowest_link(costs)
+    assert (stage.index, stage.ns, stage.others_ns, stage.ratio) == (1, 450, 300, 1.5)
+    assert (link.index, link.ns, link.others_ns) == (1, 50, 10)
+    told = {answer.question: answer for answer in without_standouts(PROGRAM, costs)}
+    assert list(told) == ["stage 1 like the others", "link 1-2 like the others"]
+    free = Costs(costs.by_stage, {})
+    (alone,) = without_standouts(PROGRAM, free)
+    assert alone.step_ns == 11 * 300
+    assert alone.idle_ns == 4 * 3 * 300
+    fast = with_link_like_others(costs, 1).by_channel
+    assert fast == dict.fromkeys(costs.by_channel, 10)
+
+
+def test_where_nothing_stands_out_nothing_is_told():
+    assert list(without_standouts(PROGRAM, EQUAL)) == []
+    assert slowest_link(EQUAL) is None
+    assert slowest_stage(Costs({Op.F: (1,), Op.B: (2,)}, {})) is None
 
 
 def test_a_model_cut_more_finely_or_coarsely_keeps_its_cost_where_it_is():
