@@ -61,6 +61,36 @@ STEP_COLUMNS = [
     "tokens_per_s",
     "bubble_fraction",
     "loss",
+    "is_outlier",
+]
+MEMORY_COLUMNS = [
+    "rank",
+    "peak_memory_bytes",
+    "predicted_peak_memory_bytes",
+    "parameter_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+    "buffer_bytes",
+    "activation_bytes",
+    "reserved_bytes",
+    "process_peak_bytes",
+]
+MACHINE_COLUMNS = [
+    "rank",
+    "hostname",
+    "other_load_cores",
+    "watched_cores",
+    "steal_fraction",
+    "cpu_throttled_fraction",
+    "cpu_mhz",
+    "cpu_energy_j",
+    "gpu_power_w",
+    "gpu_energy_j",
+    "gpu_utilization",
+    "gpu_sm_mhz",
+    "gpu_temperature_c",
+    "gpu_throttle_reasons",
+    "gpu_memory_used_bytes",
 ]
 STAGE_LISTS = {
     "num_layers": "layers_per_stage",
@@ -189,7 +219,16 @@ def show(name: str, results: Path, how: Format) -> str:
     parts = [facts(known, how)]
     if not (stages := _stages_of(row)).empty:
         parts.append(render(stages, how, ["stage", *STAGE_LISTS]))
-    parts += [render(ranks, how, RANK_COLUMNS), render(steps, how, STEP_COLUMNS)]
+    for frame, columns in (
+        (ranks, RANK_COLUMNS),
+        (ranks, MEMORY_COLUMNS),
+        (ranks, MACHINE_COLUMNS),
+        (steps, STEP_COLUMNS),
+    ):
+        told = [name for name in columns if frame[name].notna().any()]
+        if len(told) > 1:
+            parts.append(render(frame, how, told))
+    parts += [f"not told: {note}" for note in ranks["telemetry_note"].dropna().unique() if note]
     return "\n\n".join(parts)
 
 

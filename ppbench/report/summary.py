@@ -147,6 +147,18 @@ def _figure(name: str, heading: str, meaning: str, pattern: str, factor: float =
     return Column(heading, meaning, True, cell)
 
 
+def _interval(name: str, meaning: str) -> Column:
+    """The 95 % interval of a figure's median; sorts by its lower end."""
+
+    def cell(run: pd.Series) -> Cell:
+        low, high = run.get(f"{name}_low"), run.get(f"{name}_high")
+        if is_missing(low):
+            return Cell("")
+        return Cell(f"{written(low, '{:,.0f}')} to {written(high, '{:,.0f}')}", float(str(low)))
+
+    return Column("95 %", meaning, True, cell)
+
+
 _CAUTIONS = Column(
     "cautions", "what to beware of", False, lambda run: Cell(", ".join(cautions_of(run)))
 )
@@ -158,6 +170,7 @@ _HELD = Column(
 )
 _FIGURES = (
     _figure("tokens_per_s", "tokens/s", "optimizer included; median over steps", "{:,.0f}"),
+    _interval("tokens_per_s", "where the median lies, by the spread of the run's own steps"),
     _figure(
         "step_ns", "step ms", "first to last action; median over steps", "{:,.1f}", 1 / NS_PER_MS
     ),
@@ -168,7 +181,9 @@ _FIGURES = (
     _figure("bubble_fraction_theory", "in theory", THEORY, "{:.1f} %", 100),
     _figure("peak_memory_bytes", "peak MiB", "allocator peak, highest rank", "{:,.1f}", 1 / MIB),
     _HELD,
-    _figure("last_loss", "loss", "per token, last measured step", "{:.4f}"),
+    _figure("mfu", "MFU", "model FLOPs over the devices' peak", "{:.1f} %", 100),
+    _figure("energy_per_token_j", "J/token", "energy of the measured steps", "{:,.3g}"),
+    _figure("last_loss", "loss", "per token, of a step that every run makes", "{:.4f}"),
 )
 _BUBBLES = (
     _figure("bubble_fraction", "bubble_fraction", "share of rank-time", "{:.1f} %", 100),
