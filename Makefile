@@ -25,6 +25,8 @@ bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/split_backward.py
 	$(BIN)/python benchmarks/zero_bubble.py
+	$(BIN)/python benchmarks/attribution.py
+	$(BIN)/ppbench overhead sweeps/1f1b_vs_afab.toml --set world_size=2 --set num_microbatches=8 --set seq_len=128
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,157 @@
+"""Does the attribution find a cause that was put in, and how large it is?
+
+Emulated ranks with one cause each, 4 ranks and 8 microbatches of 1F1B, run by the command line as
+anyone would. The truth is a replay of what was set, without any measurement. A slow stage and a
+slow link are told by what making them like the others saves; of jitter the part is compared.
+
+Run on a quiet machine: python benchmarks/attribution.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from engine.plan.action import COMPUTE_OPS, SEND_OPS
+from engine.plan.lower import channel_of, lower
+from engine.plan.replay import replay
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import Durations
+from engine.run.emulation import Emulation
+
+MS = 1_000_000
+NUM_RANKS, NUM_MICROBATCHES, STEPS = 4, 8, 30
+LOWERED = lower(build_program("1f1b", NUM_RANKS, NUM_MICROBATCHES))
+ACTIONS = [action for row in LOWERED.actions for action in row]
+SWEEP = """
+name = "injected"
+device = "emulated"
+world_size = 4
+num_microbatches = 8
+model.preset = "llama-tiny"
+data.source = "synthetic"
+measure.steps = {steps}
+[emulated]
+{emulated}
+"""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is set, what `ppbench explain` should name, and the idle time that it must find (ns)."""
+
+    emulated: Mapping[str, object]
+    words: str
+    size_ns: Callable[[dict], float]
+    truth_ns: float
+
+
+def idle_ns(thirds_ms: tuple[float, ...], link_ms: Mapping[int, float], jitter: float = 0) -> float:
+    """Of all ranks, mean over the steps that are measured (after 3 or more of warm-up)."""
+    thirds = tuple(round(ms * MS) for ms in thirds_ms)
+    plan = Emulation(Durations(thirds, thirds, thirds), jitter)
+    moving = {
+        a: round(link_ms.get(min(channel_of(a)), 0) * MS) for a in ACTIONS if a.op in SEND_OPS
+    }
+
+    def of_step(step: int) -> int:
+        compute = {a: plan.duration_ns(a, step) for a in ACTIONS if a.op in COMPUTE_OPS}
+        return sum(replay(LOWERED, compute, moving).idle_ns())
+
+    return mean(map(of_step, steps))
+
+
+def saved_ns(question: str) -> Callable[[dict], float]:
+    """What the model says that a standout costs."""
+
+    def saved(told: dict) -> float:
+        answers = {answer["question"]: answer["idle_ns"] for answer in told["what_if"]}
+        return told["modelled"]["idle_ns"] - answers.get(question, told["modelled"]["idle_ns"])
+
+    return saved
+
+
+def part_ns(part: str) -> Callable[[dict], float]:
+    return lambda told: told["all_steps"][f"{part}_ns"] / told["num_steps"]
+
+
+EVEN = (20.0,) * NUM_RANKS
+SLOW = (20.0, 30.0, 20.0, 20.0)
+SPREAD = (22.5,) * NUM_RANKS
+NO_LINKS: dict[int, float] = {}
+
+
+def thirds(ms: object) -> dict[str, object]:
+    return {"F_ms": ms, "I_ms": ms, "W_ms": ms}
+
+
+def causes() -> dict[str, Cause]:
+    usual = idle_ns(EVEN, NO_LINKS)
+    found = {
+        "stage 1 takes 1.5 times as long": Cause(
+            thirds(list(SLOW)),
+            "stage imbalance: stage 1 takes 1.5",
+            saved_ns("stage 1 like the others"),
+            lambda _: idle_ns(SLOW, NO_LINKS) - usual,
+        ),
+        "the same, by the part": Cause(
+            thirds(list(SLOW)),
+            "stage imbalance: stage 1 takes 1.5",
+            part_ns("imbalance"),
+            lambda _: idle_ns(SLOW, NO_LINKS) - idle_ns(SPREAD, NO_LINKS),
+        ),
+    }
+    for ms in (5.0, 20.0):
+        found[f"link 1-2 takes {ms:g} ms longer"] = Cause(
+            {**thirds(20.0), "link_ms": [0, ms, 0]},
+            "exposed transfer: messages between stages 1 and 2",
+            saved_ns("link 1-2 like the others"),
+            lambda _, ms=ms: idle_ns(EVEN, {1: ms}) - usual,
+        )
+    for jitter in (0.1, 0.2):
+        found[f"durations vary by {jitter:.0%}"] = Cause(
+            {**thirds(20.0), "jitter": jitter},
+            "jitter: an action's time varies",
+            part_ns("jitter"),
+            lambda steps, jitter=jitter: idle_ns(EVEN, NO_LINKS, jitter, steps) - usual,
+        )
+    return found
+
+
+def explained(cause: Cause, folder: Path) -> dict:
+    """Run it, and what `ppbench explain` says as JSON."""
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in cause.emulated.items())
+    file = folder / "injected.toml"
+    file.write_text(SWEEP.format(steps=STEPS, emulated=lines))
+    ppbench("sweep", str(file), "--rerun", "--results", str(folder), "--reports", str(folder))
+    return json.loads(ppbench("explain", "last", "--results", str(folder), "--format", "json"))
+
+
+def ppbench(*arguments: str) -> str:
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def main() -> None:
+    print(f"{'cause':34} {'named':6} {'truth, ms':>10} {'told, ms':>10} {'told / truth':>13}")
+    with tempfile.TemporaryDirectory() as name:
+        for title, cause in causes().items():
+            told = explained(cause, Path(name))
+            is_named = any(cause.words in sentence for sentence in told["sentences"])
+            truth_ns = cause.truth_ns([row["step"] for row in told["by_step"]])
+            size_ns = cause.size_ns(told)
+            print(
+                f"{title:34} {'yes' if is_named else 'NO':6} {truth_ns / MS:10.1f} "
+                f"{size_ns / MS:10.1f} {size_ns / truth_ns:13.3f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
