@@ -49,16 +49,20 @@ class Cause:
     emulated: Mapping[str, object]
     words: str
     size_ns: Callable[[dict], float]
-    truth_ns: float
+    truth_ns: Callable[[Sequence[int]], float]  # of the steps that were measured
 
 
-def idle_ns(thirds_ms: tuple[float, ...], link_ms: Mapping[int, float], jitter: float = 0) -> float:
-    """Of all ranks, mean over the steps that are measured (after 3 or more of warm-up)."""
+def idle_ns(
+    thirds_ms: tuple[float, ...],
+    link_ms: Mapping[int, float],
+    jitter: float = 0,
+    steps: Sequence[int] = (0,),
+) -> float:
+    """Of all ranks, mean over steps."""
     thirds = tuple(round(ms * MS) for ms in thirds_ms)
     plan = Emulation(Durations(thirds, thirds, thirds), jitter)
-    moving = {
-        a: round(link_ms.get(min(channel_of(a)), 0) * MS) for a in ACTIONS if a.op in SEND_OPS
-    }
+    sends = [action for action in ACTIONS if action.op in SEND_OPS]
+    moving = {send: round(link_ms.get(min(channel_of(send)), 0) * MS) for send in sends}
 
     def of_step(step: int) -> int:
         compute = {a: plan.duration_ns(a, step) for a in ACTIONS if a.op in COMPUTE_OPS}
