@@ -10,9 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.lower import Policy
-from engine.plan.program import from_json
-from ppbench.analysis.attribution import PARTS, PHASES
+from engine.plan.program import Program, from_json
+from ppbench.analysis.attribution import PARTS, PHASES, attribute, figures_of
 from ppbench.analysis.costs import stored_costs
+from ppbench.analysis.transfers import edges as edges_of
+from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
     LIKE_OTHERS,
@@ -73,19 +75,18 @@ def _explained(store: Store, name: str) -> _Explained:
     run = store.find(name)
     if run["status"] != "ok":
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; nothing to explain")
-    if not has_parts(run):
-        raise UsageError(
-            f"run {run['run_id']}: an older version stored it without its costs; measure it again"
-        )
-    rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
-    costs = stored_costs(run, edges)
     posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
     lowered = posting.lower(from_json(run["program"]))
+    if has_parts(run):
+        rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
+    else:
+        run, rows, edges = _attributed_now(store, run, lowered)
+    costs = stored_costs(run, edges)
     others = list(other_schedules(lowered, costs, posting))
     return _Explained(
         run,
-        rows.drop(columns=["run_id", "schema_version"]),
-        edges.drop(columns=["run_id", "schema_version"]),
+        rows.drop(columns=["run_id", "schema_version"], errors="ignore"),
+        edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
         as_modelled(lowered, costs),
         [
             *without_standouts(lowered, costs),
@@ -95,6 +96,22 @@ def _explained(store: Store, name: str) -> _Explained:
         [o for o in others if isinstance(o, NotAsked)],
         [HALVES_NOTE] if needs_halves(costs) else [],
     )
+
+
+def _attributed_now(
+    store: Store, run: pd.Series, lowered: Program
+) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
+    """A run of an older version, with what a newer one would have stored of it."""
+    spans, steps = (store.table(table, [run["run_id"]]) for table in ("spans", "steps"))
+    if spans.empty:
+        raise UsageError(f"run {run['run_id']}: its spans are not in the store; measure it again")
+    step_ns = steps.set_index("step")["step_ns"]
+    attribution = attribute(spans, lowered, step_ns)
+    figures = figures_of(attribution, spans, step_ns)
+    complete = run.astype(object)
+    for column, value in figures.items():
+        complete[column] = value
+    return complete, attribution.rows, edges_of(messages(spans))
 
 
 def _everything(explained: _Explained) -> dict[str, object]:

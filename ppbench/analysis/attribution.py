@@ -20,6 +20,7 @@ forward's end (or from there, if that is later), steady state between.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ import pandas as pd
 from engine.plan.action import Action, Op
 from engine.plan.program import Program
 from engine.plan.replay import Replay, replay
-from ppbench.analysis.costs import Costs, measured_costs
+from ppbench.analysis.costs import Costs, measured_costs, variation
 from ppbench.analysis.metrics import compute_spans
 from ppbench.analysis.transfers import messages
 
@@ -71,6 +72,27 @@ def attribute(spans: pd.DataFrame, lowered: Program, step_ns: pd.Series) -> Attr
         rows += _rows(number, int(duration_ns), by_step[number], [*chain, exact])
     columns = ["step", "rank", "idle_ns", *PARTS, *PHASES]
     return Attribution(pd.DataFrame(rows, columns=columns), costs, modelled)
+
+
+def figures_of(
+    attribution: Attribution, spans: pd.DataFrame, step_ns: pd.Series
+) -> dict[str, object]:
+    """Columns of `runs`: the parts as shares of rank-time, and the prediction that they rest on.
+
+    `spans` and `step_ns` are what was attributed.
+    """
+    rows, modelled, costs = attribution.rows, attribution.modelled, attribution.costs
+    world_size, modelled_ns = modelled.program.world_size, modelled.makespan_ns
+    capacity_ns = int(step_ns.sum()) * world_size
+    return {
+        **{f"bubble_{part.removesuffix('_ns')}": rows[part].sum() / capacity_ns for part in PARTS},
+        "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
+        "modelled_step_ns": modelled_ns,
+        "modelled_bubble_fraction": sum(modelled.idle_ns()) / (world_size * modelled_ns),
+        "model_residual": float(step_ns.mean()) / modelled_ns - 1,
+        "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
+        "op_variation": variation(spans, costs),
+    }
 
 
 OwnTimes = tuple[dict[Action, int], dict[Action, int]]

@@ -5,6 +5,8 @@ Made from what is stored of a run, so that a report, a listing and `ppbench expl
 
 from __future__ import annotations
 
+import statistics
+
 import pandas as pd
 
 from ppbench.analysis.costs import Costs, slowest_link, slowest_stage, stored_costs
@@ -96,10 +98,9 @@ def _slow_stage(costs: Costs) -> str:
 
 def _slow_link(costs: Costs) -> str:
     slow = slowest_link(costs)
-    if slow is None:
-        return "computations wait for their messages"
-    if slow.ratio < STANDS_OUT:
-        return f"a message takes {milliseconds(slow.others_ns)}"
+    if slow is None or slow.ratio < STANDS_OUT:
+        usual_ns = statistics.mean(costs.by_channel.values())
+        return f"a message takes {milliseconds(usual_ns)} on average"
     return (
         f"messages between stages {slow.index} and {slow.index + 1} take {milliseconds(slow.ns)}, "
         f"elsewhere {milliseconds(slow.others_ns)}"

@@ -14,8 +14,7 @@ from engine.model.answers import FlopFacts
 from engine.plan.program import to_json
 from engine.plan.spans import COLUMNS
 from ppbench import __version__
-from ppbench.analysis.attribution import PARTS, Attribution, attribute
-from ppbench.analysis.costs import variation
+from ppbench.analysis.attribution import Attribution, attribute, figures_of
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.stats import has_settled, is_outlier, median_interval
@@ -69,7 +68,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **result.facts,
         **figures,
         **_intervals(steps),
-        **_shares(attribution, steps),
+        **figures_of(attribution, spans, steps["step_ns"]),
         **_peaks(ranks),
         **_losses(item, result),
         **_mfu(case, result, figures["tokens_per_s"]),
@@ -80,7 +79,6 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "tokens_per_step": int(steps["num_tokens"].median()),
         "bubble_fraction_theory": simulated(case).bubble_fraction,
         "planned_step_ns": planned_ns,
-        "op_variation": variation(spans, attribution.costs),
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
         "cautions": _cautions(item, figures, planned_ns, spans, result),
@@ -162,22 +160,6 @@ def _intervals(steps: pd.DataFrame) -> dict[str, object]:
         low, high = median_interval(steps[name]) or (None, None)
         found |= {f"{name}_low": low, f"{name}_high": high}
     return found
-
-
-def _shares(attribution: Attribution, steps: pd.DataFrame) -> dict[str, object]:
-    """The parts of the bubble as shares of rank-time, and the prediction that they rest on."""
-    rows, modelled = attribution.rows, attribution.modelled
-    world_size = modelled.program.world_size
-    capacity_ns = int(steps["step_ns"].sum()) * world_size
-    modelled_ns = modelled.makespan_ns
-    return {
-        **{f"bubble_{part.removesuffix('_ns')}": rows[part].sum() / capacity_ns for part in PARTS},
-        "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
-        "modelled_step_ns": modelled_ns,
-        "modelled_bubble_fraction": sum(modelled.idle_ns()) / (world_size * modelled_ns),
-        "model_residual": float(steps["step_ns"].mean()) / modelled_ns - 1,
-        "op_costs_ns": json.dumps({str(op): ns for op, ns in attribution.costs.by_stage.items()}),
-    }
 
 
 def _planned_spans(attribution: Attribution) -> pd.DataFrame:
