@@ -35,7 +35,7 @@ class Caution(Enum):
         "faster network between the nodes."
     )
     busy_machine = (
-        "Other processes kept more than a tenth of the cores busy meanwhile (other_load_cores of "
+        "Other processes kept more than a tenth of the cores busy around then (other_load_cores of "
         "the ranks). Close them or take another machine."
     )
     throttled = (

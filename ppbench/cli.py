@@ -167,9 +167,9 @@ def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -
 @app.command()
 def explain(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
     """Where a run's idle time went, and what its step could take instead."""
-    from ppbench import explain as explaining
+    from ppbench import commands
 
-    print(explaining.explain(run, results, how))
+    print(commands.explain(run, results, how))
 
 
 @app.command()

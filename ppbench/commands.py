@@ -15,6 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.status import Status
 
+from ppbench import explain as explaining
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import LaunchError, UsageError
@@ -161,7 +162,8 @@ def sweep(
     text = file.read_text(encoding="utf-8")
     write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
-    table = render(runs, how, ["run_id", *_shown_axes(read), "status", *figures])
+    told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
+    table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
     all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
 
@@ -228,7 +230,7 @@ def show(name: str, results: Path, how: Format) -> str:
         told = [name for name in columns if frame[name].notna().any()]
         if len(told) > 1:
             parts.append(render(frame, how, told))
-    parts += [f"not told: {note}" for note in ranks["telemetry_note"].dropna().unique() if note]
+    parts += [f"note: {note}" for note in ranks["telemetry_note"].dropna().unique() if note]
     return "\n\n".join(parts)
 
 
@@ -238,6 +240,11 @@ def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
     columns = {name: json.loads(str(text)) for name, text in lists.items() if text is not None}
     stages = pd.DataFrame(columns).reindex(columns=list(STAGE_LISTS))
     return stages.rename_axis("stage").reset_index()
+
+
+def explain(name: str, results: Path, how: Format) -> str:
+    """Where one run's idle time went."""
+    return explaining.explain(name, _open(results), how)
 
 
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import pandas as pd
 
+from engine.plan.action import SEND_OPS
 from engine.plan.lower import Policy
 from engine.plan.program import Program, from_json
 from ppbench.analysis.attribution import PARTS, PHASES, attribute, figures_of
-from ppbench.analysis.costs import stored_costs
+from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
@@ -27,15 +27,16 @@ from ppbench.analysis.whatif import (
     same_program,
     without_standouts,
 )
-from ppbench.errors import UsageError
+from ppbench.errors import StoreError, UsageError
 from ppbench.format import Format
 from ppbench.listing import as_records, render
-from ppbench.report.explanation import PART_MEANINGS, PART_NAMES, has_parts, parts_of
+from ppbench.report.cases import cautions_of
+from ppbench.report.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.report.explanation import explain as sentences_of
-from ppbench.report.units import milliseconds, percent
+from ppbench.report.units import counted, is_missing, milliseconds, percent
 from ppbench.store import Store
 
-PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time", "meaning"]
+PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time"]
 BY_RANK_COLUMNS = ["rank", "idle_ns", *PARTS, *PHASES]
 EDGE_COLUMNS = [
     "edge",
@@ -45,6 +46,10 @@ EDGE_COLUMNS = [
     "sender_waiting_ns",
     "receiver_waiting_ns",
 ]
+BY_RANK_HEADING = (
+    "Idle time by rank, mean of a step: its parts, and the same by phase. The schedule, transfers "
+    "and\nlaunch gaps lengthen the step, so they cost every rank the same."
+)
 WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
 
 
@@ -61,9 +66,9 @@ class _Explained:
     notes: list[str]
 
 
-def explain(name: str, results: Path, how: Format) -> str:
+def explain(name: str, store: Store, how: Format) -> str:
     """The explanation of one run as text. Raises UsageError where there is none."""
-    explained = _explained(Store(results), name)
+    explained = _explained(store, name)
     if how is Format.json:
         return json.dumps(_everything(explained), indent=2, allow_nan=False)
     if how is Format.csv:
@@ -74,11 +79,19 @@ def explain(name: str, results: Path, how: Format) -> str:
 def _explained(store: Store, name: str) -> _Explained:
     run = store.find(name)
     if run["status"] != "ok":
-        raise UsageError(f"run {run['run_id']}: status is {run['status']}; nothing to explain")
+        raise UsageError(
+            f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
+            f"why it failed: ppbench show {run['run_id']}"
+        )
     posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
     lowered = posting.lower(from_json(run["program"]))
     if has_parts(run):
         rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
+        if rows.empty or (edges.empty and _has_messages(lowered)):
+            raise StoreError(
+                f"run {run['run_id']}: its tables attribution and edges are not both in the store "
+                "(missing or unreadable); measure it again with: ppbench sweep FILE --rerun"
+            )
     else:
         run, rows, edges = _attributed_now(store, run, lowered)
     costs = stored_costs(run, edges)
@@ -96,6 +109,10 @@ def _explained(store: Store, name: str) -> _Explained:
         [o for o in others if isinstance(o, NotAsked)],
         [HALVES_NOTE] if needs_halves(costs) else [],
     )
+
+
+def _has_messages(lowered: Program) -> bool:
+    return any(action.op in SEND_OPS for row in lowered.actions for action in row)
 
 
 def _attributed_now(
@@ -120,14 +137,27 @@ def _everything(explained: _Explained) -> dict[str, object]:
     totals = {column: int(rows[column].sum()) for column in ("idle_ns", *PARTS, *PHASES)}
     return {
         "run_id": run["run_id"],
+        "schema_version": int(run["schema_version"]),
+        "model": run["model_preset"],
+        "device": run["device"],
         "schedule": run["schedule"],
         "world_size": int(run["world_size"]),
         "num_microbatches": int(run["num_microbatches"]),
         "num_steps": int(rows["step"].nunique()),
+        "num_outliers": None if is_missing(run["num_outliers"]) else int(run["num_outliers"]),
+        "cautions": cautions_of(run),
         "step_ns": float(run["step_ns"]),
+        "step_ns_interval": None
+        if is_missing(run["step_ns_low"])
+        else [float(run["step_ns_low"]), float(run["step_ns_high"])],
+        "bubble_fraction": float(run["bubble_fraction"]),
         "bubble_mean": float(run["bubble_mean"]),
+        "cause": _cause(explained),
         "sentences": _sentences(explained),
-        "parts": {name: {"share_of_rank_time": s} for name, s in parts_of(run).items()},
+        "parts": {
+            name: {"share_of_rank_time": share, "total_ns": totals[f"{name}_ns"]}
+            for name, share in parts_of(run).items()
+        },
         "all_steps": totals,
         "by_step": as_records(rows.groupby("step", as_index=False).sum().drop(columns="rank")),
         "by_step_and_rank": as_records(rows),
@@ -135,9 +165,28 @@ def _everything(explained: _Explained) -> dict[str, object]:
         "op_variation": float(run["op_variation"]),
         "edges": as_records(explained.edges),
         "modelled": {**asdict(explained.model), "residual": float(run["model_residual"])},
-        "what_if": [asdict(answer) for answer in explained.answers],
+        "what_if": [
+            {**asdict(answer), "change": answer.step_ns / explained.model.step_ns - 1}
+            for answer in explained.answers
+        ],
         "not_asked": [asdict(question) for question in explained.not_asked],
         "notes": explained.notes,
+    }
+
+
+def _cause(explained: _Explained) -> dict[str, object]:
+    """The largest part that is not the schedule's, and the stage or link that alone is slow."""
+    parts = parts_of(explained.run)
+    costs = stored_costs(explained.run, explained.edges)
+    slow = {"imbalance": slow_stage, "transfer": slow_link}
+    part = max((name for name in parts if name != "structure"), key=lambda name: parts[name])
+    standout = slow[part](costs) if part in slow else None
+    return {
+        "part": part,
+        "share_of_rank_time": parts[part],
+        "stage_or_link": None if standout is None else standout.index,
+        "ns": None if standout is None else standout.ns,
+        "others_ns": None if standout is None else standout.others_ns,
     }
 
 
@@ -145,10 +194,10 @@ def _sentences(explained: _Explained) -> list[str]:
     """The stored explanation, and what the standouts among stages and links cost."""
     model = explained.model
     standouts = [
-        f"With {answer.question} the step would take {milliseconds(answer.step_ns)} as modelled, "
+        f"Were {answer.question}, the step would take {milliseconds(answer.step_ns)} as modelled, "
         f"and {milliseconds(model.idle_ns - answer.idle_ns)} less of the ranks' time would be idle."
         for answer in explained.answers
-        if answer.question.endswith(LIKE_OTHERS) and answer.step_ns < 0.995 * model.step_ns
+        if answer.question.endswith(LIKE_OTHERS)
     ]
     *most, residual = sentences_of(explained.run, explained.edges)
     return [*most, *standouts, residual]
@@ -158,28 +207,41 @@ def _for_people(explained: _Explained, how: Format) -> str:
     run = explained.run
     parts = [
         _title(run),
-        "\n".join(_sentences(explained)),
+        "\n".join([*_sentences(explained), *_doubts(run)]),
         render(_parts_table(explained), how, PART_COLUMNS),
-        "Idle time by rank, mean of a step: its parts, and the same by phase.",
+        BY_RANK_HEADING,
         render(_by_rank(explained.rows), how, BY_RANK_COLUMNS),
     ]
     if not explained.edges.empty:
         parts += ["Messages, mean.", render(_named(explained.edges), how, EDGE_COLUMNS)]
-    parts += [
-        "What if: the step as modelled, at the costs that were measured.",
-        render(_what_if_table(explained), how, WHAT_IF_COLUMNS),
-        *explained.notes,
-    ]
+    if run["world_size"] > 1:
+        parts += [
+            "What if: the step as modelled, at the costs that were measured.",
+            render(_what_if_table(explained), how, WHAT_IF_COLUMNS),
+            *explained.notes,
+            *(f"{one.question} does not fit: {one.reason}." for one in explained.not_asked),
+        ]
     return "\n\n".join(parts)
+
+
+def _doubts(run: pd.Series) -> list[str]:
+    """What the figures above are to be taken with."""
+    doubts = []
+    if (num_outliers := run["num_outliers"]) and not is_missing(num_outliers):
+        stand = "step stands" if num_outliers == 1 else "steps stand"
+        doubts.append(f"{num_outliers:.0f} {stand} apart and is in these means.")
+    if names := cautions_of(run):
+        doubts.append(f"Cautions: {', '.join(names)}; ppbench report tells what they mean.")
+    return doubts
 
 
 def _title(run: pd.Series) -> str:
     low, high = run["step_ns_low"], run["step_ns_high"]
     interval = "" if pd.isna(low) else f" (95 %: {milliseconds(low)} to {milliseconds(high)})"
     return (
-        f"{run['run_id']}: {run['schedule']}, {run['world_size']} ranks, "
-        f"{run['num_microbatches']} microbatches; step {milliseconds(run['step_ns'])}{interval}, "
-        f"bubble {percent(run['bubble_fraction'])}"
+        f"{run['run_id']}: {run['schedule']}, {counted(int(run['world_size']), 'rank')}, "
+        f"{counted(int(run['num_microbatches']), 'microbatch')}; median step "
+        f"{milliseconds(run['step_ns'])}{interval}, median bubble {percent(run['bubble_fraction'])}"
     )
 
 
@@ -193,7 +255,6 @@ def _parts_table(explained: _Explained) -> pd.DataFrame:
                 "per_step_ns": rows[f"{name}_ns"].sum() / num_steps,
                 "share_of_bubble": share / bubble if bubble else 0.0,
                 "share_of_rank_time": share,
-                "meaning": PART_MEANINGS[name],
             }
             for name, share in parts_of(explained.run).items()
         ]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class Field:
 
 
 def _number(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
+    pattern = re.sub(r"\{:(\+?)", r"{:\1z", pattern)  # no -0.0
+
     def write(value: object) -> str:
         return pattern.format(float(str(value)) * factor)
 
@@ -91,7 +94,6 @@ FIELDS: dict[str, Field] = {
     "seconds": Field("s", _number("{:,.1f}")),
     "device": Field("device", is_number=False),
     "part": Field("part", is_number=False),
-    "meaning": Field("what it is", is_number=False),
     "per_step_ns": Field("rank-ms per step", _number("{:,.2f}", 1e-6)),
     "share_of_bubble": Field("of the bubble", _number("{:.1f} %", 100)),
     "share_of_rank_time": Field("of rank-time", _number("{:.2f} %", 100)),
@@ -139,11 +141,11 @@ FIELDS: dict[str, Field] = {
     "num_rounds": Field("rounds", _number("{:.0f}")),
     "step_off_ns": Field("spans off, ms", _number("{:,.2f}", 1e-6)),
     "spans_ratio": Field("on/off", _number("{:.4f}")),
-    "spans_ratio_low": Field("from", _number("{:.4f}")),
-    "spans_ratio_high": Field("to", _number("{:.4f}")),
+    "spans_ratio_low": Field("on/off from", _number("{:.4f}")),
+    "spans_ratio_high": Field("on/off to", _number("{:.4f}")),
     "profiler_ratio": Field("profiler/off", _number("{:.4f}")),
-    "profiler_ratio_low": Field("from", _number("{:.4f}")),
-    "profiler_ratio_high": Field("to", _number("{:.4f}")),
+    "profiler_ratio_low": Field("profiler/off from", _number("{:.4f}")),
+    "profiler_ratio_high": Field("profiler/off to", _number("{:.4f}")),
 }
 
 

@@ -189,6 +189,8 @@ RUNS: tuple[Column, ...] = (
     Column("mfu", pa.float64(), "model FLOPs of the tokens per second over the devices' peak"),
     Column("mfu_formula", pa.string(), "how model FLOPs were counted, or why they were not"),
     Column("mfu_peak", pa.string(), "whose peak: a datasheet's, or a measured product's"),
+    Column("model_flops_per_token", pa.float64(), "the formula's, forward and backward"),
+    Column("peak_flops_per_s", pa.float64(), "the peak's, of all devices together"),
     Column("energy_per_token_j", pa.float64(), "energy of the measured steps over their tokens"),
     Column("energy_source", pa.string(), "whose energy: `gpus` or `cpu packages`; null: untold"),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
@@ -275,6 +277,7 @@ RANKS: tuple[Column, ...] = (
     Column("other_load_cores", pa.float64(), "cores kept busy by processes outside the launch"),
     Column("watched_cores", pa.int64(), "cores of the node that the launch may run on"),
     Column("steal_fraction", pa.float64(), "of their time, taken by the hypervisor"),
+    Column("load_window_s", pa.float64(), "seconds around the measured steps that these are of"),
     Column("cpu_mhz", pa.float64(), "mean frequency over cores and time"),
     Column(
         "cpu_throttled_fraction", pa.float64(), "of the CPU time asked for, held back by a quota"
@@ -355,6 +358,7 @@ EDGES: tuple[Column, ...] = (
     Column("sender_waiting_ns", pa.float64(), "time for which a send waited first, mean"),
     Column("receiver_waiting_ns", pa.float64(), "time for which a receive waited first, mean"),
 )
+"""Bytes move until the receive ends; a send may be let go earlier."""
 MEMORY: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
@@ -488,7 +492,7 @@ class Store:
             return found.iloc[0]
         if found.empty:
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
-        some = ", ".join(found["run_id"].head(5))
+        some = ", ".join(found["run_id"].tail(5))
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
 
 

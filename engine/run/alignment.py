@@ -47,15 +47,16 @@ def estimate_offset(pings: Sequence[Ping]) -> Offset:
 
     A ping tells of its own time: at another moment its interval is wider by what the clocks may
     have drifted since. Where that leaves nothing in common, they drift faster than is taken for
-    possible, and the narrowest ping alone counts.
+    possible: the narrowest ping decides, and what parts the others is added to the error.
     """
     narrowest = min(pings, key=_width_ns)
     at_ns = (narrowest.sent_ns + narrowest.returned_ns) // 2
     intervals = [_interval(ping, at_ns) for ping in pings]
     low_ns, high_ns = max(low for low, _ in intervals), min(high for _, high in intervals)
-    if low_ns > high_ns:
+    parted_ns = max(0, low_ns - high_ns)
+    if parted_ns:
         low_ns, high_ns = _interval(narrowest, at_ns)
-    return Offset(at_ns, (low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2)
+    return Offset(at_ns, (low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2 + parted_ns)
 
 
 def _width_ns(ping: Ping) -> int:

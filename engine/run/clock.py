@@ -10,6 +10,7 @@ Two clocks never run at quite the same rate, and a moment read on both is known 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,16 +67,22 @@ def line_through(before: Tie, after: Tie) -> Line:
     """The clocks are taken to drift at one rate in between, of at most MAX_DRIFT_PPB.
 
     Two ties at hand tell the rate badly: a line that they make too steep is turned about its middle
-    as far as that rate. That brings it no further from the true one, which is no steeper.
+    as far as that rate. That brings it no further from the true one, which is no steeper. Where the
+    ties' errors do not explain so steep a line, one of the clocks has jumped or been slewed harder
+    than that; what the line then misses the ties by is part of the error.
     """
     elapsed_ns = after.first_ns - before.first_ns
     gained_ns = after.second_ns - before.second_ns - elapsed_ns
     steepest = MAX_DRIFT_PPB / _BILLION
+    missed_ns = math.ceil((abs(gained_ns) - steepest * abs(elapsed_ns)) / 2)
+    error_ns = max(before.error_ns, after.error_ns)
+    if 2 * missed_ns > before.error_ns + after.error_ns:
+        error_ns += missed_ns
     return Line(
         (before.first_ns + after.first_ns) // 2,
         (before.second_ns + after.second_ns) // 2,
         min(max(gained_ns / max(elapsed_ns, 1), -steepest), steepest),
-        _on_either_clock(max(before.error_ns, after.error_ns)) + _ROUNDING_NS,
+        _on_either_clock(error_ns) + _ROUNDING_NS,
     )
 
 

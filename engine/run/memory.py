@@ -65,7 +65,7 @@ class MemoryUse:
 
     peak_bytes: int  # allocated to tensors
     reserved_bytes: int | None  # held by the caching allocator (CUDA)
-    process_peak_bytes: int | None  # resident set of the process (Linux)
+    process_peak_bytes: int | None  # resident set of the process until that step (Linux)
     timeline: tuple[Level, ...]
     at_peak: MemorySplit  # adds up to `peak_bytes`
     predicted_peak_bytes: int | None  # by the program; None without a timeline to learn costs from
@@ -111,13 +111,14 @@ def measure_memory(
     `owned` is asked before and after; gradients must not be alive before, and all else must stay.
     Without a plan nothing is predicted.
     """
+    process_bytes = process_peak_bytes()  # of the steps before: recording takes room of its own
     gc.collect()  # a tensor that dies during the step should be the step's
     if device.type == "cuda":
         spans, account = _on_cuda(device, step)
     else:
         alive_bytes = sum(storages(_all_of(owned()), device).values())
         spans, account = _on_cpu(device, step, alive_bytes)
-    return use_of(account, spans, owned(), device, plan)
+    return use_of(account, spans, owned(), device, plan, process_bytes)
 
 
 def _on_cpu(
@@ -145,7 +146,12 @@ def _on_cuda(
 
 
 def use_of(
-    account: Account, spans: Sequence[Span], owned: Owned, device: torch.device, plan: Plan | None
+    account: Account,
+    spans: Sequence[Span],
+    owned: Owned,
+    device: torch.device,
+    plan: Plan | None,
+    process_bytes: int | None = None,
 ) -> MemoryUse:
     """Put together what the device tells, what is owned after the step, and the plan."""
     changes = account.changes or ()
@@ -155,7 +161,7 @@ def use_of(
     return MemoryUse(
         account.peak_bytes,
         account.reserved_bytes,
-        process_peak_bytes(),
+        process_bytes,
         envelope(levels, MAX_LEVELS) if is_known else (),
         _split(account.peak_bytes, owned, device, lambda made: last_made.get(made, 0) <= peak_at),
         _predicted(plan, levels, changes, spans) if is_known and plan is not None else None,

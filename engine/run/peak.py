@@ -1,35 +1,34 @@
 """How fast this device multiplies matrices: what a model's FLOP/s are held against where no
 datasheet is known.
 
-A measurement of a moment, so it must be quick: sizes double as long as the next still fits.
+The mean over a window, not the best product: ranks that share cores take turns, and the best of
+many short products would be one that had a core to itself.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 
 import torch
 
-BUDGET_NS = 150_000_000
+SEARCH_NS = 50_000_000
+WINDOW_NS = 100_000_000
 SMALLEST = 128
 LARGEST = {"cpu": 2048, "cuda": 4096}  # filling larger ones takes the CPU longer than is left
 REPEATS = {"cpu": 1, "cuda": 10}
 """Products per timing: beside one on a GPU, launching it and waiting for it would show."""
 
+Prepare = Callable[[int], Callable[[], None]]
+"""From a size to what multiplies square matrices of it once, and returns when that is done."""
+
 
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of several square products, with the number of threads as set.
+    """FLOP/s of square products of the fastest size, with the number of threads as set.
 
-    Takes at most about 0.15 s once for each device, dtype and number of threads. Ranks that share a
-    processor should call it at the same time, as they share it in a step. Synchronises the device.
+    Takes about 0.15 s. Ranks that share a processor call it at the same time, as they share it in a
+    step. Synchronises the device.
     """
-    return _measured(device, dtype, torch.get_num_threads())
-
-
-@functools.cache
-def _measured(device: torch.device, dtype: torch.dtype, _num_threads: int) -> float:
     repeats = REPEATS[device.type]
 
     def prepare(size: int) -> Callable[[], None]:
@@ -46,27 +45,31 @@ def _measured(device: torch.device, dtype: torch.dtype, _num_threads: int) -> fl
         return multiply
 
     with torch.no_grad():
-        return repeats * best_rate(prepare, LARGEST[device.type], time.perf_counter_ns)
+        return repeats * sustained_rate(prepare, LARGEST[device.type], time.perf_counter_ns)
 
 
-def best_rate(
-    prepare: Callable[[int], Callable[[], None]], largest: int, now_ns: Callable[[], int]
-) -> float:
-    """The highest FLOP/s of a product, of sizes that double up to `largest` in `BUDGET_NS`.
-
-    `prepare(size)` returns what multiplies once and returns when that is done.
-    """
-    deadline_ns = now_ns() + BUDGET_NS
-    size, best = SMALLEST, 0.0
+def sustained_rate(prepare: Prepare, largest: int, now_ns: Callable[[], int]) -> float:
+    """FLOP/s of products of the fastest size up to `largest`, over `WINDOW_NS` or one product."""
+    size = fastest_size(prepare, largest, now_ns)
     multiply = prepare(size)
+    began_ns, num_products, elapsed_ns = now_ns(), 0, 0
+    while elapsed_ns < WINDOW_NS:
+        multiply()
+        num_products, elapsed_ns = num_products + 1, now_ns() - began_ns
+    return num_products * 2 * size**3 / (elapsed_ns / 1e9)
+
+
+def fastest_size(prepare: Prepare, largest: int, now_ns: Callable[[], int]) -> int:
+    """Sizes double as long as the next still fits in `SEARCH_NS`; the one of the highest rate."""
+    deadline_ns = now_ns() + SEARCH_NS
+    size, rates = SMALLEST, dict[int, float]()
     while True:
+        multiply = prepare(size)
         began_ns = now_ns()
         multiply()
         ended_ns = now_ns()
-        took_ns, left_ns = max(1, ended_ns - began_ns), deadline_ns - ended_ns
-        best = max(best, 2 * size**3 / (took_ns / 1e9))
-        if size < largest and 4 * 8 * took_ns < left_ns:  # to prepare, to warm up, to time twice
-            size *= 2
-            multiply = prepare(size)
-        elif took_ns > left_ns:
-            return best
+        took_ns = max(1, ended_ns - began_ns)
+        rates[size] = size**3 / took_ns
+        if size >= largest or 3 * 8 * took_ns > deadline_ns - ended_ns:  # prepare, warm up, time
+            return max(rates, key=lambda one: rates[one])
+        size *= 2

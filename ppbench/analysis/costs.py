@@ -8,11 +8,10 @@ the stages' means are shrunk towards each other by what an analysis of variance 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,20 +23,21 @@ from engine.plan.program import Program
 
 SIGNIFICANCE = 0.01
 
-StageCosts = dict[Op, tuple[int, ...]]
-"""By op, the nanoseconds of one microbatch on each stage."""
+StageCosts = Mapping[Op, Sequence[int | None]]
+"""By op, the nanoseconds of one microbatch on each stage; None where the stage does no such op."""
 
 
 @dataclass(frozen=True)
 class Costs:
     """Mean nanoseconds of a computation by op and stage, and of moving a message by channel."""
 
-    by_stage: StageCosts
+    by_stage: Mapping[Op, Sequence[int | None]]
     by_channel: dict[Channel, int]
 
     def compute_ns(self, program: Program) -> dict[Action, int]:
         """For every computation of a program."""
-        return {a: self.by_stage[a.op][a.stage] for a in _actions(program) if a.op in COMPUTE_OPS}
+        actions = (action for action in _actions(program) if action.op in COMPUTE_OPS)
+        return {action: self.by_stage[action.op][action.stage] or 0 for action in actions}
 
     def moving_ns(self, lowered: Program) -> dict[Action, int]:
         """For every SEND of a lowered program."""
@@ -50,9 +50,13 @@ class Costs:
         return Costs(equal, self.by_channel)
 
 
+STAGE_STANDS_OUT, LINK_STANDS_OUT = 1.05, 1.5
+"""By how much one must exceed every other to be named alone; messages vary more by themselves."""
+
+
 @dataclass(frozen=True)
 class Standout:
-    """One of several like things that takes longer than the others."""
+    """The one of several like things that alone takes longer than the others."""
 
     index: int
     ns: float
@@ -63,29 +67,44 @@ class Standout:
         return self.ns / self.others_ns if self.others_ns else float("inf")
 
 
-def slowest_stage(costs: Costs) -> Standout | None:
-    """The stage that takes longest for a microbatch, all its ops together; None for a lone one."""
-    return _standout([float(sum(of)) for of in zip(*costs.by_stage.values(), strict=True)])
+def stage_ns(costs: Costs) -> list[float]:
+    """What each stage takes for a microbatch, forward and backward."""
+    return [_of_microbatch(costs.by_stage, stage) for stage in range(len(costs.by_stage[Op.F]))]
 
 
-def slowest_link(costs: Costs) -> Standout | None:
-    """The link between two stages whose messages, both ways, move longest; None for a lone one.
-
-    `index` is the first of the two.
-    """
+def link_ns(costs: Costs) -> dict[int, float]:
+    """How long a message moves between a stage and the next, mean of both ways, by the first."""
     by_link: dict[int, list[int]] = {}
-    for channel, ns in costs.by_channel.items():
+    for channel, ns in sorted(costs.by_channel.items()):
         by_link.setdefault(min(channel), []).append(ns)
-    links = sorted(by_link)
-    found = _standout([statistics.mean(by_link[link]) for link in links])
-    return found and dataclasses.replace(found, index=links[found.index])
+    return {link: statistics.mean(both) for link, both in sorted(by_link.items())}
 
 
-def _standout(ns_of: list[float]) -> Standout | None:
-    if len(ns_of) < 2:
+def slow_stage(costs: Costs) -> Standout | None:
+    """The stage that alone takes longer than all others; None where none does, or of two."""
+    return _standout(dict(enumerate(stage_ns(costs))), STAGE_STANDS_OUT)
+
+
+def _of_microbatch(by_stage: StageCosts, stage: int) -> float:
+    """Its forward and one backward: the whole one or, where the stage does that, in halves."""
+    given = {op: of[stage] for op, of in by_stage.items()}
+    whole, halves = given.get(Op.B), [given.get(op) or 0 for op in (Op.I, Op.W)]
+    return float((given[Op.F] or 0) + (sum(halves) if whole is None else whole))
+
+
+def slow_link(costs: Costs) -> Standout | None:
+    """The link that alone takes longer than all others; None where none does, or of two."""
+    return _standout(link_ns(costs), LINK_STANDS_OUT)
+
+
+def _standout(ns_of: Mapping[int, float], least: float) -> Standout | None:
+    """Of two nobody can tell which one is unlike the others."""
+    if len(ns_of) < 3:
         return None
-    index = max(range(len(ns_of)), key=lambda one: ns_of[one])
-    others = [ns for other, ns in enumerate(ns_of) if other != index]
+    index = max(ns_of, key=lambda one: ns_of[one])
+    others = [ns for other, ns in ns_of.items() if other != index]
+    if ns_of[index] <= least * max(others):
+        return None
     return Standout(index, ns_of[index], statistics.median(others))
 
 
@@ -98,8 +117,10 @@ def with_stage_like_others(costs: Costs, stage: int) -> Costs:
     return Costs(by_stage, costs.by_channel)
 
 
-def _median_of_others(of: tuple[int, ...], stage: int) -> int:
-    return round(statistics.median(ns for other, ns in enumerate(of) if other != stage))
+def _median_of_others(of: Sequence[int | None], stage: int) -> int | None:
+    """The stage's own cost where no other does the op, None where it does not itself."""
+    others = [ns for other, ns in enumerate(of) if other != stage and ns is not None]
+    return of[stage] if of[stage] is None or not others else round(statistics.median(others))
 
 
 def with_link_like_others(costs: Costs, link: int) -> Costs:
@@ -124,15 +145,13 @@ def _actions(program: Program) -> Iterable[Action]:
     return (action for row in program.actions for action in row)
 
 
-def _equal(costs: tuple[int, ...]) -> tuple[int, ...]:
-    return (round(sum(costs) / len(costs)),) * len(costs)
+def _equal(of: Sequence[int | None]) -> tuple[int | None, ...]:
+    mean = round(statistics.mean(ns for ns in of if ns is not None))
+    return tuple(None if ns is None else mean for ns in of)
 
 
 def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
-    """The mean costs of the measured steps; `messages` as `ppbench.analysis.transfers` makes them.
-
-    A stage without an action of some op costs nothing there.
-    """
+    """The mean costs of the measured steps; `messages` as `analysis.transfers` makes them."""
     compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
     duration = compute["end_ns"] - compute["start_ns"]
     by_stage = {
@@ -150,20 +169,20 @@ def _items(means: pd.Series) -> Iterable[tuple[tuple[int, int], float]]:
         yield (int(key[0]), int(key[1])), float(mean)
 
 
-def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int, ...]:
+def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int | None, ...]:
     samples = {int(str(s)): values.to_numpy() for s, values in duration.groupby(stage)}
     means = {s: float(values.mean()) for s, values in samples.items()}
     weight = share_of_difference(samples)
     overall = float(np.mean(list(means.values())))
     shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
-    return tuple(shrunk.get(s, 0) for s in range(num_stages))
+    return tuple(shrunk.get(s) for s in range(num_stages))
 
 
 def variation(spans: pd.DataFrame, costs: Costs) -> float:
     """How far computations are from their costs: root mean square over that of the costs."""
     compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
     pairs = zip(compute["op"], compute["stage"], strict=True)
-    expected = np.array([costs.by_stage[Op(op)][stage] for op, stage in pairs], dtype=float)
+    expected = np.array([costs.by_stage[Op(op)][stage] or 0 for op, stage in pairs], dtype=float)
     deviation = (compute["end_ns"] - compute["start_ns"]).to_numpy() - expected
     return float(np.sqrt((deviation**2).sum() / max(1.0, (expected**2).sum())))
 

@@ -126,20 +126,24 @@ def mfu(flops_per_token: float, tokens_per_s: float, peak_flops_per_s: float) ->
     return flops_per_token * tokens_per_s / peak_flops_per_s
 
 
+FIGURES = ("mfu", "mfu_formula", "mfu_peak", "model_flops_per_token", "peak_flops_per_s")
+
+
 def mfu_figures(
     facts: FlopFacts | None,
     seq_len: int | str,
     tokens_per_s: float,
     peaks: Iterable[tuple[str, Peak]],
 ) -> dict[str, float | str | None]:
-    """The columns `mfu`, `mfu_formula` and `mfu_peak`; all None without facts (emulated ranks).
+    """The columns of `FIGURES`; all None without facts (emulated ranks).
 
     `peaks` has each rank's device and its peak, as `total_peak` takes them.
     """
     if facts is None:
-        return {"mfu": None, "mfu_formula": None, "mfu_peak": None}
+        return dict.fromkeys(FIGURES)
     flops, peak = model_flops(facts, seq_len), total_peak(peaks)
     share = None
     if flops.per_token is not None:
         share = mfu(flops.per_token, tokens_per_s, peak.flops_per_s)
-    return {"mfu": share, "mfu_formula": flops.formula, "mfu_peak": peak.name}
+    values = (share, flops.formula, peak.name, flops.per_token, peak.flops_per_s)
+    return dict(zip(FIGURES, values, strict=True))

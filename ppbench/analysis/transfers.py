@@ -85,7 +85,7 @@ def settled_end_ns(spans: pd.DataFrame) -> pd.Series:
     A message that has been received has been sent, however late the sender's thread was woken to
     note it; so a send ends no later than its receive. Indexed as `spans`.
     """
-    arrived = _of_each_end(spans, messages(spans), "end_ns")
+    arrived = _of_each_end(spans, messages(spans), "end_ns").clip(lower=spans["start_ns"])
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 

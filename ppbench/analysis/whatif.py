@@ -8,7 +8,7 @@ of every one of them alike.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.plan.action import Op
@@ -20,14 +20,14 @@ from engine.plan.simulate import peak_activations
 from ppbench.analysis.costs import (
     Costs,
     StageCosts,
-    slowest_link,
-    slowest_stage,
+    slow_link,
+    slow_stage,
     with_link_like_others,
     with_stage_like_others,
 )
 
-STANDS_OUT = 1.05
-"""By how much a stage or a link must exceed the others to be named."""
+LEAST_GAIN = 0.005
+"""Of the step: a standout that costs less is not worth telling."""
 LIKE_OTHERS = "like the others"
 HALVES_NOTE = "I and W are taken as half of B each: this run did not split its backward."
 
@@ -69,14 +69,21 @@ def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
 
 
 def without_standouts(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
-    """The program that ran, if the slowest stage or link were like the others of its kind."""
-    stage, link = slowest_stage(costs), slowest_link(costs)
-    if stage is not None and stage.ratio > STANDS_OUT:
+    """The program that ran, if the one slow stage or link were like the others of its kind.
+
+    Only where that saves something.
+    """
+    stage, link = slow_stage(costs), slow_link(costs)
+    found = []
+    if stage is not None:
         like = with_stage_like_others(costs, stage.index)
-        yield _answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like))
-    if link is not None and link.ratio > STANDS_OUT:
+        found.append(_answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like)))
+    if link is not None:
         like, name = with_link_like_others(costs, link.index), f"{link.index}-{link.index + 1}"
-        yield _answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like))
+        found.append(_answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like)))
+    now = as_modelled(lowered, costs)
+    worth = (1 - LEAST_GAIN) * now.step_ns
+    yield from (one for one in found if one.step_ns < worth and one.idle_ns < now.idle_ns)
 
 
 def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
@@ -84,7 +91,9 @@ def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
     balanced, free = costs.balanced(), Costs(costs.by_stage, {})
     yield _answer("perfect balance", _replayed(lowered, balanced))
     yield _answer("free transfers", _replayed(lowered, free))
-    yield _answer("both", _replayed(lowered, Costs(balanced.by_stage, {})))
+    yield _answer(
+        "perfect balance, free transfers", _replayed(lowered, Costs(balanced.by_stage, {}))
+    )
 
 
 def other_schedules(
@@ -112,7 +121,7 @@ def other_schedules(
 
 def needs_halves(costs: Costs) -> bool:
     """Whether the halves of the backward are not known (see HALVES_NOTE)."""
-    return Op.I not in costs.by_stage
+    return any(ns is None for ns in costs.by_stage.get(Op.I, (None,)))
 
 
 def _replayed(lowered: Program, costs: Costs) -> Replay:
@@ -138,25 +147,28 @@ def _recut(costs: Costs, num_stages: int) -> Costs:
     return Costs(by_stage, by_channel)
 
 
-def _with_every_op(by_stage: StageCosts) -> StageCosts:
-    """F, B, I and W: the backward from its halves, or the halves from the backward."""
-    forward, whole = by_stage[Op.F], by_stage.get(Op.B)
-    first, second = by_stage.get(Op.I), by_stage.get(Op.W)
+def _with_every_op(by_stage: StageCosts) -> dict[Op, tuple[int, ...]]:
+    """F, B, I and W of each stage: the backward from its halves, or these from the backward."""
+    stages = [_stage_with_every_op(by_stage, stage) for stage in range(len(by_stage[Op.F]))]
+    return {op: tuple(stage[op] for stage in stages) for op in (Op.F, Op.B, Op.I, Op.W)}
+
+
+def _stage_with_every_op(by_stage: StageCosts, stage: int) -> dict[Op, int]:
+    given = {op: of[stage] for op, of in by_stage.items()}
+    forward, whole = given[Op.F] or 0, given.get(Op.B)
+    first, second = given.get(Op.I), given.get(Op.W)
     if first is None or second is None:
-        assert whole is not None  # a program has a backward of one kind or the other
-        first = tuple(ns // 2 for ns in whole)
-        second = tuple(ns - half for ns, half in zip(whole, first, strict=True))
-    both = tuple(i + w for i, w in zip(first, second, strict=True))
-    if whole is None:
-        whole = both
-    else:  # stages that did one kind only
-        whole = tuple(ns or halves for ns, halves in zip(whole, both, strict=True))
-        first = tuple(i or ns // 2 for i, ns in zip(first, whole, strict=True))
-        second = tuple(w or ns - ns // 2 for w, ns in zip(second, whole, strict=True))
-    return {Op.F: forward, Op.B: whole, Op.I: first, Op.W: second}
+        assert whole is not None  # a stage has a backward of one kind or the other
+        first, second = whole // 2, whole - whole // 2
+    return {
+        Op.F: forward,
+        Op.B: first + second if whole is None else whole,
+        Op.I: first,
+        Op.W: second,
+    }
 
 
-def _spread(costs: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+def _spread(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """The same total, the model being cut into another number of equal slices."""
     edges = [cut * len(costs) / num_stages for cut in range(num_stages + 1)]
     return tuple(

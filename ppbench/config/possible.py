@@ -138,7 +138,9 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
 def _of_emulated_links(case: Case) -> Iterator[Problem]:
     num_links, given = num_stages_of(case) - 1, len(case.emulated_link_ms)
     if given > 1 and given != num_links:
-        message = f"{given} times for the links between {num_stages_of(case)} stages"
+        message = f"{given} times for {num_links} links between {num_stages_of(case)} stages"
+        if num_links < 2:
+            message = f"{given} times, and {num_stages_of(case)} stages have {num_links} links"
         yield Problem("emulated.link_ms", f"{message}; give one number, or one for each link")
 
 

@@ -107,6 +107,18 @@ def _milliseconds(value: object) -> object:
     )
 
 
+def _link_milliseconds(value: object) -> object:
+    """One number for every link, or a list of one for each; a tuple either way."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
+    if listed and len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
+        return tuple(numbers)
+    raise ValueError(
+        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
+        "each link from a stage to the next"
+    )
+
+
 def _is_time(milliseconds: float) -> bool:
     return milliseconds == 0 or MIN_MS <= milliseconds <= MAX_MS
 
@@ -126,6 +138,7 @@ SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
 Source = Annotated[str, BeforeValidator(_source)]
 StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]
 Milliseconds = Annotated[tuple[float, ...], BeforeValidator(_milliseconds)]
+LinkMilliseconds = Annotated[tuple[float, ...], BeforeValidator(_link_milliseconds)]
 SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -196,7 +209,7 @@ class EmulatedSection(_Section):
     F_ms: Milliseconds = ()
     I_ms: Milliseconds = ()
     W_ms: Milliseconds = ()
-    link_ms: Milliseconds = ()
+    link_ms: LinkMilliseconds = ()
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Seed = 0
 

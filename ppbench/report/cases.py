@@ -40,6 +40,7 @@ _PLURALS = {
 _SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
 _FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
 """Settings that vary by themselves only if one schedule has them with several values."""
+_NOT_GIVEN = "[]"  # a list that a run does not have, such as times of stages that are not emulated
 _NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
 _USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
 
@@ -73,7 +74,7 @@ def axis_text(axis: str, value: object) -> str:
 
 def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
     """`2 ranks, 8 microbatches, 128 tokens`: the given settings of a run or a case."""
-    return ", ".join(axis_text(axis, row[axis]) for axis in axes)
+    return ", ".join(axis_text(axis, row[axis]) for axis in axes if row[axis] != _NOT_GIVEN)
 
 
 def case_text(row: pd.Series, axes: Axes) -> str:
@@ -108,6 +109,6 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     cases[list(FIGURES)] = groups[list(FIGURES)].median()
     crowded = measured.loc[[is_oversubscribed(row) for _, row in measured.iterrows()], "case_id"]
     cases["is_oversubscribed"] = cases.index.isin(crowded)
-    cases["num_launches"] = groups.size()
+    cases["num_launches"] = groups["launch"].nunique()
     cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]
     return cases.reset_index()

@@ -5,12 +5,26 @@ Made from what is stored of a run, so that a report, a listing and `ppbench expl
 
 from __future__ import annotations
 
-import statistics
-
 import pandas as pd
 
-from ppbench.analysis.costs import Costs, slowest_link, slowest_stage, stored_costs
-from ppbench.analysis.whatif import STANDS_OUT
+from engine.plan.lower import Policy
+from engine.plan.program import from_json
+from ppbench.analysis.costs import (
+    STAGE_STANDS_OUT,
+    Costs,
+    link_ns,
+    slow_link,
+    slow_stage,
+    stage_ns,
+    stored_costs,
+)
+from ppbench.analysis.whatif import (
+    Posting,
+    WhatIf,
+    as_modelled,
+    other_schedules,
+    same_program,
+)
 from ppbench.report.units import is_missing, milliseconds, percent
 
 PART_NAMES = {
@@ -54,13 +68,36 @@ def headline(run: pd.Series, edges: pd.DataFrame) -> str:
     return " ".join([_sum_of(run, parts), *_largest(run, parts, edges)])
 
 
+def what_if(run: pd.Series, edges: pd.DataFrame) -> list[str]:
+    """What the step could take instead, in a sentence; nothing for one rank."""
+    if run["world_size"] == 1:
+        return []
+    posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
+    costs, lowered = stored_costs(run, edges), posting.lower(from_json(str(run["program"])))
+    balanced, free, _ = same_program(lowered, costs)
+    others = other_schedules(lowered, costs, posting)
+    best = min(
+        (one for one in others if isinstance(one, WhatIf)),
+        key=lambda one: one.step_ns,
+        default=None,
+    )
+    now_ns = as_modelled(lowered, costs).step_ns
+    told = [
+        f"{one.question} {milliseconds(one.step_ns)} ({one.step_ns / now_ns - 1:+z.1%})"
+        for one in (balanced, free, best)
+        if one is not None
+    ]
+    return [f"What if, as modelled from {milliseconds(now_ns)}: {'; '.join(told)}."]
+
+
 def _sum_of(run: pd.Series, parts: dict[str, float]) -> str:
     first, *others = (
         f"{round(share * 100, 1) + 0:.1f} {PART_NAMES[name]}"  # no -0.0
         for name, share in parts.items()
     )
     return (
-        f"Of every 100 ms of the ranks' time {float(run['bubble_mean']) * 100:.1f} were idle: "
+        f"Over all measured steps, of every 100 ms of the ranks' time "
+        f"{float(run['bubble_mean']) * 100:.1f} were idle: "
         f"{', '.join([first, *others[:-1]])} and {others[-1]}."
     )
 
@@ -77,34 +114,39 @@ def _largest(run: pd.Series, parts: dict[str, float], edges: pd.DataFrame) -> li
 def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
     match part:
         case "imbalance":
-            return _slow_stage(stored_costs(run, edges))
+            return _stages(stored_costs(run, edges))
         case "transfer":
-            return _slow_link(stored_costs(run, edges))
+            return _links(stored_costs(run, edges))
         case "jitter":
             return f"an action's time varies by {percent(run['op_variation'])} around its mean"
         case _:
-            return "the host needs that time between actions"
+            return "no cost explains it; the host between actions, or ranks in each other's way"
 
 
-def _slow_stage(costs: Costs) -> str:
-    slow = slowest_stage(costs)
-    if slow is None or slow.ratio < STANDS_OUT:
-        return "the stages' costs differ a little"
+def _stages(costs: Costs) -> str:
+    slow, taken = slow_stage(costs), stage_ns(costs)
+    if slow is not None:
+        return (
+            f"stage {slow.index} takes {slow.ratio:.2f} times as long as the others "
+            f"({milliseconds(slow.ns)} per microbatch against {milliseconds(slow.others_ns)})"
+        )
+    longest = max(taken)
+    slowest = [str(stage) for stage, ns in enumerate(taken) if ns > longest / STAGE_STANDS_OUT]
     return (
-        f"stage {slow.index} takes {slow.ratio:.2f} times as long as the others "
-        f"({milliseconds(slow.ns)} per microbatch against {milliseconds(slow.others_ns)})"
+        f"a microbatch takes {milliseconds(min(taken))} to {milliseconds(longest)} on a stage, "
+        f"longest on {'stages' if len(slowest) > 1 else 'stage'} {', '.join(slowest)}"
     )
 
 
-def _slow_link(costs: Costs) -> str:
-    slow = slowest_link(costs)
-    if slow is None or slow.ratio < STANDS_OUT:
-        usual_ns = statistics.mean(costs.by_channel.values())
-        return f"a message takes {milliseconds(usual_ns)} on average"
-    return (
-        f"messages between stages {slow.index} and {slow.index + 1} take {milliseconds(slow.ns)}, "
-        f"elsewhere {milliseconds(slow.others_ns)}"
-    )
+def _links(costs: Costs) -> str:
+    slow, taken = slow_link(costs), link_ns(costs)
+    if slow is not None:
+        return (
+            f"messages between stages {slow.index} and {slow.index + 1} take "
+            f"{milliseconds(slow.ns)}, elsewhere {milliseconds(slow.others_ns)}"
+        )
+    shortest, longest = (milliseconds(choose(taken.values())) for choose in (min, max))
+    return f"a message takes {shortest if shortest == longest else f'{shortest} to {longest}'}"
 
 
 def _residual(run: pd.Series) -> str:

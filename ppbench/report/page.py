@@ -24,7 +24,7 @@ from ppbench.errors import StoreError
 from ppbench.report import figures
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
-from ppbench.report.explanation import has_parts, headline
+from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.summary import bubbles, cautioned, failures, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, planned, timeline
 from ppbench.report.units import (
@@ -73,7 +73,7 @@ def render_report(
         summary=summary(runs, axes),
         charts=_charts(store, runs, axes),
         idle_parts=idle_parts(ok_runs(runs), axes),
-        idle_answer=_idle_answer(store, ok_runs(runs), axes),
+        idle_answers=_idle_answers(store, ok_runs(runs), axes),
         groups=groups(store, runs, axes),
         bubbles=bubbles(ok_runs(runs), axes),
         environments=_environments(runs),
@@ -170,16 +170,17 @@ def _figure_json(figure: go.Figure) -> Markup:
     return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped on this very line
 
 
-def _idle_answer(store: Store, runs: pd.DataFrame, axes: Axes) -> str:
-    """Where the idle time of the fastest run went, if it tells; sound runs first."""
+def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
+    """Where the idle time of the fastest run went, if it tells, and what if; sound runs first."""
     told = runs[[has_parts(run) for _, run in runs.iterrows()]]
     if told.empty:
-        return ""
+        return []
     is_sound = [not is_oversubscribed(run) for _, run in told.iterrows()]
     ranked = told.assign(is_sound=is_sound).sort_values(["is_sound", "tokens_per_s"])
     fastest = ranked.iloc[-1]
     edges = store.table("edges", [fastest["run_id"]])
-    return f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
+    first = f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
+    return [first, *what_if(fastest, edges)]
 
 
 def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:

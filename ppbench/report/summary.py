@@ -195,7 +195,11 @@ _BUBBLES = (
 )
 _PARTS = (
     _figure(
-        "bubble_mean", "bubble", "idle share of rank-time, all measured steps", "{:.1f} %", 100
+        "bubble_mean",
+        "bubble, mean",
+        "idle share of rank-time, all measured steps",
+        "{:.1f} %",
+        100,
     ),
     *(
         _figure(f"bubble_{part}", name, PART_MEANINGS[part], "{:.1f} %", 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 
@@ -18,7 +19,8 @@ def is_missing(value: object) -> bool:
 
 def written(value: object, pattern: str, factor: float = 1.0) -> str:
     """`value` times `factor` by a format such as `{:,.1f} ms`."""
-    return MISSING if is_missing(value) else pattern.format(float(str(value)) * factor)
+    unsigned = re.sub(r"\{:(\+?)", r"{:\1z", pattern)  # no -0.0
+    return MISSING if is_missing(value) else unsigned.format(float(str(value)) * factor)
 
 
 def percent(fraction: object) -> str:

@@ -57,9 +57,10 @@ def measure(
     runtime = member.runtime
     if item.measure.verify:
         runtime.verify()
+    dist.barrier(member.group)  # ranks that share cores measure their peaks together
+    peak = runtime.peak()
     release_memory()
     reset_process_peak()
-    peak = runtime.peak()
     steps = _Steps(member, item.measure, on_step)
     steps.warm_up()
     before = measure_offset(member.fabric, member.ranks)

@@ -17,7 +17,7 @@ from ppbench import __version__
 from ppbench.analysis.attribution import Attribution, attribute, figures_of
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
-from ppbench.analysis.stats import has_settled, is_outlier, median_interval
+from ppbench.analysis.stats import LOOK_BACK, has_settled, is_outlier, median_interval
 from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_ns
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
@@ -72,7 +72,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **_peaks(ranks),
         **_losses(item, result),
         **_mfu(case, result, figures["tokens_per_s"]),
-        **_energy(ranks, int(steps["num_tokens"].sum())),
+        **_energy(case, ranks, int(steps["num_tokens"].sum())),
         "run_id": run_id,
         "status": "ok",
         "program": to_json(program_of(case)),
@@ -131,14 +131,14 @@ def _mfu(case: Case, result: CaseResult, tokens_per_s: float) -> dict[str, objec
     return dict(mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks))
 
 
-def _energy(ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
+def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
     """Joules per token over the measured steps, of the GPUs if they tell, else of the CPUs.
 
-    Ranks that share a GPU or a node share its energy.
+    Ranks that share a GPU or a node share its energy. Emulated ones train on no token.
     """
     sources = {"gpus": ("gpu_energy_j", "device"), "cpu packages": ("cpu_energy_j", "hostname")}
     for source, (column, owner) in sources.items():
-        if column in ranks and ranks[column].notna().all():
+        if not case.is_emulated and column in ranks and ranks[column].notna().all():
             joules = ranks.drop_duplicates(list({"hostname", owner}))[column].sum()
             return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
     return {"energy_per_token_j": None, "energy_source": None}
@@ -246,10 +246,16 @@ def _is_oversubscribed(case: Case) -> bool:
 
 
 def _has_coarse_clock(spans: pd.DataFrame, result: CaseResult) -> bool:
-    """Whether some span is shorter than what the ranks' clocks may be off."""
-    errors = [rank.facts.get("clock_error_ns", 0) for rank in result.ranks]
-    worst_ns = max(int(str(error)) for error in errors)
-    return bool(((spans["end_ns"] - spans["start_ns"]) < worst_ns).any())
+    """Whether some transfer's span is shorter than what its two ranks' clocks may be apart.
+
+    Within a rank times are exact, whatever its clock's offset.
+    """
+    errors = [int(str(rank.facts.get("clock_error_ns", 0))) for rank in result.ranks]
+    found = messages(spans)
+    ends = zip(found["source_rank"], found["target_rank"], strict=True)
+    apart = [errors[source] + errors[target] for source, target in ends]
+    spans_ns = found["end_ns"] - found["recv_start_ns"]
+    return bool((spans_ns < apart).any())
 
 
 def _cautions(
@@ -259,13 +265,13 @@ def _cautions(
     spans: pd.DataFrame,
     result: CaseResult,
 ) -> str:
-    case, measure = item.case, item.measure
+    case, measure, warmup = item.case, item.measure, result.warmup_step_ns
     found = cautions_for(
         is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
         num_steps=measure.steps,
         relative_deviation=figures["step_relative_deviation"],
-        has_settled=not measure.has_adaptive_warmup or has_settled(result.warmup_step_ns),
+        has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
         has_coarse_clock=_has_coarse_clock(spans, result),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),

@@ -5,10 +5,10 @@
 A thread in a rank would take the interpreter's lock from the timed path, and a rank that hangs or
 dies would take its samples along. This process has a low priority and imports neither torch nor
 pandas. It appends a sample as a JSON line every interval, and one more for each byte that it reads;
-it ends when its standard input does, or its parent. A sample costs 0.3 to 0.9 ms of CPU time where
-there is no GPU (2 cores, 85 processes), under half a percent of one core; each says what it cost.
+it ends when its standard input does, or its parent. A sample costs 0.3 to 1.1 ms of CPU time where
+there is no GPU (2 cores, 85 processes), about half a percent of one core; each says what it cost.
 
-    results/launches/<launch_id>/telemetry-node<n>.jsonl
+    results/launches/<launch_id>/telemetry-<node>-<host>.jsonl
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
+import re
 import select
 import subprocess
 import sys
@@ -69,7 +71,8 @@ def _gpu_of(data: dict[str, object]) -> GpuReading:
 
 def samples_path(folder: Path, node: int) -> Path:
     """Where a node's samples are: in the launch's folder, which nodes may share."""
-    return folder / f"telemetry-node{node}.jsonl"
+    host = re.sub(r"[^\w.-]", "_", platform.node())  # nodes may change numbers when restarted
+    return folder / f"telemetry-{node}-{host}.jsonl"
 
 
 class Sampler:

@@ -27,10 +27,13 @@ MAX_OTHER_LOAD = 0.1
 """Of the cores: what other processes may use before they are said to have disturbed."""
 MAX_STEAL = 0.01
 MAX_CPU_THROTTLED = 0.01
+FEWEST_TICKS = 5
+"""Of stolen time, for it to be told from chance: one tick is 10 ms."""
 
 HARMLESS_REASONS = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
 """Of a GPU's reasons for its clock: nothing to do, or somebody's setting."""
 
+TICK_S = 0.01
 MIN_LOAD_NS = 500_000_000
 """CPU time is counted in ticks of 10 ms per process: over less, the error is more than a few %."""
 MIN_RATE_NS = 100_000_000
@@ -49,6 +52,7 @@ class Summary:
     other_load_cores: float | None = None  # kept busy by processes outside the launch
     watched_cores: int | None = None  # that the launch may run on: what the load is of
     steal_fraction: float | None = None  # of those cores' time, taken by the hypervisor
+    load_window_s: float | None = None  # what these two are of
     cpu_mhz: float | None = None  # mean over cores and time
     cpu_throttled_fraction: float | None = None  # of the CPU time asked for, held back by quotas
     cpu_energy_j: float | None = None  # of all the node's packages
@@ -73,9 +77,17 @@ def is_throttled(summary: Summary) -> bool:
     reasons = {name for name in (summary.gpu_throttle_reasons or "").split(",") if name}
     return (
         bool(reasons - HARMLESS_REASONS)
-        or (summary.steal_fraction or 0) > MAX_STEAL
+        or _has_stolen(summary)
         or (summary.cpu_throttled_fraction or 0) > MAX_CPU_THROTTLED
     )
+
+
+def _has_stolen(summary: Summary) -> bool:
+    stolen, window_s = summary.steal_fraction, summary.load_window_s
+    if stolen is None or window_s is None:
+        return False
+    stolen_s = stolen * window_s * (summary.watched_cores or 1)
+    return stolen > MAX_STEAL and stolen_s >= FEWEST_TICKS * TICK_S
 
 
 def summarize(
@@ -95,6 +107,7 @@ def summarize(
     notes = [*_load_notes(loaded, around), *_absences(around[-1], gpu_index)]
     host: Figures = {
         **_loads(loaded),
+        "load_window_s": (loaded[-1].time_ns - loaded[0].time_ns) / NS_PER_S,
         "watched_cores": around[-1].host.num_cores,
         "cpu_mhz": _mean(s.host.mhz for s in inside),
         "cpu_energy_j": _times(_rate(_host_values(around, lambda h: h.energy_j)), window_s),
@@ -198,7 +211,10 @@ def _gpu_notes(
         return [f"no figures of GPU {gpu_index}: NVML sees fewer"]
     notes = []
     if window_ns < GPU_AVERAGING_NS:
-        notes.append("GPU power and utilisation are means over up to a second, not this window's")
+        notes.append(
+            "the window was short: GPU power and utilisation are means over up to a second, and "
+            "reasons for a lower clock are those at its end"
+        )
     if sum(reading.energy_j is not None for _, reading in readings) < 2:
         notes.append("GPU energy is the integral of sampled power")
     return notes

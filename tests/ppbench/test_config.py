@@ -509,7 +509,7 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
         (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "for every rank, give one number"),
         (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
         (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
-        (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 times for the links between 2"),
+        (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 stages have 1 links"),
         ("[emulated]\nlink_ms = 1", "2: emulated.link_ms", 'only with device = "emu'),
         (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
         (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),

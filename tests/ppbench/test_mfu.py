@@ -55,6 +55,8 @@ def test_what_has_no_formula_has_no_mfu_but_a_reason():
         "mfu": None,
         "mfu_formula": "not given: mixture of experts",
         "mfu_peak": "measured matmul float32",
+        "model_flops_per_token": None,
+        "peak_flops_per_s": CPU_PEAK.flops_per_s,
     }
 
 

@@ -1,11 +1,15 @@
 """Rows from what ranks report: hand-written spans, exact expected figures."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
+from spans import TWO_RANKS
 
 from engine.plan.spans import COLUMNS
 from ppbench.config.case import Case, Measure
 from ppbench.report.explanation import PART_NAMES
+from ppbench.report.figures import memory
 from ppbench.run.durations import durations_of, simulated
 from ppbench.run.job import Item, Job
 from ppbench.run.rows import CaseResult, RankResult, write_result
@@ -115,3 +119,59 @@ def test_a_number_is_the_time_of_a_rank_and_a_list_has_the_times_of_stages():
     durations = durations_of(emulated("zbv", stages_per_rank=2, emulated_I_ms=tuple(range(8))))
     assert durations.forward_ns == (1_000_000,) * 8
     assert durations.input_ns == tuple(range(0, 8_000_000, 1_000_000))
+
+
+def two_ranks(errors_ns, **facts):
+    """One step of AFAB with one microbatch, written by hand in `spans.py`."""
+    ranks = []
+    for rank in (0, 1):
+        of_rank = TWO_RANKS[TWO_RANKS["rank"] == rank]
+        told = {"peak_memory_bytes": 1, "peak_held_microbatches": 1, "hostname": "a", **facts}
+        columns = {name: of_rank[name].tolist() for name in COLUMNS}
+        losses = [None] * 6 if rank == 0 else [1.0] * 6
+        told["clock_error_ns"] = errors_ns[rank]
+        ranks.append(RankResult(told, columns, losses, [10] * 6))
+    return CaseResult(ranks, {}, warmup_step_ns=[300, 100, 90])
+
+
+def write_two_ranks(tmp_path, result, **settings):
+    case = Case(schedule="afab", num_microbatches=1, **settings)
+    item = Item(case, Measure(warmup_steps=3, steps=1), 0, "key")
+    write_result(Job(str(tmp_path), "s", "n", "f.toml", None, (item,)), item, "a", result)
+    return Store(tmp_path).find("a")
+
+
+@pytest.mark.parametrize(("errors_ns", "is_coarse"), [((0, 0), False), ((0, 300), True)])
+def test_transfers_shorter_than_the_clocks_error_carry_a_caution(tmp_path, errors_ns, is_coarse):
+    run = write_two_ranks(tmp_path, two_ranks(errors_ns))
+    assert ("coarse_clock" in run["cautions"]) == is_coarse
+
+
+def test_steps_that_still_got_faster_carry_a_caution(tmp_path):
+    result = two_ranks((0, 0))
+    assert "unsettled_steps" in write_two_ranks(tmp_path, result)["cautions"]
+    settled = dataclasses.replace(result, warmup_step_ns=[300, 100, 100, 96])
+    assert "unsettled_steps" not in write_two_ranks(tmp_path, settled)["cautions"]
+    unknown = dataclasses.replace(result, warmup_step_ns=[300, 100])
+    assert "unsettled_steps" not in write_two_ranks(tmp_path, unknown)["cautions"]
+
+
+def test_energy_per_token_counts_a_node_or_a_gpu_once(tmp_path):
+    run = write_two_ranks(tmp_path, two_ranks((0, 0), cpu_energy_j=50.0))
+    assert (run["energy_per_token_j"], run["energy_source"]) == (5.0, "cpu packages")
+    shared = two_ranks((0, 0), cpu_energy_j=50.0, gpu_energy_j=20.0, device="cuda:0")
+    run = write_two_ranks(tmp_path, shared)
+    assert (run["energy_per_token_j"], run["energy_source"]) == (2.0, "gpus")
+
+
+def test_the_memory_of_each_rank_is_stored_from_the_first_ones_start(tmp_path):
+    result = two_ranks((0, 0))
+    result.ranks[0].memory.extend([(1000, 7), (1500, 9)])
+    result.ranks[1].memory.extend([(1200, 5)])
+    write_two_ranks(tmp_path, result)
+    levels = Store(tmp_path).table("memory", ["a"])
+    assert levels[["rank", "time_ns", "num_bytes"]].to_numpy().tolist() == [
+        [0, 0, 7], [0, 500, 9], [1, 200, 5],
+    ]  # fmt: skip
+    figure = memory(levels)
+    assert [trace.name for trace in figure.data] == ["rank 0", "rank 1"]

@@ -50,6 +50,7 @@ def test_loads_and_energy_are_differences_over_the_window():
         cpu_throttled_fraction=1 / (5 + 1),
         cpu_energy_j=60,
         cpu_mhz=2500,
+        load_window_s=2,
         telemetry_note="no GPU figures: this rank computes on the CPU",
     )
 
@@ -98,7 +99,7 @@ def test_a_machine_that_tells_nothing_gives_none_and_its_reasons():
     samples = [sample(at, absent=NO_ENERGY | NO_DRIVER) for at in (10, 11)]
     summary = summarize(samples, 10 * S, 11 * S, None)
     note = "no CPU energy: not allowed; no NVIDIA driver: not found"
-    assert summary == Summary(watched_cores=4, telemetry_note=note)
+    assert summary == Summary(watched_cores=4, load_window_s=1, telemetry_note=note)
     assert summarize(samples, 10 * S, 11 * S, 0).telemetry_note == note
 
 
@@ -140,7 +141,7 @@ def test_a_short_window_says_that_a_gpus_averages_are_longer():
     samples = on_gpus([gpu(100, 10)], [gpu(300, 40)])
     summary = summarize(samples, int(10.5 * S), int(10.6 * S), 0)
     assert (summary.gpu_power_w, summary.gpu_energy_j) == (300, pytest.approx(3))
-    assert "not this window's" in summary.telemetry_note
+    assert "the window was short" in summary.telemetry_note
 
 
 def test_a_gpu_that_nvml_does_not_see_is_named():
@@ -170,7 +171,8 @@ def test_more_than_a_tenth_of_the_cores_is_a_disturbance():
         ({"gpu_throttle_reasons": "applications_clocks_setting,gpu_idle"}, False),
         ({"gpu_throttle_reasons": "gpu_idle,sw_power_cap"}, True),
         ({"steal_fraction": 0.01, "cpu_throttled_fraction": 0.01}, False),
-        ({"steal_fraction": 0.02}, True),
+        ({"steal_fraction": 0.02, "load_window_s": 2, "watched_cores": 2}, True),
+        ({"steal_fraction": 0.02, "load_window_s": 0.6, "watched_cores": 2}, False),  # 2 ticks
         ({"cpu_throttled_fraction": 0.02}, True),
     ],
 )

@@ -11,10 +11,12 @@ from ppbench.analysis.costs import (
     Costs,
     measured_costs,
     share_of_difference,
-    slowest_link,
-    slowest_stage,
+    slow_link,
+    slow_stage,
+    stage_ns,
     variation,
     with_link_like_others,
+    with_stage_like_others,
 )
 from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
@@ -71,7 +73,7 @@ def test_perfect_balance_spreads_the_same_work_evenly():
 def test_free_transfers_and_both():
     linked = Costs({Op.F: (100, 160, 100, 40), Op.B: (200, 320, 200, 80)}, {Channel(0, 1): 70})
     told = answers(linked)
-    assert told["both"].step_ns == 11 * 300
+    assert told["perfect balance, free transfers"].step_ns == 11 * 300
     assert told["free transfers"].step_ns < as_modelled(PROGRAM, linked).step_ns
 
 
@@ -80,7 +82,7 @@ def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
         {Op.F: (100, 150, 100, 100), Op.B: (200, 300, 200, 200)},
         {Channel(1, 2): 40, Channel(2, 1): 60, Channel(0, 1): 10, Channel(2, 3): 10},
     )
-    stage, link = slowest_stage(costs), slowest_link(costs)
+    stage, link = slow_stage(costs), slow_link(costs)
     assert (stage.index, stage.ns, stage.others_ns, stage.ratio) == (1, 450, 300, 1.5)
     assert (link.index, link.ns, link.others_ns) == (1, 50, 10)
     told = {answer.question: answer for answer in without_standouts(PROGRAM, costs)}
@@ -95,8 +97,8 @@ def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
 
 def test_where_nothing_stands_out_nothing_is_told():
     assert list(without_standouts(PROGRAM, EQUAL)) == []
-    assert slowest_link(EQUAL) is None
-    assert slowest_stage(Costs({Op.F: (1,), Op.B: (2,)}, {})) is None
+    assert slow_link(EQUAL) is None
+    assert slow_stage(Costs({Op.F: (1,), Op.B: (2,)}, {})) is None
 
 
 def test_a_model_cut_more_finely_or_coarsely_keeps_its_cost_where_it_is():
@@ -169,3 +171,27 @@ def test_costs_cover_every_computation_and_send_of_a_program():
     assert costs.compute_ns(PROGRAM)[Action(3, Op.B, 7)] == 8
     assert costs.moving_ns(PROGRAM)[Action(2, Op.SEND_B, 0)] == 9
     assert costs.moving_ns(PROGRAM)[Action(0, Op.SEND_F, 0)] == 0
+
+
+MIXED = {Op.F: (100, 100), Op.B: (200, None), Op.I: (None, 120), Op.W: (None, 80)}
+"""A program in which one stage does whole backwards and the other halves."""
+
+
+def test_a_stage_that_does_no_such_op_is_left_out_of_its_mean():
+    assert Costs(MIXED, {}).balanced().by_stage == MIXED
+    assert stage_ns(Costs(MIXED, {})) == [300, 300]
+    assert with_stage_like_others(Costs(MIXED, {}), 0).by_stage == MIXED
+
+
+def test_both_kinds_of_backward_on_all_stages_count_once():
+    each = Costs({Op.F: (15,) * 3, Op.B: (30,) * 3, Op.I: (10,) * 3, Op.W: (20,) * 3}, {})
+    assert stage_ns(each) == [45, 45, 45]
+
+
+def test_of_two_stages_nobody_can_tell_which_is_unlike_the_others():
+    assert slow_stage(Costs({Op.F: (100, 200), Op.B: (200, 400)}, {})) is None
+
+
+def test_links_that_differ_as_messages_do_do_not_stand_out():
+    usual = {Channel(0, 1): 40, Channel(1, 2): 50, Channel(2, 3): 45}
+    assert slow_link(Costs(EQUAL.by_stage, usual)) is None

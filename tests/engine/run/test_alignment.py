@@ -49,9 +49,20 @@ def test_a_ping_at_another_time_counts_for_less_by_what_may_have_drifted():
     assert estimate_offset([near, far]) == Offset(10_010, 500, 11)
 
 
-def test_pings_with_nothing_in_common_leave_the_narrowest_to_decide():
+def test_pings_with_nothing_in_common_leave_the_narrowest_to_decide_and_widen_its_error():
     wide, narrow = Ping(0, 1100, 1100, 200), Ping(500, 700, 700, 600)
-    assert estimate_offset([wide, narrow]) == estimate_offset([narrow]) == Offset(550, 150, 51)
+    assert estimate_offset([narrow]) == Offset(550, 150, 51)
+    # The wide one says 899 at least, the narrow one 201 at most, what may have drifted included.
+    assert estimate_offset([wide, narrow]) == Offset(550, 150, 51 + 698)
+
+
+def test_a_clock_that_is_slewed_harder_than_taken_for_possible_widens_the_bound():
+    before, after = Offset(0, 0, 20_000), Offset(2_000_000_000, 10_000_000, 20_000)
+    alignment = align(before, after)
+    for offset in (before, after):
+        off_ns = alignment.to_rank_0(offset.at_ns + offset.offset_ns) - offset.at_ns
+        assert abs(off_ns) + offset.error_ns <= 1.002 * alignment.error_ns
+    assert alignment.error_ns < 4_100_000
 
 
 def test_an_alignment_follows_a_drifting_clock():
