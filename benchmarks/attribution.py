@@ -139,7 +139,7 @@ def explained(cause: Cause, folder: Path) -> dict:
 
 def ppbench(*arguments: str) -> str:
     command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
