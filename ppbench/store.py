@@ -314,7 +314,10 @@ _SPAN_MEANINGS = {
     "op": (pa.string(), "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B or OPT"),
     "microbatch": (pa.int32(), "microbatch; -1 for the optimizer"),
     "start_ns": (pa.int64(), "start on the clock of rank 0; a receive starts when it is posted"),
-    "end_ns": (pa.int64(), "end on the same clock; a send ends no later than its receive"),
+    "end_ns": (
+        pa.int64(),
+        "end on that clock; both ends of a message end when the first has noted it",
+    ),
     "num_bytes": (pa.int64(), "bytes moved by a transfer; 0 for compute"),
 }
 _OF_SPAN = tuple(Column(name, *_SPAN_MEANINGS[name]) for name in SPAN_COLUMNS)

@@ -9,11 +9,11 @@ receives are posted ahead of need into buffers of their own.
     F, B  --take-->   blocks until it is there
 
 Two kinds, one interface:
-- `HostChannel`: gloo. A thread per channel waits for each transfer, so that its end is stamped when
-  it happens, not when the rank next looks. For CUDA ranks that share a device (NCCL refuses them)
-  it also copies to and from pinned host memory. Where nothing is timed the rank itself waits for
-  what it receives, unless shapes come first or a link is emulated; the thread still lets go of
-  what has been sent.
+- `HostChannel`: gloo. A thread per channel waits for what is sent, so that it is let go and its end
+  stamped when that happens. The rank itself waits for what it receives: to be woken by a thread
+  takes longer. So a receive's end is when the rank had the message; one that was there before has
+  the end of its send. Shapes that vary and emulated links need the thread for receives too. For
+  CUDA ranks that share a device (NCCL refuses them) it copies to and from pinned host memory.
 - `NcclChannel`: a communicator and a CUDA stream per channel; the host never waits.
 """
 
@@ -192,7 +192,7 @@ class HostChannel:
             self._receive(coming, message)
         else:
             coming.shapes, coming.expected = self._shapes.post(message), message
-        if self._shapes is None and not self.is_timed and not self._delay_ns:
+        if self._shapes is None and not self._delay_ns:
             self._arrived.put(coming)  # the rank waits for it when it takes it
         else:
             self._pending.put(coming)
@@ -225,6 +225,8 @@ class HostChannel:
         if isinstance(arrived, BaseException):
             raise arrived
         arrived.wait()
+        if arrived.transfer is not None and arrived.transfer.end is None:
+            arrived.transfer.end = self._clock.mark()
         return arrived
 
     def _begin(self, action: Action, tensors: Tensors) -> Transfer | None:

@@ -25,7 +25,8 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
     """One row per message, in the order in which each channel moved them.
 
     Columns: `MESSAGE`, `target` (the receiving stage), `source_rank`, `target_rank`, `num_bytes`,
-    `send_start_ns`, `recv_start_ns`, `moving_start_ns`, `end_ns`, `moving_ns`. `spans` has the
+    `send_start_ns`, `recv_start_ns`, `send_end_ns`, `moving_start_ns`, `end_ns` (of the receive),
+    `moving_ns`. `spans` has the
     columns of `engine.plan.spans.Span`, with both ends of each message.
     """
     sends, receives = (_ends(spans, ops) for ops in (SEND_OPS, RECV_OPS))
@@ -37,6 +38,7 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
         num_bytes=both["num_bytes_send"],
         send_start_ns=both["start_ns_send"],
         recv_start_ns=both["start_ns_recv"],
+        send_end_ns=both["end_ns_send"],
         end_ns=both["end_ns_recv"],
     )
     return _with_moving(found)
@@ -79,13 +81,20 @@ def waiting_ns(spans: pd.DataFrame) -> pd.Series:
     return (began - spans["start_ns"]).clip(lower=0)
 
 
-def settled_end_ns(spans: pd.DataFrame) -> pd.Series:
+def settled_end_ns(spans: pd.DataFrame, *, is_noted_when_taken: bool) -> pd.Series:
     """For each span, when it was over at the latest.
 
     A message that has been received has been sent, however late the sender's thread was woken to
-    note it; so a send ends no later than its receive. Indexed as `spans`.
+    note it; so a send ends no later than its receive. Where a receive is noted only when its
+    message is taken (gloo), one that nobody waited for was there when its sender was done, which
+    gloo is not before the receive is posted. Indexed as `spans`.
     """
-    arrived = _of_each_end(spans, messages(spans), "end_ns").clip(lower=spans["start_ns"])
+    found = messages(spans)
+    if is_noted_when_taken:
+        ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
+        sent = found["send_end_ns"].clip(lower=ready)
+        found["end_ns"] = found["end_ns"].where(found["end_ns"] < sent, sent)
+    arrived = _of_each_end(spans, found, "end_ns").clip(lower=spans["start_ns"])
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 

@@ -102,7 +102,8 @@ def _spans_of(result: CaseResult) -> tuple[pd.DataFrame, int]:
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
     origin_ns = int(spans["start_ns"].min())
     spans[["start_ns", "end_ns"]] -= origin_ns
-    spans["end_ns"] = settled_end_ns(spans)
+    over_gloo = str(result.facts.get("transport", "")).startswith("gloo")
+    spans["end_ns"] = settled_end_ns(spans, is_noted_when_taken=over_gloo)
     return spans, origin_ns
 
 

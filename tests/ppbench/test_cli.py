@@ -71,6 +71,7 @@ def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
     assert runs["bubble_fraction"].between(0, 1).all()
     assert runs["bubble_fraction_theory"].tolist() == pytest.approx([0, 0.2, 0, 0.2])
     assert runs["fingerprint"].nunique() == 1
+    assert runs["num_warmup_steps"].between(3, 20).all()  # 1 at least, and until they settle
     assert runs["first_loss"].nunique() == 1
     assert runs["last_loss"].nunique() == 1
     ranks = Store(folder / "results").table("ranks", runs["run_id"])

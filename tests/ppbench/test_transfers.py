@@ -31,15 +31,26 @@ def test_what_of_a_span_is_not_moving_bytes_is_waiting():
 def test_a_send_ends_no_later_than_its_receive():
     late = TWO_RANKS.copy()
     late.loc[late["op"] == "SEND_F", "end_ns"] = 900
-    ends = dict(zip(late["op"], settled_end_ns(late), strict=False))
-    assert ends["SEND_F"] == ends["RECV_F"] == 210
-    assert list(settled_end_ns(TWO_RANKS)) == list(TWO_RANKS["end_ns"])
+    for noted in (False, True):
+        ends = dict(zip(late["op"], settled_end_ns(late, is_noted_when_taken=noted), strict=False))
+        assert ends["SEND_F"] == ends["RECV_F"] == 210
+        settled = settled_end_ns(TWO_RANKS, is_noted_when_taken=noted)
+        assert list(settled) == list(TWO_RANKS["end_ns"])
+
+
+def test_a_receive_that_is_noted_when_it_is_taken_was_over_when_its_send_was():
+    taken = TWO_RANKS.copy()
+    taken.loc[taken["op"] == "RECV_B", "end_ns"] = 580  # busy meanwhile; sent between 410 and 440
+    assert set(settled_end_ns(taken, is_noted_when_taken=True)[taken["op"] == "RECV_B"]) == {440}
+    assert set(settled_end_ns(taken, is_noted_when_taken=False)[taken["op"] == "RECV_B"]) == {580}
+    taken.loc[taken["op"] == "RECV_B", "start_ns"] = 460  # it cannot have come before that
+    assert set(settled_end_ns(taken, is_noted_when_taken=True)[taken["op"] == "RECV_B"]) == {460}
 
 
 def test_one_rank_has_no_transfers():
     compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
     assert list(moving_start_ns(compute)) == list(compute["start_ns"])
-    assert list(settled_end_ns(compute)) == list(compute["end_ns"])
+    assert list(settled_end_ns(compute, is_noted_when_taken=True)) == list(compute["end_ns"])
     assert list(waiting_ns(compute)) == [0] * len(compute)
     assert messages(compute).empty
     assert edges(messages(compute)).empty
