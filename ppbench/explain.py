@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 
 from engine.plan.action import SEND_OPS
-from engine.plan.lower import Policy
-from engine.plan.program import Program, from_json
+from engine.plan.program import Program
 from ppbench.analysis.attribution import PARTS, PHASES, attribute, figures_of
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.transfers import edges as edges_of
@@ -19,12 +18,12 @@ from ppbench.analysis.whatif import (
     HALVES_NOTE,
     LIKE_OTHERS,
     NotAsked,
-    Posting,
     WhatIf,
     as_modelled,
     needs_halves,
     other_schedules,
     same_program,
+    stored_program,
     without_standouts,
 )
 from ppbench.errors import StoreError, UsageError
@@ -83,8 +82,7 @@ def _explained(store: Store, name: str) -> _Explained:
             f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
             f"why it failed: ppbench show {run['run_id']}"
         )
-    posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
-    lowered = posting.lower(from_json(run["program"]))
+    lowered, posting = stored_program(run)
     if has_parts(run):
         rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
         if rows.empty or (edges.empty and _has_messages(lowered)):

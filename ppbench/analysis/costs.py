@@ -31,7 +31,7 @@ StageCosts = Mapping[Op, Sequence[int | None]]
 class Costs:
     """Mean nanoseconds of a computation by op and stage, and of moving a message by channel."""
 
-    by_stage: Mapping[Op, Sequence[int | None]]
+    by_stage: StageCosts
     by_channel: dict[Channel, int]
 
     def compute_ns(self, program: Program) -> dict[Action, int]:

@@ -26,8 +26,7 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `MESSAGE`, `target` (the receiving stage), `source_rank`, `target_rank`, `num_bytes`,
     `send_start_ns`, `recv_start_ns`, `send_end_ns`, `moving_start_ns`, `end_ns` (of the receive),
-    `moving_ns`. `spans` has the
-    columns of `engine.plan.spans.Span`, with both ends of each message.
+    `moving_ns`. `spans` has the columns of `engine.plan.spans.Span` and both ends of each message.
     """
     sends, receives = (_ends(spans, ops) for ops in (SEND_OPS, RECV_OPS))
     both = sends.merge(receives, on=MESSAGE, suffixes=("_send", "_recv"))

@@ -11,9 +11,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from engine.plan.action import Op
 from engine.plan.lower import Channel, Policy, lower
-from engine.plan.program import Program
+from engine.plan.program import Program, from_json
 from engine.plan.replay import Replay, replay
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from engine.plan.simulate import peak_activations
@@ -42,6 +44,12 @@ class Posting:
     def lower(self, program: Program) -> Program:
         """The program with its transfers. Raises ProgramError if it could hang."""
         return lower(program, self.policy, self.look_ahead)
+
+
+def stored_program(run: pd.Series) -> tuple[Program, Posting]:
+    """A run's lowered program, from its row, and how others are to be lowered beside it."""
+    posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
+    return posting.lower(from_json(str(run["program"]))), posting
 
 
 @dataclass(frozen=True)

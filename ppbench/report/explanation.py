@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from engine.plan.lower import Policy
-from engine.plan.program import from_json
 from ppbench.analysis.costs import (
     STAGE_STANDS_OUT,
     Costs,
@@ -19,11 +17,11 @@ from ppbench.analysis.costs import (
     stored_costs,
 )
 from ppbench.analysis.whatif import (
-    Posting,
     WhatIf,
     as_modelled,
     other_schedules,
     same_program,
+    stored_program,
 )
 from ppbench.report.units import is_missing, milliseconds, percent
 
@@ -72,8 +70,7 @@ def what_if(run: pd.Series, edges: pd.DataFrame) -> list[str]:
     """What the step could take instead, in a sentence; nothing for one rank."""
     if run["world_size"] == 1:
         return []
-    posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
-    costs, lowered = stored_costs(run, edges), posting.lower(from_json(str(run["program"])))
+    costs, (lowered, posting) = stored_costs(run, edges), stored_program(run)
     balanced, free, _ = same_program(lowered, costs)
     others = other_schedules(lowered, costs, posting)
     best = min(

@@ -100,6 +100,7 @@ class Journal:
                     yield json.loads(line)
 
 
+CRASH = "a worker died without a Python error: it was killed, or crashed"
 PEER_LOST = "crash"
 """Status of a rank that failed because another one had died. If no rank tells more, one crashed."""
 

@@ -16,13 +16,12 @@ from pathlib import Path
 from ppbench.analysis.ratios import Ratio, paired_ratio
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.errors import LaunchError
-from ppbench.run.job import PEER_LOST, Event, Item, Job, take_rank_errors, write_job
+from ppbench.run.job import CRASH, PEER_LOST, Event, Item, Job, take_rank_errors, write_job
 from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.progress import describe
 from ppbench.run.sweep import check_devices, follow
 
 MODULE = "ppbench.run.overhead_worker"
-CRASH = "a worker died without a Python error: it was killed, or crashed"
 
 
 @dataclass

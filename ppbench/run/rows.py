@@ -24,7 +24,7 @@ from ppbench.config.case import Case
 from ppbench.config.possible import program_of
 from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment
-from ppbench.run.job import PEER_LOST, Item, Job, RankError
+from ppbench.run.job import CRASH, PEER_LOST, Item, Job, RankError
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
@@ -57,6 +57,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
     """Store a case that ran; returns its tokens per second."""
     case = item.case
     spans, origin_ns = _spans_of(result)
+    moved = messages(spans)
     steps = _steps_of(spans, case, result)
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
     ranks = pd.DataFrame([rank.facts for rank in result.ranks]).assign(**by_rank)
@@ -81,7 +82,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "planned_step_ns": planned_ns,
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
-        "cautions": _cautions(item, figures, planned_ns, spans, result),
+        "cautions": _cautions(item, figures, planned_ns, moved, result),
     }
     tables = {
         "spans": spans.assign(waiting_ns=waiting_ns(spans)),
@@ -89,7 +90,7 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         "ranks": ranks,
         "planned": _planned_spans(attribution),
         "attribution": attribution.rows,
-        "edges": edges(messages(spans)),
+        "edges": edges(moved),
         "telemetry": _samples(result, origin_ns),
         "memory": _memory_timelines(result),
     }
@@ -205,7 +206,7 @@ def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> tup
     status = errors[0].status if errors else PEER_LOST
     lines = [f"rank {error.rank}: {error.message}\n{error.traceback}" for error in errors[:1]]
     if status == PEER_LOST:
-        lines.insert(0, "a worker died without a Python error: it was killed, or crashed")
+        lines.insert(0, CRASH)
     run = {**_row_of(job, item), "run_id": run_id, "status": status, "error": "\n".join(lines)}
     store.write_run({**run, "cautions": ""}, {})
     return status, lines[0].splitlines()[0]
@@ -246,16 +247,15 @@ def _is_oversubscribed(case: Case) -> bool:
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
-def _has_coarse_clock(spans: pd.DataFrame, result: CaseResult) -> bool:
+def _has_coarse_clock(moved: pd.DataFrame, result: CaseResult) -> bool:
     """Whether some transfer's span is shorter than what its two ranks' clocks may be apart.
 
     Within a rank times are exact, whatever its clock's offset.
     """
     errors = [int(str(rank.facts.get("clock_error_ns", 0))) for rank in result.ranks]
-    found = messages(spans)
-    ends = zip(found["source_rank"], found["target_rank"], strict=True)
+    ends = zip(moved["source_rank"], moved["target_rank"], strict=True)
     apart = [errors[source] + errors[target] for source, target in ends]
-    spans_ns = found["end_ns"] - found["recv_start_ns"]
+    spans_ns = moved["end_ns"] - moved["recv_start_ns"]
     return bool((spans_ns < apart).any())
 
 
@@ -263,7 +263,7 @@ def _cautions(
     item: Item,
     figures: Mapping[str, float],
     planned_ns: int | None,
-    spans: pd.DataFrame,
+    moved: pd.DataFrame,
     result: CaseResult,
 ) -> str:
     case, measure, warmup = item.case, item.measure, result.warmup_step_ns
@@ -274,7 +274,7 @@ def _cautions(
         relative_deviation=figures["step_relative_deviation"],
         has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=_has_coarse_clock(spans, result),
+        has_coarse_clock=_has_coarse_clock(moved, result),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in result.ranks),
     )
