@@ -21,7 +21,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from ppbench.errors import StoreError
-from ppbench.report import figures
+from ppbench.report import charts, levels
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
 from ppbench.report.explanation import has_parts, headline, what_if
@@ -108,8 +108,8 @@ def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
             f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
             "measure it again with: ppbench sweep FILE --rerun"
         )
-    levels = store.table("memory", [run["run_id"]])
-    memory = None if levels.empty else figures.memory(levels)
+    table = store.table("memory", [run["run_id"]])
+    memory = None if table.empty else levels.memory(table)
     _write(path, _timeline_page(line, name, _facts(run), memory))
 
 
@@ -187,33 +187,33 @@ def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
     measured = ok_runs(runs)
     if measured.empty:
         return []
-    charts = [
+    drawn = [
         Chart(
             "throughput",
             "Throughput",
             "Tokens of a step over its full time, optimizer included.",
-            figures.throughput(measured, axes),
+            charts.throughput(measured, axes),
         ),
         Chart(
             "bubble",
             "Bubble",
             "Bars: the share of rank-time without compute, as measured. Diamonds: what the "
             "schedule leaves idle even with free transfers and equal stages, or those emulated.",
-            figures.bubble(measured, axes),
+            charts.bubble(measured, axes),
         ),
     ]
     with_memory = measured[measured["peak_memory_bytes"].notna()]
     if not with_memory.empty:
         ranks = store.table("ranks", with_memory["run_id"])
-        charts.append(
+        drawn.append(
             Chart(
                 "memory",
                 "Peak memory",
                 "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
-                figures.peak_memory(with_memory, ranks, axes),
+                charts.peak_memory(with_memory, ranks, axes),
             )
         )
-    return charts
+    return drawn
 
 
 def _subtitle(runs: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from ppbench.analysis.metrics import median_step
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.explanation import has_parts, headline
-from ppbench.report.figures import gantt
+from ppbench.report.gantt import gantt
 from ppbench.report.units import milliseconds, percent, tokens_per_s
 from ppbench.store import Store
 

@@ -9,7 +9,7 @@ from spans import TWO_RANKS
 from engine.plan.spans import COLUMNS
 from ppbench.config.case import Case, Measure
 from ppbench.report.explanation import PART_NAMES
-from ppbench.report.figures import memory
+from ppbench.report.levels import memory
 from ppbench.run.durations import durations_of, simulated
 from ppbench.run.job import Item, Job
 from ppbench.run.rows import CaseResult, RankResult, write_result

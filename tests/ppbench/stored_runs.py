@@ -1,0 +1,116 @@
+"""Runs and spans made by hand, and a store of them: every expected number is worked out here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from engine.plan.action import Op
+from engine.plan.spans import Span, lane_of
+from ppbench.config.case import Case
+from ppbench.store import Store
+
+MS = 1_000_000
+ACTIONS = [  # rank, stage, op, microbatch, start ms, end ms; rank 1 posts its receive at 1
+    (0, 0, Op.F, 0, 5, 15),
+    (0, 0, Op.SEND_F, 0, 15, 17),
+    (0, 0, Op.RECV_B, 0, 17, 41),
+    (0, 0, Op.B, 0, 41, 61),
+    (0, -1, Op.OPT, -1, 61, 65),
+    (1, 1, Op.RECV_F, 0, 6, 17),
+    (1, 1, Op.F, 0, 17, 27),
+    (1, 1, Op.B, 0, 27, 39),
+    (1, 1, Op.SEND_B, 0, 39, 41),
+    (1, -1, Op.OPT, -1, 39, 43),
+]
+NASTY = "</script><script>alert(\"1\")</script> & 'ünïcode' <b>bold</b>"
+
+
+def spans(step: int = 1, late_ms: int = 0) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            Span(
+                step,
+                rank,
+                lane_of(op).value,
+                stage,
+                op.value,
+                microbatch,
+                (start + late_ms) * MS,
+                (end + late_ms) * MS,
+                4096 if lane_of(op).value != "compute" else 0,
+            )
+            for rank, stage, op, microbatch, start, end in ACTIONS
+        ]
+    )
+
+
+def traces(figure) -> dict:
+    return {trace.name: trace for trace in figure.data if trace.name}
+
+
+def run_row(number: int, case: Case, **changes: object) -> dict:
+    row = {
+        "run_id": f"2026010{number // 10}T00000000{number % 10}-abcdef",
+        "sweep_id": "s",
+        "sweep_name": "demo",
+        "sweep_file": "sweeps/demo.toml",
+        "case_id": case.case_id,
+        "launch": 0,
+        "status": "ok",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        **case.settings(),
+        "tokens_per_s": 1000.0,
+        "step_ns": 56.0 * MS,
+        "bubble_fraction": 0.25,
+        "bubble_idle_over_ideal": 1 / 3,
+        "bubble_max_stage_span": 0.2,
+        "bubble_fraction_theory": 1 / 9,
+        "peak_memory_bytes": 100 * 2**20,
+        "peak_held_microbatches": 2,
+        "last_loss": 4.25,
+        "cautions": "",
+        "commit": "c0ffee",
+        "branch": "main",
+        "is_dirty": False,
+        "fingerprint": "f1f2",
+        "environment": json.dumps({"cpu": "Some <CPU>", "num_cores": 2, "gpus": [], "cuda": None}),
+        "ppbench_version": "0.1.0",
+    }
+    return {**row, **changes}
+
+
+def store_with(folder: Path, rows: list[dict]) -> Store:
+    store = Store(folder)
+    for row in rows:
+        is_ok = row["status"] == "ok"
+        steps = [{"step": n, "step_with_optimizer_ns": n * MS} for n in (1, 2, 3)]
+        ranks = [
+            {"rank": rank, "peak_memory_bytes": row["peak_memory_bytes"] - rank * 2**20}
+            for rank in range(row["world_size"])
+        ]
+        timed = pd.concat([spans(1), spans(2, 100), spans(3, 200)], ignore_index=True)
+        tables = {"steps": pd.DataFrame(steps), "ranks": pd.DataFrame(ranks), "spans": timed}
+        store.write_run(row, tables if is_ok else {})
+    return store
+
+
+def demo_store(folder: Path) -> Store:
+    """AFAB and 1F1B at 1 and 2 ranks, one oversubscribed pair, one failure."""
+    afab, other = Case(schedule="afab"), Case(schedule="1f1b")
+    crowd = {"cautions": "oversubscribed", "tokens_per_s": 9000.0}
+    return store_with(
+        folder,
+        [
+            run_row(1, replace(afab, world_size=1), tokens_per_s=600.0),
+            run_row(2, afab, tokens_per_s=1000.0, peak_memory_bytes=200 * 2**20),
+            run_row(3, replace(afab, world_size=4), **crowd),
+            run_row(4, replace(other, world_size=1), tokens_per_s=600.0),
+            run_row(5, other, tokens_per_s=1100.0, peak_memory_bytes=100 * 2**20),
+            run_row(6, replace(other, world_size=4), **crowd),
+            run_row(7, replace(other, seq_len=512), status="oom", error=NASTY + "\nline two"),
+        ],
+    )
