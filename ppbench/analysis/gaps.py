@@ -114,6 +114,18 @@ class _Places:
         return np.where(end_ns == NONE, made_ns, end_ns)
 
 
+def moments(found: Waits) -> tuple[Ints, Ints, Ints, Ints]:
+    """When each computation's rank was free, its input made, that arrived, and when it began.
+
+    In this order of time: what was made before the rank was free did not keep it waiting.
+    """
+    free, is_needed = found.free_ns, found.maker != NONE
+    start = np.maximum(found.spans["start_ns"].to_numpy(np.int64), free)
+    made = np.where(is_needed, np.clip(found.made_ns, free, start), free)
+    arrived = np.where(is_needed, np.clip(found.arrived_ns, made, start), made)
+    return free, made, arrived, start
+
+
 def gaps(found: Waits) -> pd.DataFrame:
     """Every idle stretch of every rank, in pieces of one cause each.
 
@@ -121,14 +133,11 @@ def gaps(found: Waits) -> pd.DataFrame:
     it comes before (NONE after the last), ordered by rank and start. Together with the computations
     they fill each rank from the step's first start to its last computation's end.
     """
-    start = np.maximum(found.spans["start_ns"].to_numpy(np.int64), found.free_ns)
-    made = np.clip(found.made_ns, found.free_ns, start)
-    made = np.where(found.maker == NONE, found.free_ns, made)
-    arrived = np.where(found.maker == NONE, made, np.clip(found.arrived_ns, made, start))
+    free, made, arrived, start = moments(found)
     rank = found.spans["rank"].to_numpy(np.int64)
     position = np.arange(len(rank))
     pieces = [
-        _pieces(rank, Cause.STAGE, found.free_ns, made, position),
+        _pieces(rank, Cause.STAGE, free, made, position),
         _pieces(rank, Cause.TRANSFER, made, arrived, position),
         _pieces(rank, Cause.HOST, arrived, start, position),
         _after_last(found),

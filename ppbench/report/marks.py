@@ -15,9 +15,9 @@ import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, waits
+from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, moments, waits
 from ppbench.analysis.transfers import waiting_ns
-from ppbench.report.palette import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, ink_on, tinted
+from ppbench.report.palette import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, tinted
 from ppbench.report.units import NS_PER_MS, size_unit
 
 Ints = npt.NDArray[np.int64]
@@ -258,14 +258,8 @@ _TIMES = ("start %{base:,.3f} ms", "duration %{x:,.3f} ms")
 def _gap_before(step: Step, at: Ints) -> Said:
     """How long the rank was idle before each computation, and mostly why."""
     found = step.waits
-    start = found.spans["start_ns"].to_numpy(np.int64)[at]
-    free, maker = found.free_ns[at], found.maker[at]
-    made = np.where(maker == NONE, free, np.clip(found.made_ns[at], free, np.maximum(free, start)))
-    arrived = np.where(
-        maker == NONE, free, np.clip(found.arrived_ns[at], made, np.maximum(made, start))
-    )
-    pieces = np.stack([made - free, arrived - made, start - arrived])
-    mostly, gap = pieces.argmax(axis=0), np.maximum(start - free, 0)
+    pieces = np.diff(np.stack(moments(found))[:, at], axis=0)
+    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
     words, codes = [NO_GAP], np.zeros(len(at), np.int64)
     for cause in (Cause.STAGE, Cause.TRANSFER, Cause.HOST):
         chosen = np.flatnonzero((mostly == cause) & (gap > 0))
@@ -353,7 +347,3 @@ def _marks(
 def _hover(lines: list[str], *, times: bool = True) -> str:
     return "<br>".join([*lines, *(_TIMES if times else ())]) + "<extra></extra>"
 
-
-def inks(colors: list[str]) -> list[str]:
-    """What can be read on each of them."""
-    return [ink_on(color) for color in colors]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES
+from ppbench.analysis.gaps import Cause
 
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"
@@ -43,7 +44,13 @@ OP_WORDS: dict[Op, str] = {
 }
 LIGHTEST = 0.45
 """How white the colour of a rank's last stage is, where it has several."""
-IDLE_COLOR = "rgba(128,128,128,0.22)"
+IDLE_COLORS: dict[Cause, str] = {
+    # See-through, so that they recede on light and on dark paper alike.
+    Cause.STAGE: "rgba(128,136,148,0.42)",
+    Cause.TRANSFER: "rgba(204,121,167,0.55)",
+    Cause.HOST: "rgba(140,100,60,0.75)",
+    Cause.NO_WORK: "rgba(128,136,148,0.14)",
+}
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 
 # In the order of the registry, relatives in kindred colours; the last two are for others, grey at
