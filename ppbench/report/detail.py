@@ -83,9 +83,7 @@ def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]
         "lane": trace.lane,
         "begin": column(delta),
         "width": column(width),
-        "numbers": [
-            _numbers(marks, name, order, quantum_ns, buffer) for name in marks[0].numbers
-        ],
+        "numbers": [_numbers(marks, name, order, quantum_ns, buffer) for name in marks[0].numbers],
         "hasText": marks[0].kind.has_text,
     }
     if len(trace.colors) > 1:
@@ -106,9 +104,7 @@ def _numbers(
     return {"name": name, "factor": factor, **_column(values, buffer)}
 
 
-def _said(
-    marks: list[Marks], order: Ints, quantum_ns: int, buffer: bytearray
-) -> dict[str, object]:
+def _said(marks: list[Marks], order: Ints, quantum_ns: int, buffer: bytearray) -> dict[str, object]:
     words: list[str] = []
     codes, amounts = [], []
     for said in (m.said for m in marks):

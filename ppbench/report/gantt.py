@@ -158,7 +158,9 @@ class _Drawing:
                     found.append(marks)
                     rows.append(marks.rank + first)
                     colors += [one for one in marks.kind.colors if one not in colors]
-                    shades.append(np.array([colors.index(c) for c in marks.kind.colors])[marks.shade])
+                    shades.append(
+                        np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
+                    )
         return _Stacked(found, np.concatenate(rows), colors, np.concatenate(shades))
 
     def _path_line(self) -> go.Scatter:

@@ -1,6 +1,6 @@
 """What a timeline draws of one step: bars by kind, each with what hovering over it tells.
 
-Only numbers and a few words per kind, no figure: the same marks become a figure's arrays, and, where
+Only numbers and a few words per kind, no figure: the same marks become a figure's arrays and, where
 there are too many to draw at once, the packed columns from which a page takes those in view.
 """
 
@@ -36,7 +36,7 @@ NO_GAP = "no gap before it"
 
 @dataclass(frozen=True)
 class Said:
-    """A phrase for each mark: `words[codes]`, where `{}` stands for the mark's `amount_ns` in ms."""
+    """A phrase per mark: `words[codes]`, where `{}` stands for the mark's `amount_ns` in ms."""
 
     words: list[str]
     codes: Ints
@@ -217,12 +217,10 @@ def _because(step: Step, cause: Cause, op: Op, stage: int) -> str:
 def _computations(step: Step) -> list[Marks]:
     compute = step.waits.spans
     ways = _ways(compute)
-    found = [_of_op(step, op, compute["op"].to_numpy() == op.value, ways) for op in COMPUTE_OPS_SHOWN]
+    ops = compute["op"].to_numpy()
+    found = [_of_op(step, op, ops == op.value, ways) for op in Op if op in COMPUTE_OPS]
     optimizer = step.spans[step.spans["op"] == Op.OPT.value].sort_values(["rank", "start_ns"])
     return [*found, _optimizer(step, optimizer)]
-
-
-COMPUTE_OPS_SHOWN = tuple(op for op in Op if op in COMPUTE_OPS)
 
 
 def _ways(compute: pd.DataFrame) -> Ints:
@@ -346,4 +344,3 @@ def _marks(
 
 def _hover(lines: list[str], *, times: bool = True) -> str:
     return "<br>".join([*lines, *(_TIMES if times else ())]) + "<extra></extra>"
-

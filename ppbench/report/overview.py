@@ -53,7 +53,9 @@ def overview(
     return Overview(edges, shares / np.diff(edges), counts)
 
 
-def _spent(begin_ns: npt.NDArray[np.int64], width_ns: npt.NDArray[np.int64], edges: Floats) -> Floats:
+def _spent(
+    begin_ns: npt.NDArray[np.int64], width_ns: npt.NDArray[np.int64], edges: Floats
+) -> Floats:
     """Time in each slice: the running total, a line that rises during a mark, read at the edges."""
     if not len(begin_ns):
         return np.zeros(len(edges) - 1)

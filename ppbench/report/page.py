@@ -7,36 +7,26 @@ them at once. The page's policy forbids every network request.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 import plotly.graph_objects as go
-from markupsafe import Markup
-from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
 
-from ppbench.errors import StoreError
-from ppbench.report import charts, levels
+from ppbench.report import charts
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
 from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.summary import bubbles, cautioned, failures, idle_parts, summary
-from ppbench.report.timelines import Timeline, groups, planned, timeline
+from ppbench.report.timelines import groups
 from ppbench.report.units import (
     MISSING,
     counted,
-    held,
     is_missing,
-    milliseconds,
-    percent,
     size,
-    tokens_per_s,
 )
+from ppbench.report.writing import environment, write_page
 from ppbench.store import Store
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -61,10 +51,9 @@ def render_report(
     `command` is what reproduces it; `sweep_text` is the sweep file's content, if it is known.
     """
     axes = varying_axes(runs)
-    template = _environment().get_template("report.html")
+    template = environment().get_template("report.html")
     return template.render(
         title=title,
-        plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
         subtitle=_subtitle(runs),
         answer=answer(runs, axes),
         cautions=cautioned(runs, axes),
@@ -93,81 +82,9 @@ def write_report(
     sweep_text: str | None,
 ) -> None:
     """Render the report and write it to `path`. Raises StoreError when that cannot be done."""
-    _write(path, render_report(store, runs, title=title, command=command, sweep_text=sweep_text))
-
-
-def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
-    """Write a page with the Gantt chart of one run's median step and the run's facts.
-
-    Raises StoreError when the run has no spans, or when the file cannot be written.
-    """
-    name = case_text(run, _NO_AXES)
-    line = timeline(store, run, name)
-    if line is None:
-        raise StoreError(
-            f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
-            "measure it again with: ppbench sweep FILE --rerun"
-        )
-    table = store.table("memory", [run["run_id"]])
-    memory = None if table.empty else levels.memory(table)
-    _write(path, _timeline_page(line, name, _facts(run), memory))
-
-
-def write_plan(
-    path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: list[tuple[str, str]]
-) -> None:
-    """Write a page with the Gantt chart of a simulated step, as `write_timeline` of a run.
-
-    Raises StoreError when the file cannot be written.
-    """
-    line = planned(spans, title, subtitle)
-    _write(path, _timeline_page(line, title, facts), option="--html")
-
-
-def _timeline_page(
-    line: Timeline, title: str, facts: list[tuple[str, str]], memory: go.Figure | None = None
-) -> str:
-    template = _environment().get_template("timeline.html")
-    return template.render(
-        title=title,
-        plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own library, not user text
-        timeline=line,
-        memory=memory,
-        facts=facts,
+    write_page(
+        path, render_report(store, runs, title=title, command=command, sweep_text=sweep_text)
     )
-
-
-def _write(path: Path, text: str, option: str = "-o") -> None:
-    """Aside first, then renamed: a reader never meets half a page."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise StoreError(
-            f"{path}: cannot be written: {error.strerror}; choose another path with {option} FILE"
-        ) from error
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["figure_json"] = _figure_json
-    return environment
-
-
-def _figure_json(figure: go.Figure) -> Markup:
-    """The figure for a `<script>`: without any `<` it can neither end the element nor start one."""
-    text = to_json_plotly(figure, engine="json")
-    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped on this very line
 
 
 def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
@@ -273,18 +190,3 @@ def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_plain(item) for item in value)
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _facts(run: pd.Series) -> list[tuple[str, str]]:
-    return [
-        ("throughput", tokens_per_s(run["tokens_per_s"])),
-        ("step", milliseconds(run["step_ns"])),
-        ("bubble", percent(run["bubble_fraction"])),
-        ("in theory", percent(run["bubble_fraction_theory"])),
-        ("peak memory", size(run["peak_memory_bytes"])),
-        ("held microbatches", held(run)),
-        ("model", str(run["model_preset"])),
-        ("device", str(run["device"])),
-        ("cautions", _plain(run["cautions"]) or "none"),
-        ("run", str(run["run_id"])),
-    ]

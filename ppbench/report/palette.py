@@ -80,6 +80,11 @@ def schedule_colors(names: Iterable[str]) -> dict[str, str]:
     return {name: SCHEDULE_CYCLE[i % cycle] for i, name in enumerate([*known, *others])}
 
 
+def rank_color(rank: int, num_ranks: int) -> str:
+    """From dark to light with the rank, in one hue: ranks are an order and not a kind."""
+    return tinted(INDIGO, 0.75 * rank / max(1, num_ranks - 1))
+
+
 def tinted(color: str, whiteness: float) -> str:
     """`#rrggbb` mixed with so much white, 0 to 1."""
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]

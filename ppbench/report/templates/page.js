@@ -75,7 +75,10 @@
     div.dataset.narrow = isNarrow;
     div.style.minHeight = "";
     div.dataset.drawn = "";
-    return Plotly.react(div, figure.data, figure.layout, CONFIG);
+    placeNote(div, figure.layout);
+    const react = Plotly.react(div, figure.data, figure.layout, CONFIG);
+    if (figure.layout.meta?.detail) attachDetail(div);
+    return react;
   }
 
   const isFolded = (div) => div.closest("details:not([open])") !== null;

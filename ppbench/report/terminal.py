@@ -1,0 +1,1 @@
+def draw_steps(steps, console): return ""
