@@ -24,8 +24,8 @@ from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.page import write_report
 from ppbench.report.terminal import draw_steps
-from ppbench.report.timeline_page import steps_of, write_timeline
-from ppbench.report.timelines import MEDIAN
+from ppbench.report.timeline_page import run_names, write_timeline
+from ppbench.report.timelines import MEDIAN, steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.overhead import Rounds, measure_overhead
@@ -306,7 +306,8 @@ def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
     store = _open(results)
     runs = _measured(store, shown.names)
-    steps = steps_of(store, runs, choice=shown.choice, has_plan=shown.has_plan)
+    rows, names = [run for _, run in runs.iterrows()], run_names(runs)
+    steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
     return draw_steps(steps, Console())
 
 

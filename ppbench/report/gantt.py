@@ -28,8 +28,8 @@ import plotly.graph_objects as go
 from engine.plan.spans import Lane
 from ppbench.report.detail import Detail, Trace, packed
 from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, size_of
-from ppbench.report.overview import Overview, overview
-from ppbench.report.palette import TRACK_COLOR, ink_on
+from ppbench.report.overview import MOST_SHARE, Overview, overview
+from ppbench.report.palette import MIXED_COLOR, TRACK_COLOR, ink_on
 from ppbench.report.panels import Update, figure_text
 from ppbench.report.style import PLAIN, legend
 from ppbench.report.units import NS_PER_MS, counted
@@ -38,7 +38,7 @@ MOST_BARS = 5000
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
 NUM_SLICES = 600
-PATH = "critical path"
+PATH, SEVERAL = "critical path", "several"
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
 _LANES_NAMED_PX = 60  # of a row; in a lower one there is no room for `send` and `recv`
 _TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 44
@@ -61,7 +61,7 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
 
     A notebook's or a picture's: what is too much to draw stays an overview.
     """
-    return gantt_with_detail(steps).figure
+    return gantt_with_detail(steps, has_detail=False).figure
 
 
 def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gantt:
@@ -135,6 +135,8 @@ class _Drawing:
             "columns": detail.name,
             "mostBars": MOST_BARS,
             "slices": NUM_SLICES,
+            "mostShare": MOST_SHARE,
+            "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
             "grids": [
                 {"trace": grid_at + n, "firstRow": row, "ranks": step.num_ranks}
                 for n, (row, step) in enumerate(zip(self._first_row, self._steps, strict=True))
@@ -194,12 +196,12 @@ class _Drawing:
             y0=self._first_row[number] + LANE_CENTRES[Lane.COMPUTE],
             dy=1,
             zmin=0,
-            zmax=len(kinds),
+            zmax=len(kinds) + 1,
             colorscale=_colorscale(kinds),
             showscale=False,
             ygap=max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE]) / 2)),
             customdata=np.stack([seen.busy, seen.counts], axis=-1),
-            text=np.array([m.kind.name for m in kinds], dtype=object)[seen.mostly],
+            text=np.array([*(m.kind.name for m in kinds), SEVERAL], dtype=object)[seen.mostly],
             hovertemplate="<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
             "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
         )
@@ -209,12 +211,13 @@ class _Drawing:
         more = (
             f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
             if has_detail
-            else "ppbench timeline draws them."
+            else "The page of ppbench timeline shows more where one zooms in."
         )
         text = (
-            f"{counted(num_spans, 'span')}, too many to draw one by one: merged into "
-            f"{NUM_SLICES} slices of time per rank.<br>Each has the colour of what took most of "
-            f"it, fainter the more it idles. {more}"
+            f"{counted(num_spans, 'span')}, too many to draw one by one: what is in view is "
+            f"merged into {NUM_SLICES} slices of time per rank.<br>Each has the colour of the op "
+            "that took two thirds of it or more, else slate, and is fainter the more it idles. "
+            f"{more}"
         )
         note = {
             "name": "note",
@@ -279,6 +282,8 @@ class _Drawing:
                 "range": [0, self._end_ms * _ROOM],
                 "ticksuffix": " ms",
                 "showticksuffix": "last",
+                "exponentformat": "none",
+                "separatethousands": True,
                 "zeroline": False,
             },
             "yaxis": {
@@ -322,6 +327,7 @@ class _Drawing:
         return {
             "tickvals": np.array([row + LANE_CENTRES[lane] for _, row, lane in places]),
             "ticktext": [words[lane].format(rank) for rank, _, lane in places],
+            "ticks": "",
             "ticklabelstandoff": 4,
         }
 
@@ -433,12 +439,13 @@ def _codes(seen: Overview) -> Floats:
 
 
 def _colorscale(kinds: list[Marks]) -> list[list[object]]:
-    """A ramp for each kind, from nearly clear to its colour; their edges meet."""
+    """A ramp for each kind, and for several at once, from nearly clear to its colour."""
+    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
     scale: list[list[object]] = []
-    for number, marks in enumerate(kinds):
-        channels = ",".join(str(int(marks.kind.colors[0][i : i + 2], 16)) for i in (1, 3, 5))
+    for number, color in enumerate(colors):
+        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
         scale += [
-            [number / len(kinds), f"rgba({channels},0.08)"],
-            [(number + 1) / len(kinds), f"rgba({channels},1)"],
+            [number / len(colors), f"rgba({channels},0.08)"],
+            [(number + 1) / len(colors), f"rgba({channels},1)"],
         ]
     return scale

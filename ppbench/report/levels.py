@@ -28,7 +28,7 @@ def memory(levels: pd.DataFrame, ranks: pd.DataFrame) -> go.Figure:
         figure.add_trace(_line(number, of_rank, color, unit, unit_bytes))
         peak = peaks.get(number)
         if not is_missing(peak):
-            figure.add_trace(_predicted(number, float(peak) / unit_bytes, end_ms, color, unit))
+            figure.add_trace(_predicted(number, float(str(peak)) / unit_bytes, end_ms, color, unit))
     return figure
 
 

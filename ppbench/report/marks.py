@@ -117,6 +117,10 @@ class Step:
         return int(self.spans["rank"].max()) + 1
 
     @cached_property
+    def num_stages(self) -> int:
+        return int(self.spans["stage"].max()) + 1
+
+    @cached_property
     def rank_of_stage(self) -> dict[int, int]:
         compute = self.waits.spans.drop_duplicates("stage")
         return dict(zip(compute["stage"].tolist(), compute["rank"].tolist(), strict=True))

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.report.marks import Floats, Marks
+from ppbench.report.marks import Floats, Ints, Marks
 
+MOST_SHARE = 2 / 3
+"""With less, chance decides which op took most, and the colours of neighbours would flicker."""
 Cells = npt.NDArray[np.float64]
 
 
@@ -28,12 +30,13 @@ class Overview:
     @property
     def busy(self) -> Cells:
         """By rank and slice, the share of the time spent on anything."""
-        return np.minimum(self.shares.sum(axis=0), 1.0)
+        return np.asarray(np.minimum(self.shares.sum(axis=0), 1.0))
 
     @property
-    def mostly(self) -> npt.NDArray[np.int64]:
-        """By rank and slice, the kind that took most of it."""
-        return self.shares.argmax(axis=0).astype(np.int64)
+    def mostly(self) -> Ints:
+        """By rank and slice, the kind that took MOST_SHARE of what was spent; else how many."""
+        is_most = self.shares.max(axis=0) >= MOST_SHARE * self.shares.sum(axis=0)
+        return np.where(is_most, self.shares.argmax(axis=0), len(self.shares))
 
 
 def overview(

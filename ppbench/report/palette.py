@@ -42,6 +42,8 @@ OP_WORDS: dict[Op, str] = {
     Op.SEND_B: "send gradients",
     Op.RECV_B: "receive gradients",
 }
+MIXED_COLOR = "#5B6472"
+"""Several ops at once, where time is too coarse to tell them apart."""
 LIGHTEST = 0.45
 """How white the colour of a rank's last stage is, where it has several."""
 IDLE_COLORS: dict[Cause, str] = {

@@ -13,7 +13,7 @@ PLAIN = {
         "xaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
         "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
     },
-    "data": {"scatter": [{"marker": {"color": NEUTRAL}}]},
+    "data": {"scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}}]},
 }
 
 

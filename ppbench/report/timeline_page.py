@@ -49,8 +49,7 @@ def write_timeline(
     `choice` is `median`, `slowest` or the number of a step. Raises StoreError when a run has no
     spans or the file cannot be written, UsageError when it has no such step or no plan.
     """
-    rows = [run for _, run in runs.iterrows()]
-    names = run_names(runs)
+    rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     of_runs = [
         _OfRun(name, text, _facts(run))
@@ -105,4 +104,3 @@ def _facts(run: pd.Series) -> Facts:
         ("cautions", ", ".join(cautions_of(run)) or "none"),
         ("run", str(run["run_id"])),
     ]
-def steps_of(*a, **k): return []

@@ -36,7 +36,7 @@ class Timeline:
     facts: str
     figure: go.Figure
     detail: Detail | None = None
-    explanations: tuple[str, ...] = ()  # where the idle time went, run by run
+    explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if untold
     run_ids: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ def chosen_step(steps: pd.DataFrame, choice: str) -> pd.Series:
     Raises UsageError for a step that was not measured.
     """
     if choice == SLOWEST:
-        return steps.loc[steps["step_with_optimizer_ns"].idxmax()]
+        return steps.iloc[int(steps["step_with_optimizer_ns"].argmax())]
     wanted = str(median_step(steps)) if choice == MEDIAN else choice
     found = steps[steps["step"].astype(str) == wanted]
     if found.empty:
@@ -109,9 +109,27 @@ def timeline(
 
     Raises StoreError when spans are not there, UsageError as `chosen_step` and `planned_step`.
     """
+    return _drawn(store, _all_shown(store, runs, names, choice, has_plan=has_plan))
+
+
+def steps_of(
+    store: Store,
+    runs: Sequence[pd.Series],
+    names: Sequence[str],
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> list[Step]:
+    """The same steps, for something else to draw; raises as `timeline` does."""
+    shown = _all_shown(store, runs, names, choice, has_plan=has_plan)
+    return [step for one in shown for step in one.steps]
+
+
+def _all_shown(
+    store: Store, runs: Sequence[pd.Series], names: Sequence[str], choice: str, *, has_plan: bool
+) -> list[_Shown]:
     named = zip(runs, names, strict=True)
-    shown = [_shown(store, run, name, choice, has_plan=has_plan) for run, name in named]
-    return _drawn(store, shown)
+    return [_shown(store, run, name, choice, has_plan=has_plan) for run, name in named]
 
 
 def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool) -> _Shown:
@@ -140,7 +158,7 @@ def _drawn(store: Store, shown: Sequence[_Shown]) -> Timeline:
         shown[0].facts if len(shown) == 1 else "",
         drawn.figure,
         drawn.detail,
-        tuple(text for one in shown if (text := _explanation(store, one.run))),
+        tuple(_explanation(store, one.run) for one in shown),
         tuple(str(one.run["run_id"]) for one in shown),
     )
 

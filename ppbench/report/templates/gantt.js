@@ -78,8 +78,9 @@ function marksInView(traces, view, most) {
 
 const inMs = (ms) => ms.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
-// The arrays with which plotly draws the marks at these places.
-function barsOf(trace, places, quantumMs) {
+// The arrays with which plotly draws the marks at these places; text in those of `least` ms or more,
+// because measuring text that does not fit takes most of the time.
+function barsOf(trace, places, quantumMs, least) {
   const count = places.length / 2;
   const at = (n) => places[2 * n];
   const taken = (values) => Float64Array.from({ length: count }, (_, n) => values[at(n)]);
@@ -92,7 +93,7 @@ function barsOf(trace, places, quantumMs) {
   };
   if (trace.hasText) {
     const microbatch = numbers[trace.numbers.findIndex((number) => number.name === "microbatch")];
-    bars.text = Array.from({ length: count }, (_, n) => String(microbatch[at(n)]));
+    bars.text = Array.from({ length: count }, (_, n) => (bars.x[n] < least ? "" : String(microbatch[at(n)])));
   }
   if (trace.said) {
     const codes = trace.later("codes", trace.said.codes, 1);
@@ -134,7 +135,7 @@ function slicesOf(kinds, grid, start, end, numSlices) {
 }
 
 // The overview of one step for what is in view, as plotly draws it.
-function gridOf(kinds, grid, view, numSlices) {
+function gridOf(kinds, grid, view, { slices: numSlices, mostShare }) {
   const { spent, counts } = slicesOf(kinds, grid, view.start, view.end, numSlices);
   const [z, customdata, text] = [[], [], []];
   for (let rank = 0; rank < grid.ranks; rank++) {
@@ -145,9 +146,10 @@ function gridOf(kinds, grid, view, numSlices) {
         busy += spent[kind][n];
         if (spent[kind][n] > spent[mostly][n]) mostly = kind;
       }
+      if (spent[mostly][n] < mostShare * busy) mostly = kinds.length;
       codes.push(busy > 0 ? mostly + Math.min(0.999, Math.max(0.001, busy)) : null);
       told.push([Math.min(1, busy), counts[n]]);
-      words.push(kinds[mostly].name);
+      words.push(kinds[mostly]?.name ?? "several");
     }
     z.push(codes);
     customdata.push(told);
@@ -157,11 +159,15 @@ function gridOf(kinds, grid, view, numSlices) {
   return { z, customdata, text, x0: view.start + dx / 2, dx };
 }
 
+const TEXT_PX = { width: 8, height: 11 };
+
 function viewOf(div) {
   const { xaxis, yaxis } = div._fullLayout;
   const [start, end] = xaxis.range;
   const [top, bottom] = [...yaxis.range].sort((a, b) => a - b);
-  return { start, end, top, bottom };
+  const lanePx = (yaxis._length / (bottom - top)) * div.layout.meta.detail.laneHeight;
+  const least = lanePx < TEXT_PX.height ? Infinity : ((end - start) / xaxis._length) * TEXT_PX.width;
+  return { start, end, top, bottom, least };
 }
 
 const NOTHING = { base: [null], x: [null], y: [null], customdata: null, text: null, hovertext: null };
@@ -181,14 +187,14 @@ function showView(data, told, traces, view) {
   for (const grid of told.grids) data[grid.trace].visible = found === null;
   traces.forEach((trace, n) => {
     const isShown = found !== null && found[n].length > 0;
-    putBars(data, trace, isShown ? barsOf(trace, found[n], told.quantumMs) : NOTHING);
+    putBars(data, trace, isShown ? barsOf(trace, found[n], told.quantumMs, view.least) : NOTHING);
   });
   if (found !== null) {
     const total = found.reduce((sum, places) => sum + places.length / 2, 0);
     return `${total.toLocaleString("en-US")} bars in view, each drawn by itself.`;
   }
   const kinds = traces.filter((trace) => trace.hasText).map((trace) => ({ ...trace, name: data[trace.trace].name }));
-  for (const grid of told.grids) Object.assign(data[grid.trace], gridOf(kinds, grid, view, told.slices));
+  for (const grid of told.grids) Object.assign(data[grid.trace], gridOf(kinds, grid, view, told));
   return told.note;
 }
 
@@ -212,7 +218,7 @@ function noteOf(div) {
 const columnsOf = new WeakMap();
 
 // Lets a figure with `layout.meta.detail`, just drawn, show what one zooms in on.
-function attachDetail(div) {
+function attachDetail(div, config) {
   const told = div.layout.meta.detail;
   told.note = noteOf(div).textContent;
   if (columnsOf.has(div)) return;
@@ -221,14 +227,14 @@ function attachDetail(div) {
   const bytes = painted.then(() => unpackBytes(document.getElementById(told.columns)));
   columnsOf.set(div, bytes.then((unpacked) => readColumns(told, unpacked)));
   div.on("plotly_relayout", (change) => {
-    if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div);
+    if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div, config);
   });
 }
 
-async function showInView(div) {
+async function showInView(div, config) {
   const traces = await columnsOf.get(div);
   const told = div.layout.meta.detail;
   noteOf(div).textContent = showView(div.data, told, traces, viewOf(div));
-  await Plotly.react(div, div.data, div.layout);
+  await Plotly.react(div, div.data, div.layout, config);
   div.dispatchEvent(new Event("detailed"));
 }

@@ -23,7 +23,7 @@
       },
       data: {
         bar: [{ marker: { line: { color: paper } } }],
-        scatter: [{ marker: { color: ink, line: { color: paper } } }],
+        scatter: [{ marker: { color: ink, line: { color: paper } }, line: { color: ink } }],
       },
     };
   }
@@ -77,7 +77,7 @@
     div.dataset.drawn = "";
     placeNote(div, figure.layout);
     const react = Plotly.react(div, figure.data, figure.layout, CONFIG);
-    if (figure.layout.meta?.detail) attachDetail(div);
+    if (figure.layout.meta?.detail) attachDetail(div, CONFIG);
     return react;
   }
 
