@@ -51,10 +51,11 @@ def test_a_plan_with_free_transfers_waits_for_stages_alone():
 
 
 def told(step: pd.DataFrame) -> list[tuple]:
-    columns = ("rank", "cause", "start_ns", "end_ns")
+    columns = ["rank", "cause", "start_ns", "end_ns"]
     found = gaps(waits(step))
     return [
-        (r, Cause(c).name, s // MS, e // MS) for r, c, s, e in zip(*(found[c] for c in columns))
+        (r, Cause(c).name, s // MS, e // MS)
+        for r, c, s, e in found[columns].itertuples(index=False)
     ]
 
 
