@@ -216,8 +216,8 @@ class _Drawing:
         text = (
             f"{counted(num_spans, 'span')}, too many to draw one by one: what is in view is "
             f"merged into {NUM_SLICES} slices of time per rank.<br>Each has the colour of the op "
-            "that took four fifths of its work or more, else slate, and is fainter the more it idles. "
-            f"{more}"
+            "that took four fifths of its work or more, else slate, and is fainter the more it "
+            f"idles. {more}"
         )
         note = {
             "name": "note",

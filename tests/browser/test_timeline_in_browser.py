@@ -27,7 +27,10 @@ MS = 1_000_000
 NASTY = "</script><script>document.title = 'taken over'</script> & 'ünïcode'"
 READER = """
 const pause = () => new Promise((done) => setTimeout(done, 20));
-const until = async (check) => { for (let n = 0; n < 250 && !check(); n++) await pause(); return check(); };
+const until = async (check) => {
+  for (let n = 0; n < 250 && !check(); n++) await pause();
+  return check();
+};
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
 const div = document.querySelector(".chart");
@@ -125,7 +128,7 @@ BAR = """(() => {
 })()"""
 
 
-def hovered(tab: Tab, trace: str, at: int) -> list[str]:
+def hovered(tab: Tab, trace: str, at: object) -> list[str]:
     """What the page says when the mouse stands on the middle of a bar."""
     tab.evaluate("div.scrollIntoView()")
     x, y = tab.evaluate(BAR % (trace, at))
@@ -158,7 +161,8 @@ def test_the_critical_path_can_be_switched_on(desk: Tab) -> None:
     assert desk.evaluate(lines) == 0
     desk.evaluate("""(async () => {
       const names = texts(".legendtext", div);
-      const toggle = all(".traces", div)[names.indexOf("critical path")].querySelector(".legendtoggle");
+      const item = all(".traces", div)[names.indexOf("critical path")];
+      const toggle = item.querySelector(".legendtoggle");
       toggle.dispatchEvent(new MouseEvent("mousedown", { bubbles: true }));
       toggle.dispatchEvent(new MouseEvent("mouseup", { bubbles: true }));
       await until(() => all(".scatterlayer .trace path.js-line", div).length > 0);
@@ -226,7 +230,8 @@ def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) ->
         str(
             big.evaluate("""(async () => {
               const traces = (await columnsOf.get(div)).filter((trace) => trace.hasText);
-              const { spent, counts } = slicesOf(traces, div.layout.meta.detail.grids[0], 2000, 3000, 50);
+              const grid = div.layout.meta.detail.grids[0];
+              const { spent, counts } = slicesOf(traces, grid, 2000, 3000, 50);
               return JSON.stringify({ spent: spent.map((one) => [...one]), counts: [...counts] });
             })()""")
         )
@@ -239,7 +244,7 @@ def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
     big: Tab, big_store: Store
 ) -> None:
     drag(big, 0.5, 0.52)
-    num_bars, note = view(big)
+    _, note = view(big)
     start, end = big.evaluate("div.layout.xaxis.range")
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     seen = spans[(spans["start_ns"] < end * MS) & (spans["end_ns"] > start * MS)]
@@ -252,13 +257,8 @@ def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
         .sort_values(["rank", "start_ns"])
         .iloc[0]
     )
-    at = int(
-        str(
-            big.evaluate(
-                f"[...div._fullData.find((t) => t.name === 'forward').base].findIndex((b) => Math.abs(b - {first['start_ns'] / MS}) < 0.01)"
-            )
-        )
-    )
+    at = big.evaluate(f"""div._fullData.find((trace) => trace.name === "forward").base
+      .findIndex((base) => Math.abs(base - {first["start_ns"] / MS}) < 0.01)""")
     told = hovered(big, "forward", at)
     assert told[:2] == ["forward", f"microbatch {first['microbatch']}"]
     assert told[2] == f"rank {first['rank']}, stage {first['stage']}"
@@ -274,7 +274,7 @@ def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
 
 def test_zooming_in_a_little_makes_a_finer_overview(big: Tab) -> None:
     drag(big, 0.2, 0.6)
-    num_bars, note = view(big)
+    _, note = view(big)
     assert note.startswith("12,000 spans, too many")
     width = big.evaluate("div.data.find((trace) => trace.type === 'heatmap').dx")
     start, end = big.evaluate("div.layout.xaxis.range")
