@@ -105,7 +105,7 @@ def arrangement(num_panels: int, columns: int, y_title: str) -> Update:
 
 
 def panels_meta(panels: Panels, y_title: str) -> Update:
-    """What a page needs to arrange the panels by itself, as `arrangement` does, when some are hidden."""
+    """For a page that hides panels and arranges the others as `arrangement` does."""
     return {
         "titles": list(panels.titles),
         "yTitle": y_title,
