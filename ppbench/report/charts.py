@@ -25,6 +25,7 @@ from ppbench.report.panels import (
     axis_key,
     columns_offered,
     figure_text,
+    panels_meta,
     title_annotations,
 )
 from ppbench.report.style import NEUTRAL, PLAIN, legend
@@ -82,7 +83,10 @@ def _chart(panels: Panels, y_title: str, y_axis: Update) -> go.Figure:
             "hovermode": "closest",
             "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
             "annotations": title_annotations(panels),
-            "meta": {"arrangements": {str(n): update for n, update in arrangements.items()}},
+            "meta": {
+                "arrangements": {str(n): update for n, update in arrangements.items()},
+                "panels": panels_meta(panels, y_title),
+            },
             **axes_of(panels, {"rangemode": "tozero", "zeroline": False, **y_axis}),
         }
     )
@@ -99,6 +103,7 @@ def _bars(panels: Panels, column: str, shown: str) -> Iterator[go.Bar]:
                 name=figure_text(schedule),
                 legendgroup=str(schedule),
                 showlegend=number == 0,
+                ids=cases["case_id"].to_list(),
                 x=cases["x"].to_numpy(dtype=float),
                 y=cases[column].to_numpy(dtype=float),
                 width=panels.bar_width,
@@ -141,6 +146,7 @@ def _markers(
             showlegend=number == 0,
             mode="markers",
             cliponaxis=False,
+            ids=of_panel["case_id"].to_list(),
             x=of_panel["x"].to_numpy(dtype=float),
             y=of_panel["y"].to_numpy(dtype=float),
             xaxis=f"x{key}",

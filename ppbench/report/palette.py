@@ -41,6 +41,14 @@ OP_WORDS: dict[Op, str] = {
     Op.SEND_B: "send gradients",
     Op.RECV_B: "receive gradients",
 }
+PART_COLORS: dict[str, str] = {
+    "structure": "#8DA0B6",
+    "imbalance": "#A63D57",
+    "transfer": "#4B3FA0",
+    "jitter": "#D9C8B4",
+    "launch_gap": "#7A7A2E",
+}
+"""Part of the bubble, as columns of `runs` name it -> colour. Muted: idle time is not work."""
 LIGHTEST = 0.45
 """How white the colour of a rank's last stage is, where it has several."""
 IDLE_COLOR = "rgba(128,128,128,0.22)"

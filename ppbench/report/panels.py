@@ -104,6 +104,20 @@ def arrangement(num_panels: int, columns: int, y_title: str) -> Update:
     return update
 
 
+def panels_meta(panels: Panels, y_title: str) -> Update:
+    """For a page that hides panels and arranges the others as `arrangement` does."""
+    return {
+        "titles": list(panels.titles),
+        "yTitle": y_title,
+        "panelPx": PANEL_PX,
+        "gapPx": GAP_PX,
+        "topPx": TOP_PX,
+        "bottomPx": BOTTOM_PX,
+        "gapX": _GAP_X,
+        "maxColumns": MAX_COLUMNS,
+    }
+
+
 def axis_key(panel: int) -> str:
     """Plotly's suffix of a panel's axes: none for the first, then 2, 3, ..."""
     return "" if panel == 0 else str(panel + 1)
