@@ -6,6 +6,7 @@ compares at a glance only when a millisecond is as long in both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -24,13 +25,14 @@ NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run's median step, or a planned one, ready to be drawn."""
+    """The median step of some runs, or a planned one, ready to be drawn."""
 
-    run_id: str
     name: str
     facts: str
     figure: go.Figure
     explanation: str = ""  # where its idle time went
+    case_ids: tuple[str, ...] = ()
+    run_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,15 @@ class Group:
     """Timelines that differ only in schedule (or launch)."""
 
     title: str
-    timelines: tuple[Timeline, ...]
+    timeline: Timeline
     is_open: bool
 
 
-def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeline | None:
+def timeline(
+    store: Store, runs: Sequence[pd.Series], name: str, title: str = ""
+) -> Timeline | None:
     """The Gantt chart of a run's median step; None when the run has no spans stored."""
+    (run,) = runs
     spans = store.table("spans", [run["run_id"]])
     steps = store.table("steps", [run["run_id"]])
     if spans.empty or steps.empty:
@@ -54,19 +59,20 @@ def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeli
         return None
     edges = store.table("edges", [run["run_id"]])
     told = headline(run, edges) if has_parts(run) else ""
-    return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title), told)
+    ids = (str(run["case_id"]),), (str(run["run_id"]),)
+    return Timeline(name, facts(run, step), gantt(shown, title), told, *ids)
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     """The Gantt chart of a simulated step: in ms, as measured ones are, or in s from 1 s."""
     if spans["end_ns"].max() < NS_PER_S:
-        return Timeline("", name, facts, gantt(spans, ""))
+        return Timeline(name, facts, gantt(spans, ""))
     scaled = spans.assign(start_ns=spans["start_ns"] / 1e3, end_ns=spans["end_ns"] / 1e3)
     figure = gantt(scaled, "").update_xaxes(ticksuffix=" s")
     for trace in figure.data:
         if trace.hovertemplate:
             trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
-    return Timeline("", name, facts, figure)
+    return Timeline(name, facts, figure)
 
 
 def facts(run: pd.Series, step: int) -> str:
@@ -88,8 +94,11 @@ def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
     titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
     members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
     ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
-    found = [_group(store, title, members[title], n < NUM_OPEN) for n, title in enumerate(ordered)]
-    return [group for group in found if group.timelines]
+    return [
+        Group(title, line, n < NUM_OPEN)
+        for n, title in enumerate(ordered)
+        for line in _rivals(store, members[title])
+    ]
 
 
 def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
@@ -100,18 +109,18 @@ def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
 
 
-def _group(store: Store, title: str, members: pd.DataFrame, is_open: bool) -> Group:
+def _rivals(store: Store, members: pd.DataFrame) -> list[Timeline]:
     has_launches = len(members["launch"].unique()) > 1
     found = []
     for _, run in members.iterrows():
         launch = f", launch {run['launch']}" if has_launches else ""
-        found.append(timeline(store, run, axis_text("schedule", run["schedule"]) + launch))
-    timelines = tuple(line for line in found if line is not None)
-    _share_axis(timelines)
-    return Group(title, timelines, is_open)
+        found.append(timeline(store, [run], axis_text("schedule", run["schedule"]) + launch))
+    lines = [line for line in found if line is not None]
+    _share_axis(lines)
+    return lines
 
 
-def _share_axis(timelines: tuple[Timeline, ...]) -> None:
+def _share_axis(timelines: list[Timeline]) -> None:
     ends = [line.figure.layout.xaxis.range[1] for line in timelines]
     for line in timelines:
         line.figure.update_xaxes(range=[0, max(ends)])
