@@ -63,6 +63,8 @@ const figures = (() => {
     if (isNarrow) withNarrowLegend(figure);
     div.dataset.narrow = isNarrow;
     figure.layout.template = template();
+    // Of a figure that is drawn already plotly would keep the width.
+    figure.layout.width = div.clientWidth;
     return figure;
   }
 

@@ -124,5 +124,7 @@
   addEventListener("keydown", ({ key }) => {
     if (key === "Escape") lists.forEach((list) => { list.open = false; });
   });
+  // On a phone an open bar would be half the screen.
+  if (innerWidth <= 640) document.querySelector("#filters > details").open = false;
   restore();
 })();

@@ -9,12 +9,16 @@
 
   // Paper is white, has its own width, and shows everything that is open, seen before or not.
   const root = document.documentElement;
+  const folded = [];
   addEventListener("beforeprint", () => {
+    folded.push(...document.querySelectorAll("details.printed:not([open])"));
+    folded.forEach((details) => { details.open = true; });
     root.classList.add("printing");
     figures.drawVisible();
   });
   addEventListener("afterprint", () => {
     root.classList.remove("printing");
+    folded.splice(0).forEach((details) => { details.open = false; });
     figures.redrawAll();
   });
 

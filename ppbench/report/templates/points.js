@@ -75,8 +75,11 @@ function withPanelsLeft(figure) {
   layout.annotations = (figure.layout.annotations ?? []).filter(({ xref }) => isLeft(xref ?? "paper"))
     .map((note) => (/^x/.test(note.xref) ? { ...note, xref: moved(note.xref), yref: moved(note.yref) } : note));
   layout.meta = { ...figure.layout.meta, panels: { ...panels, titles: kept.map((panel) => panels.titles[panel]) } };
-  const data = figure.data.filter((trace) => trace.ids || place.has(panelOf(trace.xaxis ?? "x")))
-    .map((trace) => ({ ...trace, xaxis: moved(trace.xaxis ?? "x"), yaxis: moved(trace.yaxis ?? "y") }));
+  // A key of the legend has no points and no panel of its own.
+  const isKey = (trace) => !trace.ids && [...numbers(trace.x)].every((x) => x === null);
+  const data = figure.data.filter((trace) => isKey(trace) || isLeft(trace.xaxis ?? "x"))
+    .map((trace) => (isKey(trace) ? { ...trace, xaxis: "x", yaxis: "y" }
+      : { ...trace, xaxis: moved(trace.xaxis ?? "x"), yaxis: moved(trace.yaxis ?? "y") }));
   return { ...figure, data, layout };
 }
 
