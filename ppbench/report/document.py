@@ -20,7 +20,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from ppbench.errors import StoreError
-from ppbench.report.packed import pack_text
+from ppbench.report.packed import pack_bytes, pack_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -59,7 +59,8 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "figure_json": _figure_json,
-        "packed": _packed,
+        "packed": pack_bytes,
+        "packed_figure": _packed_figure,
         "script_json": _script_json,
     }
     # plotly's own library, not user text
@@ -71,7 +72,7 @@ def _figure_json(figure: go.Figure) -> Markup:
     return _in_script(to_json_plotly(figure, engine="json"))
 
 
-def _packed(figure: go.Figure) -> str:
+def _packed_figure(figure: go.Figure) -> str:
     """The figure for a `<script>` that is read only when its chart is opened."""
     return pack_text(to_json_plotly(figure, engine="json"))
 

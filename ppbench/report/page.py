@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
 from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.errors import StoreError
-from ppbench.report import charts, levels
+from ppbench.report import levels
 from ppbench.report.about import About, about_report, about_timeline
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
+from ppbench.report.chart_list import charts_of
 from ppbench.report.document import render, write
 from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.filters import case_list, filters
@@ -23,16 +24,6 @@ from ppbench.report.units import held, milliseconds, percent, size, tokens_per_s
 from ppbench.store import Store
 
 _NO_AXES: Axes = ()
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure over all cases, with its heading and how to read it."""
-
-    name: str
-    heading: str
-    explanation: str
-    figure: go.Figure
 
 
 def render_report(
@@ -56,10 +47,11 @@ def render_report(
         failures=failures(runs, axes),
         summary=summary(runs, axes),
         timelines=_timelines(store, runs, axes),
-        charts=_charts(store, runs, axes),
+        charts=charts_of(store, runs, axes),
         idle_parts=idle_parts(ok_runs(runs), axes),
         idle_answers=_idle_answers(store, ok_runs(runs), axes),
         groups=groups(store, runs, axes),
+        case_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         bubbles=bubbles(ok_runs(runs), axes),
         environments=environments(runs),
         command=command,
@@ -87,12 +79,7 @@ def write_timeline(path: Path, store: Store, run: pd.Series) -> None:
     Raises StoreError when the run has no spans, or when the file cannot be written.
     """
     name = case_text(run, _NO_AXES)
-    line = timeline(store, [run], name)
-    if line is None:
-        raise StoreError(
-            f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
-            "measure it again with: ppbench sweep FILE --rerun"
-        )
+    line = timeline(store, [run], [name])
     table = store.table("memory", [run["run_id"]])
     memory = None if table.empty else levels.memory(table)
     about = about_timeline(name, pd.DataFrame([run]))
@@ -124,9 +111,11 @@ def _timeline_page(
 
 def _timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> dict[str, Timeline]:
     """The timeline of every ok run that has spans, by its id; a row of the table opens it."""
-    measured = [run for _, run in ok_runs(runs).iterrows()]
-    found = [(run["run_id"], timeline(store, [run], case_text(run, axes))) for run in measured]
-    return {run_id: line for run_id, line in found if line is not None}
+    found: dict[str, Timeline] = {}
+    for _, run in ok_runs(runs).iterrows():
+        with contextlib.suppress(StoreError):
+            found[run["run_id"]] = timeline(store, [run], [case_text(run, axes)])
+    return found
 
 
 def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
@@ -140,39 +129,6 @@ def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
     edges = store.table("edges", [fastest["run_id"]])
     first = f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
     return [first, *what_if(fastest, edges)]
-
-
-def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
-    measured = ok_runs(runs)
-    if measured.empty:
-        return []
-    drawn = [
-        Chart(
-            "throughput",
-            "Throughput",
-            "Tokens of a step over its full time, optimizer included.",
-            charts.throughput(measured, axes),
-        ),
-        Chart(
-            "bubble",
-            "Bubble",
-            "Bars: the share of rank-time without compute, as measured. Diamonds: what the "
-            "schedule leaves idle even with free transfers and equal stages, or those emulated.",
-            charts.bubble(measured, axes),
-        ),
-    ]
-    with_memory = measured[measured["peak_memory_bytes"].notna()]
-    if not with_memory.empty:
-        ranks = store.table("ranks", with_memory["run_id"])
-        drawn.append(
-            Chart(
-                "memory",
-                "Peak memory",
-                "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
-                charts.peak_memory(with_memory, ranks, axes),
-            )
-        )
-    return drawn
 
 
 def _facts(run: pd.Series) -> list[tuple[str, str]]:

@@ -87,6 +87,12 @@ def tinted(color: str, whiteness: float) -> str:
     return "#" + "".join(f"{round(c + (255 - c) * whiteness):02x}" for c in channels)
 
 
+def translucent(color: str, opacity: float) -> str:
+    """`#rrggbb` that lets the paper through, so that it suits light and dark."""
+    channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+    return f"rgba({channels},{opacity})"
+
+
 def ink_on(color: str) -> str:
     """Black or white, whichever stands out more on `#rrggbb` (WCAG 2 relative luminance)."""
     red, green, blue = (_linear(int(color[i : i + 2], 16) / 255) for i in (1, 3, 5))

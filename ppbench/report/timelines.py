@@ -6,6 +6,7 @@ compares at a glance only when a millisecond is as long in both.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import median_step
+from ppbench.errors import StoreError
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt
@@ -30,8 +32,8 @@ class Timeline:
     name: str
     facts: str
     figure: go.Figure
-    explanation: str = ""  # where its idle time went
-    case_ids: tuple[str, ...] = ()
+    detail: None = None  # of a figure that shows an overview
+    explanations: tuple[str, ...] = ()  # where the idle time went, run by run
     run_ids: tuple[str, ...] = ()
 
 
@@ -44,23 +46,27 @@ class Group:
     is_open: bool
 
 
-def timeline(
-    store: Store, runs: Sequence[pd.Series], name: str, title: str = ""
-) -> Timeline | None:
-    """The Gantt chart of a run's median step; None when the run has no spans stored."""
-    (run,) = runs
+def timeline(store: Store, runs: Sequence[pd.Series], names: Sequence[str]) -> Timeline:
+    """The Gantt chart of a run's median step. Raises StoreError when it has no spans stored."""
+    (run,), (name,) = runs, names
     spans = store.table("spans", [run["run_id"]])
     steps = store.table("steps", [run["run_id"]])
     if spans.empty or steps.empty:
-        return None
+        raise StoreError(_missing(run))
     step = median_step(steps)
     shown = spans[spans["step"] == step]
     if shown.empty:
-        return None
-    edges = store.table("edges", [run["run_id"]])
-    told = headline(run, edges) if has_parts(run) else ""
-    ids = (str(run["case_id"]),), (str(run["run_id"]),)
-    return Timeline(name, facts(run, step), gantt(shown, title), told, *ids)
+        raise StoreError(_missing(run))
+    told = (headline(run, store.table("edges", [run["run_id"]])),) if has_parts(run) else ()
+    figure = gantt(shown, "")
+    return Timeline(name, facts(run, step), figure, None, told, (str(run["run_id"]),))
+
+
+def _missing(run: pd.Series) -> str:
+    return (
+        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        "measure it again with: ppbench sweep FILE --rerun"
+    )
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
@@ -111,13 +117,14 @@ def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
 
 def _rivals(store: Store, members: pd.DataFrame) -> list[Timeline]:
     has_launches = len(members["launch"].unique()) > 1
-    found = []
+    found: list[Timeline] = []
     for _, run in members.iterrows():
         launch = f", launch {run['launch']}" if has_launches else ""
-        found.append(timeline(store, [run], axis_text("schedule", run["schedule"]) + launch))
-    lines = [line for line in found if line is not None]
-    _share_axis(lines)
-    return lines
+        name = axis_text("schedule", run["schedule"]) + launch
+        with contextlib.suppress(StoreError):
+            found.append(timeline(store, [run], [name]))
+    _share_axis(found)
+    return found
 
 
 def _share_axis(timelines: list[Timeline]) -> None:

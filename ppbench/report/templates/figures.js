@@ -60,6 +60,7 @@ const figures = (() => {
       arrange(figure.layout, Number(div.dataset.columns));
     }
     const isNarrow = div.clientWidth < NARROW;
+    withFronts(figure, isNarrow);
     if (isNarrow) withNarrowLegend(figure);
     div.dataset.narrow = isNarrow;
     figure.layout.template = template();
@@ -81,6 +82,7 @@ const figures = (() => {
     if (isHidden(div)) return wait(div);
     const { data, layout } = withoutIds(fitted(figure, div));
     div.style.minHeight = "";
+    if (typeof placeNote === "function") placeNote(div, layout);
     Plotly.react(div, data, layout, CONFIG);
     if (layout.meta?.detail && typeof attachDetail === "function") attachDetail(div);
   }

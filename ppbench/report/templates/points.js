@@ -63,12 +63,14 @@ function withPanelsLeft(figure) {
   const isLeft = (reference) => !/^[xy]\d*/.test(reference) || place.has(panelOf(reference.split(" ")[0]));
   const others = Object.entries(figure.layout).filter(([key]) => !/^[xy]axis\d*$/.test(key));
   const layout = Object.fromEntries(others);
+  const isShared = (letter) => Object.keys(figure.layout).some((key) => (
+    key.startsWith(`${letter}axis`) && figure.layout[key].matches));
   kept.forEach((panel, index) => {
     for (const letter of ["x", "y"]) {
       const axis = { ...figure.layout[`${letter}axis${keyOf(panel)}`] };
       axis.anchor = moved(axis.anchor);
-      if (letter === "y" && index === 0) delete axis.matches;
-      if (letter === "y" && index > 0) axis.matches = "y";
+      delete axis.matches;
+      if (index > 0 && isShared(letter)) axis.matches = letter;
       layout[`${letter}axis${keyOf(index)}`] = axis;
     }
   });
@@ -103,49 +105,65 @@ function arrange(layout, columns) {
 
 const numbers = (value) => (value && isTyped(value) ? decoded(value) : value ?? []);
 const rounded = (number) => Math.round(number * 1e6) / 1e6;
-const offsetOf = (x) => rounded(x - Math.round(x));
-const offsetsOf = (data) => {
-  const bars = data.filter((trace) => trace.type === "bar" && trace.ids);
-  return [...new Set(bars.flatMap((trace) => [...numbers(trace.x)].map(offsetOf)))].sort((a, b) => a - b);
+const offsetOf = (place) => rounded(place - Math.round(place));
+const offsetsOf = (data, letter) => {
+  const bars = data.filter((trace) => ["bar", "box"].includes(trace.type) && trace.ids);
+  return [...new Set(bars.flatMap((trace) => [...numbers(trace[letter])].map(offsetOf)))].sort((a, b) => a - b);
 };
 
-// Whether x counts named places from 0 on and nothing but cases stands there.
-function hasPlaces(figure) {
-  const { tickvals, ticktext } = figure.layout.xaxis ?? {};
-  const isCounted = ticktext && [...numbers(tickvals)].every((value, index) => value === index);
-  const isFree = figure.data.every((trace) => trace.ids || [...numbers(trace.x)].every((x) => x === null));
-  return isCounted && isFree && !figure.layout.shapes?.length;
+// The letter of the axis that has names for 0, 1, 2, ... and nothing on it but cases, if one does.
+function casesAxisOf(figure) {
+  return ["x", "y"].find((letter) => {
+    const { tickvals, ticktext } = figure.layout[`${letter}axis`] ?? {};
+    const isCounted = ticktext && [...numbers(tickvals)].every((value, index) => value === index);
+    const isFree = figure.data.every((trace) => trace.ids || [...numbers(trace[letter])].every((at) => at === null));
+    return isCounted && isFree && !figure.layout.shapes?.length;
+  });
+}
+
+// How to move what stands at a place or beside it once only `places` and bars `after` are left.
+function moverOf(places, before, after) {
+  if (!after.length) return (at) => places.indexOf(Math.round(at)) + offsetOf(at);
+  const wider = before.length / after.length;
+  const slot = before.length > 1 ? (before[1] - before[0]) * wider : 0;
+  return (at) => {
+    const offset = offsetOf(at);
+    const near = after.reduce((a, b) => (Math.abs(b - offset) < Math.abs(a - offset) ? b : a));
+    const middle = (after.indexOf(near) - (after.length - 1) / 2) * slot;
+    return places.indexOf(Math.round(at)) + middle + (offset - near) * wider;
+  };
 }
 
 // Places and bars that no case needs any longer make room for the others.
-function withPlacesLeft(figure, all) {
-  const xs = figure.data.filter((trace) => trace.ids).flatMap((trace) => [...numbers(trace.x)]);
-  const places = [...new Set(xs.map(Math.round))].sort((a, b) => a - b);
-  const [before, after] = [offsetsOf(all), offsetsOf(figure.data)];
+function withPlacesLeft(figure, all, letter) {
+  const taken = figure.data.filter((trace) => trace.ids).flatMap((trace) => [...numbers(trace[letter])]);
+  const places = [...new Set(taken.map(Math.round))].sort((a, b) => a - b);
+  const [before, after] = [offsetsOf(all, letter), offsetsOf(figure.data, letter)];
+  const moved = moverOf(places, before, after);
   const wider = after.length ? before.length / after.length : 1;
-  const slot = before.length > 1 ? (before[1] - before[0]) * wider : 0;
-  const moved = (x) => {
-    const place = places.indexOf(Math.round(x));
-    if (!after.length) return place + offsetOf(x);
-    const near = after.reduce((a, b) => (Math.abs(b - offsetOf(x)) < Math.abs(a - offsetOf(x)) ? b : a));
-    const middle = (after.indexOf(near) - (after.length - 1) / 2) * slot;
-    return place + middle + (offsetOf(x) - near) * wider;
-  };
   const data = figure.data.map((trace) => {
     if (!trace.ids) return trace;
     const wide = typeof trace.width === "number" ? { width: trace.width * wider } : {};
-    return { ...trace, x: [...numbers(trace.x)].map(moved), ...wide };
+    return { ...trace, [letter]: [...numbers(trace[letter])].map(moved), ...wide };
   });
   const layout = { ...figure.layout };
+  const names = layout[`${letter}axis`].ticktext;
+  const room = Math.max(places.length + 0.1, letter === "x" ? 3 : 0) / 2;
   const middle = (places.length - 1) / 2;
-  const room = Math.max(places.length + 0.1, 3) / 2;
-  for (const key of Object.keys(layout).filter((name) => /^xaxis\d*$/.test(name))) {
+  const isFalling = layout[`${letter}axis`].range[0] > layout[`${letter}axis`].range[1];
+  const range = [middle - room, middle + room];
+  for (const key of Object.keys(layout).filter((name) => name.startsWith(`${letter}axis`))) {
     layout[key] = {
       ...layout[key],
       tickvals: places.map((_, index) => index),
       ticktext: places.map((place) => layout[key].ticktext[place]),
-      range: [middle - room, middle + room],
+      range: isFalling ? range.toReversed() : range,
     };
+  }
+  if (letter === "y" && layout.meta?.panels) {
+    const { panels } = layout.meta;
+    const panelPx = panels.panelPx * Math.max(places.length, 3) / Math.max(names.length, 3);
+    layout.meta = { ...layout.meta, panels: { ...panels, panelPx } };
   }
   return { ...figure, data, layout };
 }
@@ -153,12 +171,13 @@ function withPlacesLeft(figure, all) {
 // The figure of the selected cases, or null if none of them is in it. `selected` null is all.
 function figureOf(figure, selected) {
   const hasCases = figure.data.some((trace) => trace.ids);
-  if (selected === null || !hasCases) return figure;
+  if (!hasCases) return figure;
+  if (selected === null) return { ...figure, data: figure.data.map((trace) => thinned(trace, [])) };
   const data = tracesOf(figure.data, selected);
   if (!data.some((trace) => trace.ids)) return null;
-  let left = { ...figure, data };
-  if (figure.layout.meta?.panels) left = withPanelsLeft(left);
-  return hasPlaces(left) ? withPlacesLeft(left, figure.data) : left;
+  const left = figure.layout.meta?.panels ? withPanelsLeft({ ...figure, data }) : { ...figure, data };
+  const letter = casesAxisOf(left);
+  return letter ? withPlacesLeft(left, figure.data, letter) : left;
 }
 
 // plotly tells points apart by `ids`, and of two with the same it would draw one.
