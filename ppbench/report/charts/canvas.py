@@ -60,7 +60,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
 
 
 def shared(panels: Panels, **settings: object) -> Update:
-    """The settings of an axis of figures that is the same in every panel and, by itself, begins at zero."""
+    """An axis of figures that is the same in every panel and, unless told otherwise, begins at 0."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 

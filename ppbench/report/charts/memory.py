@@ -55,7 +55,12 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
     figure.add_traces(list(bars(panels, "peak", f"{shown}, highest rank")))
     for column, name, marker, word in (
         ("predicted_peak_memory_bytes", "predicted", _PREDICTED, "predicted"),
-        ("peak_memory_bytes", "each rank", {"symbol": "circle", "size": 4, "line": {"width": 0}}, "measured"),
+        (
+            "peak_memory_bytes",
+            "each rank",
+            {"symbol": "circle", "size": 4, "line": {"width": 0}},
+            "measured",
+        ),
     ):
         points = _rank_points(panels, runs, ranks, column, unit_bytes)
         figure.add_traces(list(markers(panels, points, name, marker, f" {word}: {shown}")))
