@@ -60,7 +60,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
 
 
 def shared(panels: Panels, **settings: object) -> Update:
-    """An axis of figures that is the same in every panel and, unless told otherwise, begins at 0."""
+    """An axis of figures that is the same in every panel and, unless told otherwise, has a 0."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 
