@@ -23,7 +23,7 @@ const figures = (() => {
         modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
       },
       data: {
-        bar: [{ marker: { line: { color: paper } } }],
+        bar: [{ marker: { line: { color: paper } }, error_x: { color: quiet }, error_y: { color: quiet } }],
         scatter: [{ marker: { color: ink, line: { color: paper } } }],
       },
     };

@@ -1,5 +1,6 @@
 // The points of a figure that a filter keeps, and the panels that are then left.
-// Pure: a parsed figure in, a new one out. A trace says with `ids` which case each point is.
+// Pure: a parsed figure in, a new one out. A trace says with `ids` which case each point is; what
+// follows a slash tells the points of a case apart.
 
 const TYPED = {
   i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array,
@@ -34,7 +35,7 @@ function tracesOf(data, selected) {
   if (selected === null) return data;
   const left = data.map((trace) => {
     if (!trace.ids) return trace;
-    return thinned(trace, trace.ids.map((id) => selected.has(id)));
+    return thinned(trace, trace.ids.map((id) => selected.has(id.split("/")[0])));
   }).filter((trace) => !trace.ids || trace.ids.length > 0);
   const isNamed = (trace) => trace.showlegend !== false;
   const named = new Set(left.filter(isNamed).map((trace) => trace.legendgroup));
