@@ -80,7 +80,7 @@ const figures = (() => {
     div.toggleAttribute("data-empty", figure === null);
     if (figure === null) return Plotly.purge(div);
     if (isHidden(div)) return wait(div);
-    const { data, layout } = withoutIds(fitted(figure, div));
+    const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
     if (typeof placeNote === "function") placeNote(div, layout);
     Plotly.react(div, data, layout, CONFIG);
