@@ -23,9 +23,9 @@ from ppbench.report.answer import answer
 from ppbench.report.cases import axis_text, varying_axes
 from ppbench.report.filters import filters, value_text
 from ppbench.report.page import render_report, write_report
-from ppbench.report.timeline_page import write_timeline
 from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
 from ppbench.report.summary import summary
+from ppbench.report.timeline_page import write_timeline
 from ppbench.report.units import held
 from ppbench.store import Store
 
