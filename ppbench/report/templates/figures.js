@@ -29,8 +29,10 @@ const figures = (() => {
     };
   }
 
-  // Small multiples stand in as many columns as fit.
+  // Small multiples stand in as many columns as fit, and on paper a little closer to each other.
   const COLUMN_WIDTHS = [[4, 1000], [3, 760], [2, 500], [1, 0]];
+  const CLOSER = 14;
+  const isPrinting = () => document.documentElement.classList.contains("printing");
 
   function columnsFor({ titles, maxColumns }, width) {
     const [fitting] = COLUMN_WIDTHS.find(([, least]) => width >= least);
@@ -69,6 +71,7 @@ const figures = (() => {
   function fitted(figure, div) {
     const panels = figure.layout.meta?.panels;
     if (panels) {
+      if (isPrinting()) panels.gapPx -= CLOSER;
       div.dataset.columns = columnsFor(panels, div.clientWidth);
       arrange(figure.layout, Number(div.dataset.columns));
     }
