@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from ppbench.report.cases import SPREAD_OF_LAUNCHES
 from ppbench.report.palette import schedule_colors
 from ppbench.report.panels import (
-    TOP_PX,
     Panels,
     Update,
     arrangement,
@@ -45,7 +44,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
         layout={
             "template": PLAIN,
             "barmode": barmode,
-            "margin": {"l": left_px, "r": 12, "t": TOP_PX, "b": panels.bottom_px},
+            "margin": {"l": left_px, "r": 12, "t": panels.top_px, "b": panels.bottom_px},
             "hovermode": "closest",
             "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
             "annotations": title_annotations(panels),
