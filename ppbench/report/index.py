@@ -6,6 +6,7 @@ later writes what both have made.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -52,7 +53,7 @@ def entries(folder: Path) -> list[Entry]:
     """ppbench's own pages in the folder, newest first; anything else is passed over."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
     told = [(path, read_about(path)) for path in paths]
-    found = [Entry(quote(path.name), about) for path, about in told if about is not None]
+    found = [Entry(quote(os.fsencode(path.name)), about) for path, about in told if about is not None]
     return sorted(found, key=lambda entry: entry.about.measured, reverse=True)
 
 

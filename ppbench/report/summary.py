@@ -83,7 +83,7 @@ def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Where the idle time went, for the ok runs that tell; and what was predicted of each."""
-    told = runs[[has_parts(run) for _, run in runs.iterrows()]]
+    told = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
     return _table([*(_setting(axis, runs) for axis in axes), *_PARTS], told)
 
 

@@ -14,6 +14,8 @@
   const passes = ({ axes: values }, except) => axes.every((axis) => (
     axis === except || chosen.get(axis).size === 0 || chosen.get(axis).has(values[axis])
   ));
+  const chosenTexts = (axis) => boxes.filter((box) => box.dataset.axis === axis && chosen.get(axis).has(box.value))
+    .map((box) => box.value);
   const isFiltered = () => [...chosen.values()].some((values) => values.size > 0);
 
   function read() {
@@ -27,7 +29,7 @@
 
   function write() {
     const told = new URLSearchParams();
-    chosen.forEach((values, axis) => values.forEach((value) => told.append(axis, value)));
+    axes.forEach((axis) => chosenTexts(axis).forEach((value) => told.append(axis, value)));
     if (finder.value.trim()) told.set("find", finder.value.trim());
     const bare = location.href.split("#")[0];
     history.replaceState(null, "", told.size ? `${bare}#${told}` : bare);
@@ -47,15 +49,15 @@
       button.setAttribute("aria-pressed", String(chosen.get(button.dataset.axis).size === 0));
     }
     for (const shown of document.querySelectorAll("#filters .chosen")) {
-      const values = [...chosen.get(shown.dataset.axis)];
+      const values = chosenTexts(shown.dataset.axis);
       shown.textContent = values.length ? values.join(", ") : shown.dataset.all;
     }
   }
 
   function showSentence(selected) {
-    const parts = axes.filter((axis) => chosen.get(axis).size).map((axis) => (
-      `${document.querySelector(`#filters [data-heading="${CSS.escape(axis)}"]`).textContent} ${[...chosen.get(axis)].join(" or ")}`
-    ));
+    const heading = (axis) => document.querySelector(`[data-heading="${CSS.escape(axis)}"]`).textContent;
+    const parts = axes.filter((axis) => chosen.get(axis).size)
+      .map((axis) => `${heading(axis)} ${chosenTexts(axis).join(" or ")}`);
     const many = cases.length === 1 ? "case" : "cases";
     document.getElementById("shown").textContent = selected
       ? `${selected.size} of ${cases.length} ${many} · ${parts.join(" · ")}` : `all ${cases.length} ${many}`;
