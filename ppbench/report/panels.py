@@ -175,11 +175,6 @@ def _elided(name: str) -> str:
     return name if len(name) <= _LONGEST_TICK else f"…{name[1 - _LONGEST_TICK :]}"
 
 
-def columns_offered(num_panels: int) -> list[int]:
-    """The numbers of columns that a chart can take, by the width there is."""
-    return list(range(1, max(1, min(num_panels, MAX_COLUMNS)) + 1))
-
-
 def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
     """Layout settings (dotted keys) that put the panels in so many columns."""
     num_panels = len(panels.titles)
