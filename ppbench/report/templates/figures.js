@@ -45,10 +45,11 @@ const figures = (() => {
   function withNarrowLegend(figure) {
     const { layout } = figure;
     const items = figure.data.filter((trace) => trace.showlegend !== false).length;
-    const perRow = layout.meta?.panels ? 3 : 2;
+    const isAligned = !layout.meta?.panels;
+    const perRow = isAligned || layout.yaxis.automargin ? 2 : 3; // names of rows take their room too
     const extra = (Math.ceil(items / perRow) - 1) * LEGEND_ROW;
     layout.legend = { ...layout.legend, font: { size: 11 }, maxheight: 1000 };
-    if (perRow === 2) Object.assign(layout.legend, { entrywidthmode: "fraction", entrywidth: 0.5 });
+    if (isAligned) Object.assign(layout.legend, { entrywidthmode: "fraction", entrywidth: 0.5 });
     layout.margin = { ...layout.margin, t: layout.margin.t + extra };
     layout.height += extra;
   }
