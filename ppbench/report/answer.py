@@ -163,7 +163,8 @@ def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
 
 
 def _by_launches(ratio: Ratio) -> str:
-    between = f"between {ratio.low - 1:+z.1%} and {ratio.high - 1:+z.1%} (95 %)"
+    low, high = (written(end - 1, "{:+.1f} %", 100) for end in (ratio.low, ratio.high))
+    between = f"between {low} and {high} (95 %)"
     if ratio.low > 1:
         return f"By their launches the lead is {between}."
     return f"Which of them is faster is unclear: by their launches, the lead is {between}."

@@ -59,7 +59,9 @@ def test_two_launches_make_no_interval() -> None:
 def test_with_three_launches_of_each_the_lead_has_an_interval_by_them() -> None:
     rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 3)
     assert "20 % more throughput than afab, the next schedule" in second_sentence(rows)
-    assert "By their launches the lead is between +20.0% and +20.0% (95 %)" in second_sentence(rows)
+    assert "By their launches the lead is between +20.0 % and +20.0 % (95 %)" in second_sentence(
+        rows
+    )
 
 
 def test_a_lead_that_launches_do_not_prove_is_called_unclear() -> None:

@@ -129,5 +129,5 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
             marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
             customdata=np.column_stack([points["text"].map(figure_text), where]),
             hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
-            "<br>apart from the other steps<extra></extra>",
+            "<br>apart from the other steps of its launch<extra></extra>",
         )
