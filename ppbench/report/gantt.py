@@ -216,8 +216,8 @@ class _Drawing:
         text = (
             f"{counted(num_spans, 'span')}, too many to draw one by one: what is in view is "
             f"merged into {NUM_SLICES} slices of time per rank.<br>Each has the colour of the op "
-            "that took two thirds of it or more, else slate, and is fainter the more it idles. "
-            f"{more}"
+            "that took four fifths of its work or more, else slate, and is fainter the more it "
+            f"idles. {more}"
         )
         note = {
             "name": "note",
@@ -346,13 +346,14 @@ def _rank_of_kind(name: str) -> tuple[bool, bool]:
 def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
     kind, marks = stacked.kind, stacked.marks
     names = list(marks[0].numbers)
-    columns = [_joined(marks, name) for name in names]
+    width_ms = np.concatenate([m.width_ns for m in marks]) / NS_PER_MS
+    columns = [*(_joined(marks, name) for name in names), width_ms]
     said = [text for m in marks if m.said is not None for text in m.said.texts()]
     trace = _no_bars(stacked, is_outlined=is_outlined)
     trace.update(
         y=stacked.row + LANE_CENTRES[kind.lane],
         base=np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS,
-        x=np.concatenate([m.width_ns for m in marks]) / NS_PER_MS,
+        x=width_ms,
         customdata=np.column_stack(columns),
         hovertext=said or None,
     )

@@ -54,8 +54,8 @@ class Said:
 class Kind:
     """What the marks of one trace have in common.
 
-    `hover` is a template: `%{customdata[i]}` are the `numbers` in their order, `%{hovertext}` what
-    is said of the mark, `%{base}` and `%{x}` start and duration in ms.
+    `hover` is a template: `%{customdata[i]}` are the `numbers` in their order and after them the
+    duration in ms, `%{hovertext}` what is said of the mark, `%{base}` its start in ms.
     """
 
     name: str
@@ -173,6 +173,7 @@ def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFra
     lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
     if cause is not Cause.NO_WORK:
         lines[1] += " of microbatch %{customdata[1]}"
+    lines += _times(2)
     return Marks(
         Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines)),
         pieces["rank"].to_numpy(np.int64),
@@ -243,18 +244,21 @@ def _of_op(step: Step, op: Op, is_op: npt.NDArray[np.bool_], ways: Ints) -> Mark
         f"<b>{OP_WORDS[op]}</b>",
         "microbatch %{customdata[2]}",
         "rank %{customdata[0]}, stage %{customdata[1]}",
-        *_TIMES,
+        *_times(3),
         "%{hovertext}",
     ]
     shades = [tinted(OP_COLORS[op], LIGHTEST * way / max(1, most)) for way in range(most + 1)]
-    kind = Kind(OP_WORDS[op], Lane.COMPUTE, shades, _hover(lines, times=False), has_text=True)
+    kind = Kind(OP_WORDS[op], Lane.COMPUTE, shades, _hover(lines), has_text=True)
     numbers = {name: (bars[name].to_numpy(np.int64), 1.0) for name in _PLACE}
     said = _gap_before(step, at)
     return _marks(kind, step, bars, numbers, ways[at], said)
 
 
 _PLACE = ("rank", "stage", "microbatch")
-_TIMES = ("start %{base:,.3f} ms", "duration %{x:,.3f} ms")
+
+
+def _times(num_numbers: int) -> tuple[str, str]:
+    return "start %{base:,.3f} ms", f"duration %{{customdata[{num_numbers}]:,.3f}} ms"
 
 
 def _gap_before(step: Step, at: Ints) -> Said:
@@ -272,7 +276,7 @@ def _gap_before(step: Step, at: Ints) -> Said:
 
 
 def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
-    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}"]
+    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
     kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines))
     numbers = {"rank": (bars["rank"].to_numpy(np.int64), 1.0)}
     return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
@@ -308,13 +312,13 @@ def _of_transfer(
     place = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
     size = f"%{{customdata[3]:,.1f}} {sizes.unit}"
     heading = f"<b>{name}{', waiting for the other end' if is_waiting else ''}</b>"
-    lines = [heading, *place, *_TIMES, size, "posted %{customdata[4]:,.3f} ms before it moved"]
+    lines = [heading, *place, *_times(5), size, "posted %{customdata[4]:,.3f} ms before it moved"]
     color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
     kind = Kind(
         f"{name}, waiting" if is_waiting else name,
         lane_of(op),
         [color],
-        _hover(lines, times=False),
+        _hover(lines),
         group=name,
         is_listed=not is_waiting,
     )
@@ -346,5 +350,5 @@ def _marks(
     )
 
 
-def _hover(lines: list[str], *, times: bool = True) -> str:
-    return "<br>".join([*lines, *(_TIMES if times else ())]) + "<extra></extra>"
+def _hover(lines: list[str]) -> str:
+    return "<br>".join(lines) + "<extra></extra>"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ppbench.report.marks import Floats, Ints, Marks
 
-MOST_SHARE = 2 / 3
+MOST_SHARE = 0.8
 """With less, chance decides which op took most, and the colours of neighbours would flicker."""
 Cells = npt.NDArray[np.float64]
 

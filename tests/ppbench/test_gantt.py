@@ -178,7 +178,7 @@ def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> No
     (grid,) = [trace for trace in drawn(many).data if trace.type == "heatmap"]
     last = np.asarray(grid.z, dtype=float)[3]
     assert last[-1] == pytest.approx(1.0025, abs=0.0001)  # a little backward, then nothing left
-    assert set(np.floor(last[5:-5])) == {2.0}  # forward and backward in turn: several
+    assert np.floor(last[300]) == 2  # forward and backward in turn: several
     assert grid.zmax == 3
 
 

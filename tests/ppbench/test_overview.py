@@ -29,7 +29,7 @@ def test_a_part_of_the_step_is_sliced_by_itself():
     np.testing.assert_allclose(forward, [[1, 0], [0, 0]])
 
 
-def test_a_slice_that_no_op_has_two_thirds_of_is_several():
+def test_a_slice_that_no_op_has_four_fifths_of_is_several():
     assert seen(4).mostly.tolist() == [[0, 0, 1, 1], [0, 2, 1, 0]]
 
 

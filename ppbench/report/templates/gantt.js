@@ -89,7 +89,7 @@ function barsOf(trace, places, quantumMs, least) {
     base: taken(trace.begin),
     x: taken(trace.width),
     y: Float64Array.from({ length: count }, (_, n) => places[2 * n + 1]),
-    customdata: Array.from({ length: count }, (_, n) => numbers.map((values) => values[at(n)])),
+    customdata: Array.from({ length: count }, (_, n) => [...numbers.map((values) => values[at(n)]), trace.width[at(n)]]),
   };
   if (trace.hasText) {
     const microbatch = numbers[trace.numbers.findIndex((number) => number.name === "microbatch")];
