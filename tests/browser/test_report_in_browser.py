@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from chromium import SCREENSHOTS, Browser, Tab
+from chromium import Browser, Tab
+from screens import DESK, PHONE, keep, needs_browser
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
@@ -20,7 +21,7 @@ from ppbench.report.page import write_report
 from ppbench.store import Store
 
 MS = 1_000_000
-DESK, PHONE = 1440, 390
+pytestmark = needs_browser
 ERROR = "</script><script>document.title = 'taken over'</script>"
 NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
 
@@ -117,7 +118,7 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
       for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
       scrollTo(0, 0);
     })()""")
-    tab.screenshot(SCREENSHOTS / f"report-{width}-{scheme}.png")
+    keep(tab, f"report-{width}-{scheme}")
     return tab
 
 
@@ -433,7 +434,7 @@ def test_paper_is_white_as_wide_as_a_page_and_without_controls(phone: Tab) -> No
       return [ink, width, isFitting, controls, paper];
     })()"""
     shown = phone.evaluate(script)
-    phone.screenshot(SCREENSHOTS / "report-print.png")
+    keep(phone, "report-print")
     phone.evaluate("dispatchEvent(new Event('afterprint'))")
     dark = {"name": "prefers-color-scheme", "value": "dark"}
     phone.call("Emulation.setEmulatedMedia", media="", features=[dark])
@@ -444,7 +445,7 @@ def test_the_index_sorts_and_fits_and_has_no_error(browser: Browser, page: Path)
     write_index(page.parent)
     for width, scheme in ((DESK, "light"), (PHONE, "dark")):
         tab = Tab(browser, page.parent / "index.html", width, scheme)
-        tab.screenshot(SCREENSHOTS / f"index-{width}-{scheme}.png")
+        keep(tab, f"index-{width}-{scheme}")
         assert tab.problems() == []
         assert tab.requests() == [(page.parent / "index.html").as_uri()]
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
