@@ -242,6 +242,23 @@ def test_charts_take_the_colours_of_the_scheme(desk: Tab, phone: Tab) -> None:
     assert phone.evaluate(title) == "rgb(230, 232, 234)"
 
 
+def test_the_command_is_copied_offline(desk: Tab) -> None:
+    desk.evaluate("""(() => {
+      document.addEventListener("copy", () => { globalThis.copied = String(getSelection()); });
+      Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true });
+      document.querySelector("#reproduce .copy").focus();
+    })()""")
+    press(desk, "Enter", "Enter", "\r")
+    script = "until(() => document.querySelector('#reproduce .copy').textContent === 'Copied')"
+    desk.evaluate(script)
+    assert str(desk.evaluate("globalThis.copied")).strip() == "ppbench"
+
+
+def press(tab: Tab, code: str, key: str, text: str) -> None:
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=code, text=text)
+
+
 # Filters
 
 
@@ -405,8 +422,7 @@ def test_a_sorted_row_keeps_its_detail_beneath_it(desk: Tab) -> None:
 
 def test_filters_are_reached_and_changed_by_keyboard(desk: Tab) -> None:
     desk.evaluate("chips('schedule')[0].focus()")
-    for kind in ("keyDown", "keyUp"):
-        desk.call("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=" ")
+    press(desk, "Space", " ", " ")
     assert desk.evaluate("document.activeElement.checked")
     assert desk.evaluate("(clear(), chips('schedule')[0].checked)") is False
 
