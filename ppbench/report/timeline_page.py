@@ -10,10 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.report import levels
+from ppbench.report.about import About, about_timeline
 from ppbench.report.cases import Axes, case_text, cautions_of, varying_axes
 from ppbench.report.timelines import MEDIAN, Timeline, planned, timeline
 from ppbench.report.units import held, milliseconds, percent, size, tokens_per_s
-from ppbench.report.writing import environment, write_page
+from ppbench.report.writing import render, write_page
 from ppbench.store import Store
 
 Facts = list[tuple[str, str]]
@@ -56,7 +57,8 @@ def write_timeline(
         for name, run, text in zip(names, rows, line.explanations, strict=True)
     ]
     memories = [_memory(store, run, name) for name, run in zip(names, rows, strict=True)]
-    write_page(path, _page(line, of_runs, [one for one in memories if one is not None]))
+    about = about_timeline(line.name, runs)
+    write_page(path, _page(line, about, of_runs, [one for one in memories if one is not None]))
 
 
 def run_names(runs: pd.DataFrame) -> list[str]:
@@ -75,12 +77,15 @@ def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, fa
     Raises StoreError when the file cannot be written.
     """
     line = planned(spans, title, subtitle)
-    write_page(path, _page(line, [_OfRun("", "", facts)], []), option="--html")
+    page = _page(line, about_timeline(title), [_OfRun("", "", facts)], [])
+    write_page(path, page, option="--html")
 
 
-def _page(line: Timeline, of_runs: Sequence[_OfRun], memories: Sequence[_Memory]) -> str:
-    template = environment().get_template("timeline.html")
-    return template.render(title=line.name, timeline=line, runs=of_runs, memories=memories)
+def _page(
+    line: Timeline, about: About, of_runs: Sequence[_OfRun], memories: Sequence[_Memory]
+) -> str:
+    told = {"title": line.name, "timeline": line, "runs": of_runs, "memories": memories}
+    return render("timeline.html", about=about, **told)
 
 
 def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:

@@ -1,0 +1,157 @@
+// Draws a page's figures when they can be seen, in its colours and width, with the selected cases.
+
+const figures = (() => {
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const PACKED = "application/x-ppbench-figure";
+  const texts = new Map(); // script -> its figure's JSON, once unpacked
+  let selected = null; // ids of cases; null is all
+
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // The figures leave these colours open; a template fills them in and never overrides.
+  function template() {
+    const [paper, ink, quiet, line] = ["--paper", "--ink", "--quiet", "--line"].map(color);
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, color: quiet };
+    return {
+      layout: {
+        font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
+        paper_bgcolor: "rgba(0,0,0,0)",
+        plot_bgcolor: "rgba(0,0,0,0)",
+        xaxis: axis,
+        yaxis: axis,
+        hoverlabel: { bgcolor: paper, bordercolor: quiet, font: { color: ink, size: 13 }, align: "left" },
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
+      },
+      data: {
+        bar: [{ marker: { line: { color: paper } }, error_x: { color: quiet }, error_y: { color: quiet } }],
+        scatter: [{ marker: { color: ink, line: { color: paper } } }],
+      },
+    };
+  }
+
+  // Small multiples stand in as many columns as fit, and on paper a little closer to each other.
+  const COLUMN_WIDTHS = [[4, 1000], [3, 760], [2, 500], [1, 0]];
+  const CLOSER = 14;
+  const isPrinting = () => document.documentElement.classList.contains("printing");
+
+  function columnsFor({ titles, maxColumns }, width) {
+    const [fitting] = COLUMN_WIDTHS.find(([, least]) => width >= least);
+    return Math.max(1, Math.min(fitting, titles.length, maxColumns));
+  }
+
+  // On a phone the legend of a timeline takes more rows, and the figure grows by them.
+  const NARROW = 640;
+  const LEGEND_ROW = 20;
+
+  function withNarrowLegend(figure) {
+    const { layout } = figure;
+    const items = figure.data.filter((trace) => trace.showlegend !== false).length;
+    const small = { font: { size: 11 }, maxheight: 1000 };
+    const columns = layout.meta?.panels ? {} : { entrywidthmode: "fraction", entrywidth: 0.5 };
+    layout.legend = { ...layout.legend, ...small, ...columns };
+    if (!layout.meta?.panels) grow(layout, (Math.ceil(items / 2) - 1) * LEGEND_ROW);
+  }
+
+  function grow(layout, px) {
+    layout.margin = { ...layout.margin, t: layout.margin.t + px };
+    layout.height += px;
+  }
+
+  // Names of series are of any length: how many rows they take above panels is known once drawn.
+  const PANEL_TITLE = 34;
+
+  function withRoomForLegend(div) {
+    const { layout, data } = div;
+    const missing = (div._fullLayout.legend?._height ?? 0) + PANEL_TITLE - layout.margin.t;
+    if (!layout.meta?.panels || missing <= 1) return;
+    grow(layout, missing);
+    Plotly.react(div, data, layout, CONFIG);
+  }
+
+  function fitted(figure, div) {
+    const panels = figure.layout.meta?.panels;
+    if (panels) {
+      if (isPrinting()) panels.gapPx -= CLOSER;
+      div.dataset.columns = columnsFor(panels, div.clientWidth);
+      arrange(figure.layout, Number(div.dataset.columns));
+    }
+    const isNarrow = div.clientWidth < NARROW;
+    withFronts(figure, isNarrow);
+    if (isNarrow) withNarrowLegend(figure);
+    div.dataset.narrow = isNarrow;
+    figure.layout.template = template();
+    // Of a figure that is drawn already plotly would keep the width.
+    figure.layout.width = div.clientWidth;
+    return figure;
+  }
+
+  const isHidden = (div) => !div.checkVisibility(); // folded or filtered away
+  const scriptOf = (div) => document.getElementById(div.dataset.figure) ?? div.nextElementSibling;
+  const drawn = () => [...document.querySelectorAll(".chart[data-drawn]")];
+
+  function drawText(div, text) {
+    const whole = JSON.parse(text);
+    div.toggleAttribute("data-has-cases", whole.data.some((trace) => trace.ids));
+    const figure = figureOf(whole, selected);
+    div.toggleAttribute("data-empty", figure === null);
+    if (figure === null) return Plotly.purge(div);
+    if (isHidden(div)) return wait(div);
+    const { data, layout } = fitted(figure, div);
+    div.style.minHeight = "";
+    if (typeof placeNote === "function") placeNote(div, layout);
+    Plotly.react(div, data, layout, CONFIG);
+    withRoomForLegend(div);
+    if (layout.meta?.detail && typeof attachDetail === "function") attachDetail(div);
+  }
+
+  // What is packed is unpacked the first time, which takes a moment; everything else is at once.
+  function draw(div) {
+    const script = scriptOf(div);
+    div.dataset.drawn = "";
+    if (script.type !== PACKED) return drawText(div, script.textContent);
+    if (texts.has(script)) return drawText(div, texts.get(script));
+    return prepare(div).then(() => drawText(div, texts.get(script)));
+  }
+
+  // Unpack ahead: paper cannot wait.
+  async function prepare(div) {
+    const script = scriptOf(div);
+    if (script.type === PACKED && !texts.has(script)) texts.set(script, await unpackText(script));
+  }
+
+  // A chart is drawn when it first comes near the screen; while it is folded away it never does.
+  const nearby = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      nearby.unobserve(target);
+      draw(target);
+    }
+  }, { rootMargin: "600px" });
+
+  function wait(div) {
+    delete div.dataset.drawn;
+    nearby.observe(div);
+  }
+
+  const redraw = (div) => (isHidden(div) && !("empty" in div.dataset) ? wait(div) : draw(div));
+
+  function refit(div) {
+    if (isHidden(div)) return;
+    const width = div.clientWidth;
+    const panels = div.layout?.meta?.panels;
+    const hasOtherColumns = panels && String(columnsFor(panels, width)) !== div.dataset.columns;
+    if (hasOtherColumns || String(width < NARROW) !== div.dataset.narrow) draw(div);
+  }
+
+  return {
+    watch: () => document.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
+    prepareOpen: () => document.querySelectorAll("details[open] .chart").forEach(prepare),
+    redrawAll: () => drawn().forEach(redraw),
+    refitAll: () => drawn().forEach(refit),
+    drawVisible: () => document.querySelectorAll(".chart").forEach((div) => isHidden(div) || draw(div)),
+    select(cases) {
+      selected = cases;
+      drawn().filter((div) => "hasCases" in div.dataset).forEach(redraw);
+    },
+  };
+})();
