@@ -1,11 +1,13 @@
 """Figures as files: pictures, a page, or plotly's JSON; the same bytes for the same figure.
 
 Pictures are drawn by kaleido in the Chromium of the machine, without the network. A browser gives
-an SVG's parts random ids and dates a PDF; both are replaced.
+an SVG's parts random ids and dates a PDF; neither is left.
 """
 
 from __future__ import annotations
 
+import html
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +24,22 @@ _LEAST_PANEL_PX = 240
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
 _EPOCH = rb"/\1 (D:19700101000000"
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';
+ img-src data: blob:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>body {{ margin: 0; background: {paper}; }}</style>
+</head>
+<body>
+{drawing}
+</body>
+</html>
+"""
 _BROWSER_HINT = (
     "install Chromium (Debian: apt-get install chromium), or name a browser's path in BROWSER_PATH"
 )
@@ -60,13 +78,20 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
 
 
 def _page(figure: go.Figure) -> str:
-    page: str = figure.to_html(include_plotlyjs=True, include_mathjax=False, div_id="figure")
-    return page + "\n"
+    """Complete in itself; its policy forbids every network request."""
+    drawing = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure")
+    return _PAGE.format(
+        title=html.escape(str(figure.layout.title.text or "ppbench")),
+        paper=figure.layout.template.layout.paper_bgcolor,
+        drawing=drawing,
+    )
 
 
 def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
     kaleido = _kaleido()
     errors = kaleido.errors
+    for number, trace in enumerate(figure.data):
+        trace.uid = f"{number:06}"  # else the browser makes one up, and puts it into an SVG
     try:
         picture: bytes = kaleido.calc_fig_sync(
             figure.to_dict(), opts=dict(options), kopts={"mathjax": False}
@@ -89,6 +114,8 @@ def _kaleido() -> ModuleType:
             "pictures need the package kaleido; install it with: pip install 'ppbench[images]', "
             "or write .html or .json"
         ) from error
+    # It tells of every message that it does not understand, and goes on.
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
     return kaleido
 
 
