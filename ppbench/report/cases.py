@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool
 
@@ -25,6 +26,26 @@ FIGURES = (
     "bubble_fraction_theory",
     "peak_memory_bytes",
 )
+KNOBS = (
+    "schedule",
+    "world_size",
+    "num_microbatches",
+    "stages_per_rank",
+    "program_digest",
+    "model_partition",
+    "model_split",
+    "model_split_points",
+    "data_num_workers",
+    "train_microbatch_size",
+    "train_recompute",
+    "train_compile",
+    "launch_threads_per_rank",
+    "transfer_policy",
+    "transfer_look_ahead",
+)
+"""Settings that change how something is trained; the others change what is."""
+_INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
+SPREAD_OF_LAUNCHES, SPREAD_OF_STEPS = "launches", "steps"
 _COUNTED = {
     "world_size": "rank",
     "num_microbatches": "microbatch",
@@ -54,6 +75,11 @@ def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
     by_schedule = runs.groupby("schedule")
     implied = [n for n in _FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
     return tuple(name for name in varying if name not in implied)
+
+
+def work_axes(axes: Axes) -> tuple[str, ...]:
+    """Those of the axes along which cases do different work: tokens/s do not compare over them."""
+    return tuple(axis for axis in axes if axis not in KNOBS)
 
 
 def axis_text(axis: str, value: object) -> str:
@@ -100,15 +126,39 @@ def ok_runs(runs: pd.DataFrame) -> pd.DataFrame:
 def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """One row per case among the ok runs, in the runs' order.
 
-    Columns: `case_id`, the settings, `FIGURES` (each the median over launches),
-    `is_oversubscribed` (any launch), `num_launches`, and `text`, the case in words.
+    Columns: `case_id`, the settings, `FIGURES` (each the median over launches), the spread of
+    `tokens_per_s` (`low`, `high`; `spread` tells whether of its launches, or of the steps of its
+    only one), `is_oversubscribed` (any launch), `num_launches`, and `text`, the case in words.
     """
-    measured = ok_runs(runs)
+    measured = _with_interval(ok_runs(runs))
     groups = measured.groupby("case_id", sort=False)
     cases = groups[list(SETTINGS)].first()
     cases[list(FIGURES)] = groups[list(FIGURES)].median()
     crowded = measured.loc[[is_oversubscribed(row) for _, row in measured.iterrows()], "case_id"]
     cases["is_oversubscribed"] = cases.index.isin(crowded)
     cases["num_launches"] = groups["launch"].nunique()
+    cases[["low", "high", "spread"]] = _spreads(measured)
     cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]
     return cases.reset_index()
+
+
+def _with_interval(runs: pd.DataFrame) -> pd.DataFrame:
+    """With the interval of tokens/s even if the runs are of a version that did not have it."""
+    absent = [name for name in _INTERVAL if name not in runs]
+    return runs.assign(**dict.fromkeys(absent, np.nan))
+
+
+def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
+    """Between launches from the slowest to the fastest; of one launch its stored 95 % interval."""
+    groups = runs.groupby("case_id", sort=False)
+    speed, num_launches = groups["tokens_per_s"], groups["launch"].nunique()
+    has_launches = num_launches > 1
+    low, high = (groups[name].first().astype(float) for name in _INTERVAL)
+    spread = pd.Series(SPREAD_OF_STEPS, index=low.index)
+    return pd.DataFrame(
+        {
+            "low": low.mask(has_launches, speed.min()),
+            "high": high.mask(has_launches, speed.max()),
+            "spread": spread.mask(has_launches, SPREAD_OF_LAUNCHES),
+        }
+    )

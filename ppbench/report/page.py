@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
@@ -21,9 +20,10 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from ppbench.errors import StoreError
-from ppbench.report import charts, levels
+from ppbench.report import levels
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
+from ppbench.report.chart_list import charts_of
 from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.summary import bubbles, cautioned, failures, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, planned, timeline
@@ -41,16 +41,6 @@ from ppbench.store import Store
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _NO_AXES: Axes = ()
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure over all cases, with its heading and how to read it."""
-
-    name: str
-    heading: str
-    explanation: str
-    figure: go.Figure
 
 
 def render_report(
@@ -71,7 +61,7 @@ def render_report(
         num_cases=runs["case_id"].nunique(),
         failures=failures(runs, axes),
         summary=summary(runs, axes),
-        charts=_charts(store, runs, axes),
+        charts=charts_of(store, runs, axes),
         idle_parts=idle_parts(ok_runs(runs), axes),
         idle_answers=_idle_answers(store, ok_runs(runs), axes),
         groups=groups(store, runs, axes),
@@ -181,39 +171,6 @@ def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
     edges = store.table("edges", [fastest["run_id"]])
     first = f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
     return [first, *what_if(fastest, edges)]
-
-
-def _charts(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
-    measured = ok_runs(runs)
-    if measured.empty:
-        return []
-    drawn = [
-        Chart(
-            "throughput",
-            "Throughput",
-            "Tokens of a step over its full time, optimizer included.",
-            charts.throughput(measured, axes),
-        ),
-        Chart(
-            "bubble",
-            "Bubble",
-            "Bars: the share of rank-time without compute, as measured. Diamonds: what the "
-            "schedule leaves idle even with free transfers and equal stages, or those emulated.",
-            charts.bubble(measured, axes),
-        ),
-    ]
-    with_memory = measured[measured["peak_memory_bytes"].notna()]
-    if not with_memory.empty:
-        ranks = store.table("ranks", with_memory["run_id"])
-        drawn.append(
-            Chart(
-                "memory",
-                "Peak memory",
-                "Bars: the rank that needs most. Points: every rank, rank 0 on the left.",
-                charts.peak_memory(with_memory, ranks, axes),
-            )
-        )
-    return drawn
 
 
 def _subtitle(runs: pd.DataFrame) -> str:

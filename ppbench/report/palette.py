@@ -41,6 +41,14 @@ OP_WORDS: dict[Op, str] = {
     Op.SEND_B: "send gradients",
     Op.RECV_B: "receive gradients",
 }
+PART_COLORS: dict[str, str] = {
+    "structure": "#8DA0B6",
+    "imbalance": "#A63D57",
+    "transfer": "#4B3FA0",
+    "jitter": "#D9C8B4",
+    "launch_gap": "#7A7A2E",
+}
+"""Part of the bubble, as columns of `runs` name it -> colour. Muted: idle time is not work."""
 LIGHTEST = 0.45
 """How white the colour of a rank's last stage is, where it has several."""
 IDLE_COLOR = "rgba(128,128,128,0.22)"
@@ -77,6 +85,12 @@ def tinted(color: str, whiteness: float) -> str:
     """`#rrggbb` mixed with so much white, 0 to 1."""
     channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(c + (255 - c) * whiteness):02x}" for c in channels)
+
+
+def translucent(color: str, opacity: float) -> str:
+    """`#rrggbb` that lets the paper through, so that it suits light and dark."""
+    channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+    return f"rgba({channels},{opacity})"
 
 
 def ink_on(color: str) -> str:

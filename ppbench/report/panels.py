@@ -1,8 +1,11 @@
-"""Where each case stands in a chart: panel, position along x, colour.
+"""Where each case stands in a chart: panel, position, colour.
 
-    world_size if it varies, else the first varying number  ->  x
+    world_size if it varies, else the first varying number, else another setting  ->  x
     schedule                                                ->  colour, bars side by side
     every other varying setting                             ->  panels (small multiples)
+
+Where nothing but the schedule varies, and wherever a chart has much to say of each case, cases are
+rows instead: names are long and screens are narrow, but a page may be as tall as it likes.
 
 Positions are computed here, as plain numbers, rather than by plotly's grouping of categories:
 markers (theory, single ranks) then stand exactly on the bar that they belong to.
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,40 +26,110 @@ from ppbench.report.cases import Axes, axis_text, settings_text
 
 GROUP_WIDTH = 0.78  # of the distance between two positions on x
 MAX_COLUMNS = 4
-PANEL_PX, GAP_PX, TOP_PX, BOTTOM_PX = 220, 70, 64, 32
+PANEL_PX, ROW_PX, GAP_PX, TOP_PX, BOTTOM_PX = 220, 22, 70, 64, 32
+AXIS_TITLE_PX = 20  # of the axis under a panel, where it has a title
 _LEAST_SLOTS = 3  # so that a lone case is a bar and not a wall
+_LEAST_ROWS = 3
 _GAP_X = 0.025  # of the chart's width
+_LONGEST_TICK = 24  # characters
 Update = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Panels:
-    """Cases with their places: columns `panel` and `x` are added to the frame."""
+    """Cases with their places: columns `panel` and `x` (along the axis of cases) are in the frame.
+
+    `along` are the settings of the axis on which cases stand: x, or y if cases are rows.
+    """
 
     cases: pd.DataFrame
     titles: tuple[str, ...]
-    ticks: tuple[str, ...]
-    bar_width: float
+    along: Update
+    bar_width: float = 1.0
+    has_rows: bool = False
+    panel_px: int = PANEL_PX
+    bottom_px: int = BOTTOM_PX
+
+    @property
+    def value(self) -> str:
+        """The letter of the axis on which figures are read."""
+        return "x" if self.has_rows else "y"
+
+    def at(self, position: pd.Series, value: pd.Series) -> Update:
+        """Coordinates of marks: positions along the cases' axis, and figures on the other."""
+        along, across = (column.to_numpy(dtype=float) for column in (position, value))
+        return {"x": across, "y": along} if self.has_rows else {"x": along, "y": across}
 
 
 def arrange(cases: pd.DataFrame, axes: Axes) -> Panels:
-    """Give every case of `by_case(runs, axes)` its place."""
+    """Give every case of `by_case(runs, axes)` its place, as an upright bar where that reads."""
     x_axis = _choose_x(cases, axes)
-    others = [axis for axis in axes if axis not in (x_axis, "schedule")] if x_axis else []
-    ticks, index = _ticks(cases, x_axis)
-    titles = [figure_text(settings_text(row, others)) for _, row in cases.iterrows()]
-    panels = list(dict.fromkeys(titles))
-    offsets, bar_width = _offsets(list(cases["schedule"]) if x_axis else [""] * len(cases))
-    placed = cases.assign(
-        panel=[panels.index(title) for title in titles],
-        x=np.array(index, dtype=float) + offsets,
+    if x_axis is None:
+        return arrange_rows(cases, axes)
+    index, ticks = _ticks(cases, x_axis)
+    offsets, bar_width = _offsets(list(cases["schedule"]))
+    placed, titles = _in_panels(cases, [a for a in axes if a not in (x_axis, "schedule")])
+    positions = np.array(index, dtype=float)
+    return Panels(
+        placed.assign(tick=positions, x=positions + offsets),
+        titles,
+        _named(ticks, max(len(ticks) + 0.1, _LEAST_SLOTS)),
+        bar_width,
     )
-    return Panels(placed, tuple(panels), ticks, bar_width)
+
+
+def arrange_rows(cases: pd.DataFrame, axes: Axes) -> Panels:
+    """Give every case a row: named by its schedule if that varies, else by what varies."""
+    row_axis = _choose_row(cases, axes)
+    index, ticks = _ticks(cases, row_axis)
+    placed, titles = _in_panels(cases, [axis for axis in axes if axis != row_axis])
+    rows = max(len(ticks), _LEAST_ROWS)
+    upside_down = _named(ticks, len(ticks) + 0.1)
+    return Panels(
+        placed.assign(x=np.array(index, dtype=float)),
+        titles,
+        {**upside_down, "autorange": False, "automargin": True, "range": _reversed(upside_down)},
+        GROUP_WIDTH,
+        has_rows=True,
+        panel_px=rows * ROW_PX,
+        bottom_px=BOTTOM_PX + AXIS_TITLE_PX,
+    )
 
 
 def figure_text(text: object) -> str:
     """Plain text for a figure, where plotly would take `<b>` and the like as markup."""
     return html.escape(str(text), quote=False)
+
+
+def titles_and_panels(cases: pd.DataFrame, axes: Axes) -> tuple[tuple[str, ...], list[int]]:
+    """A panel for every combination of these settings: their titles, and the panel of each case."""
+    titles = [figure_text(settings_text(row, axes)) for _, row in cases.iterrows()]
+    panels = list(dict.fromkeys(titles))
+    return tuple(panels), [panels.index(title) for title in titles]
+
+
+def _in_panels(cases: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    titles, panels = titles_and_panels(cases, axes)
+    return cases.assign(panel=panels), titles
+
+
+def _named(ticks: Sequence[str], length: float) -> Update:
+    """An axis with a name at each whole number, so long that all of them are on it."""
+    middle = (len(ticks) - 1) / 2
+    return {
+        "tickvals": np.arange(len(ticks), dtype=float),
+        "ticktext": list(ticks),
+        "range": [middle - length / 2, middle + length / 2],
+        "ticklabelstandoff": 3,
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _reversed(axis: Update) -> list[float]:
+    ends = axis["range"]
+    assert isinstance(ends, list)
+    return ends[::-1]
 
 
 def _offsets(series: list[str]) -> tuple[np.ndarray, float]:
@@ -66,19 +139,34 @@ def _offsets(series: list[str]) -> tuple[np.ndarray, float]:
     return np.array([(names.index(s) - (len(names) - 1) / 2) * slot for s in series]), slot * 0.92
 
 
+def _varying(cases: pd.DataFrame, axes: Axes) -> list[str]:
+    """Those of the axes, but for the schedule, in which the cases shown differ."""
+    return [a for a in axes if a != "schedule" and len(cases[a].astype(str).unique()) > 1]
+
+
 def _choose_x(cases: pd.DataFrame, axes: Axes) -> str | None:
-    numbers = [a for a in axes if is_numeric_dtype(cases[a]) and len(cases[a].unique()) > 1]
-    return "world_size" if "world_size" in numbers else next(iter(numbers), None)
+    varying = _varying(cases, axes)
+    numbers = [axis for axis in varying if is_numeric_dtype(cases[axis])]
+    return "world_size" if "world_size" in numbers else next(iter([*numbers, *varying]), None)
 
 
-def _ticks(cases: pd.DataFrame, x_axis: str | None) -> tuple[tuple[str, ...], list[int]]:
-    """Labels along x, and which of them each case stands on."""
-    if x_axis is None:
-        return tuple(figure_text(text) for text in cases["text"]), list(range(len(cases)))
-    values = sorted(cases[x_axis].unique())
-    return tuple(figure_text(axis_text(x_axis, v)) for v in values), [
-        values.index(v) for v in cases[x_axis]
-    ]
+def _choose_row(cases: pd.DataFrame, axes: Axes) -> str:
+    has_one_schedule = len(cases["schedule"].unique()) == 1
+    return (_choose_x(cases, axes) if has_one_schedule else None) or "schedule"
+
+
+def _ticks(cases: pd.DataFrame, axis: str) -> tuple[list[int], tuple[str, ...]]:
+    """On which tick each case stands, and the ticks' names; numbers are sorted."""
+    values = list(dict.fromkeys(cases[axis]))
+    if is_numeric_dtype(cases[axis]):
+        values.sort()
+    names = tuple(figure_text(_elided(axis_text(axis, value))) for value in values)
+    return [values.index(value) for value in cases[axis]], names
+
+
+def _elided(name: str) -> str:
+    """The end of a long name: that is where paths and model names differ."""
+    return name if len(name) <= _LONGEST_TICK else f"…{name[1 - _LONGEST_TICK :]}"
 
 
 def columns_offered(num_panels: int) -> list[int]:
@@ -86,22 +174,41 @@ def columns_offered(num_panels: int) -> list[int]:
     return list(range(1, max(1, min(num_panels, MAX_COLUMNS)) + 1))
 
 
-def arrangement(num_panels: int, columns: int, y_title: str) -> Update:
+def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
     """Layout settings (dotted keys) that put the panels in so many columns."""
-    rows = math.ceil(num_panels / columns)
-    plot_px = rows * PANEL_PX + (rows - 1) * GAP_PX
-    update: Update = {"height": plot_px + TOP_PX + BOTTOM_PX}
+    num_panels = len(panels.titles)
+    rows, gap_px = math.ceil(num_panels / columns), _gap_px(panels)
+    plot_px = rows * panels.panel_px + (rows - 1) * gap_px
+    update: Update = {"height": plot_px + TOP_PX + panels.bottom_px}
     width = (1 - (columns - 1) * _GAP_X) / columns
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         left = column * (width + _GAP_X)
-        top = 1 - row * (PANEL_PX + GAP_PX) / plot_px
+        top = 1 - row * (panels.panel_px + gap_px) / plot_px
         key = axis_key(panel)
         update[f"xaxis{key}.domain"] = [left, min(1.0, left + width)]
-        update[f"yaxis{key}.domain"] = [max(0.0, top - PANEL_PX / plot_px), top]
+        update[f"yaxis{key}.domain"] = [max(0.0, top - panels.panel_px / plot_px), top]
         update[f"yaxis{key}.showticklabels"] = column == 0
         update[f"yaxis{key}.title.text"] = y_title if column == 0 else ""
     return update
+
+
+def _gap_px(panels: Panels) -> int:
+    return GAP_PX + panels.bottom_px - BOTTOM_PX
+
+
+def panels_meta(panels: Panels, y_title: str) -> Update:
+    """For a page that hides panels and arranges the others as `arrangement` does."""
+    return {
+        "titles": list(panels.titles),
+        "yTitle": y_title,
+        "panelPx": panels.panel_px,
+        "gapPx": _gap_px(panels),
+        "topPx": TOP_PX,
+        "bottomPx": panels.bottom_px,
+        "gapX": _GAP_X,
+        "maxColumns": MAX_COLUMNS,
+    }
 
 
 def axis_key(panel: int) -> str:
@@ -109,26 +216,17 @@ def axis_key(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def axes_of(panels: Panels, y_axis: Mapping[str, object]) -> dict[str, object]:
-    """The x and y axes of every panel; all panels share one y scale."""
-    positions = np.arange(len(panels.ticks), dtype=float)
-    middle = (len(panels.ticks) - 1) / 2
-    room = max(len(panels.ticks) + 0.1, _LEAST_SLOTS) / 2
+def axes_of(panels: Panels, value_axis: Mapping[str, object]) -> dict[str, object]:
+    """The x and y axes of every panel; `matches` in either's settings makes panels share it."""
+    letters = ("y", "x") if panels.has_rows else ("x", "y")
     axes: dict[str, object] = {}
     for panel in range(len(panels.titles)):
         key = axis_key(panel)
-        axes[f"xaxis{key}"] = {
-            "tickvals": positions,
-            "ticktext": list(panels.ticks),
-            "range": [middle - room, middle + room],
-            "anchor": f"y{key}",
-            "ticklabelstandoff": 3,
-            "showgrid": False,
-            "zeroline": False,
-            "fixedrange": True,
-        }
-        shared = {} if panel == 0 else {"matches": "y"}
-        axes[f"yaxis{key}"] = {**y_axis, **shared, "anchor": f"x{key}", "fixedrange": True}
+        for letter, other, settings in zip(
+            letters, reversed(letters), (panels.along, value_axis), strict=True
+        ):
+            own = {k: v for k, v in settings.items() if panel or k != "matches"}
+            axes[f"{letter}axis{key}"] = {**own, "anchor": f"{other}{key}", "fixedrange": True}
     return axes
 
 

@@ -19,8 +19,12 @@ def bars_of(figure, name: str) -> list[tuple[float, float]]:
         (float(x), float(y))
         for trace in figure.data
         if trace.name == name and trace.x[0] is not None
-        for x, y in zip(trace.x, trace.y, strict=True)
+        for x, y in zip(*_along_and_value(trace), strict=True)
     ]
+
+
+def _along_and_value(trace) -> tuple:
+    return (trace.y, trace.x) if trace.orientation == "h" else (trace.x, trace.y)
 
 
 def test_charts_put_ranks_on_x_and_schedules_side_by_side(demo: Store) -> None:

@@ -5,8 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
+from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES
-from ppbench.report.palette import GREY, SCHEDULE_CYCLE, schedule_colors, tinted
+from ppbench.report.explanation import PART_NAMES
+from ppbench.report.palette import (
+    GREY,
+    OP_COLORS,
+    PART_COLORS,
+    SCHEDULE_CYCLE,
+    schedule_colors,
+    tinted,
+)
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 VISIONS = {
@@ -46,6 +55,21 @@ def test_every_schedule_has_a_colour_of_its_own_that_any_eye_tells_from_the_othe
     assert len(colors) > len(SCHEDULES)
     pairs = itertools.combinations([lab(color, vision) for color in colors], 2)
     assert min(np.linalg.norm(one - other) for one, other in pairs) > 12
+
+
+def distance(one, other, vision):
+    return np.linalg.norm(lab(one, vision) - lab(other, vision))
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_parts_of_the_bubble_are_told_from_each_other_from_work_and_from_either_paper(vision):
+    assert list(PART_COLORS) == list(PART_NAMES)
+    parts = list(PART_COLORS.values())
+    work = [OP_COLORS[op] for op in (Op.F, Op.B, Op.I, Op.W, Op.OPT)]
+    assert min(distance(*pair, vision) for pair in itertools.combinations(parts, 2)) > 25
+    assert min(distance(part, color, vision) for part in parts for color in work) > 9
+    papers = ["#ffffff", "#15171a"]
+    assert min(distance(part, paper, vision) for part in parts for paper in papers) > 20
 
 
 def test_schedules_keep_their_colours_beside_files():

@@ -1,0 +1,34 @@
+// The Pareto front of the points that are shown: ppbench/report/charts/memory.py draws the first.
+"use strict";
+
+// Indices of the points {x, y} that no other one equals or betters in both (less x, more y), by x.
+function paretoFront(points) {
+  const order = points.map((_, index) => index).sort((a, b) =>
+    points[a].x - points[b].x || points[b].y - points[a].y || a - b);
+  const front = [];
+  for (const index of order) {
+    if (!front.length || points[index].y > points[front.at(-1)].y) front.push(index);
+  }
+  return front;
+}
+
+// Of a figure whose points were filtered, with plain or typed arrays: each trace that is a front
+// becomes that of the points left in its panel. Changes the figure in place and returns it.
+function withFronts(figure, isNarrow = false) {
+  for (const front of figure.data) {
+    if (!front.meta?.isFront) continue;
+    const shown = figure.data
+      .filter((trace) => trace.meta?.isSound && (trace.xaxis ?? "x") === (front.xaxis ?? "x"))
+      .flatMap((trace) => [...trace.ids].map((_, n) => (
+        { x: trace.x[n], y: trace.y[n], isSound: trace.meta.isSound[n], text: trace.text[n] })));
+    const sound = shown.filter((point) => point.isSound);
+    const pool = sound.length ? sound : shown;
+    const points = paretoFront(pool).map((index) => pool[index]);
+    const hasLabels = points.length <= figure.layout.meta.mostLabels && !isNarrow;
+    front.x = points.map((point) => point.x);
+    front.y = points.map((point) => point.y);
+    front.text = hasLabels ? points.map((point) => point.text) : [];
+    front.mode = hasLabels ? "lines+markers+text" : "lines+markers";
+  }
+  return figure;
+}
