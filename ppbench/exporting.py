@@ -118,8 +118,8 @@ def export(
 
 def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:
     """All columns for programs; for people those that hold something."""
-    candidates = RUN_COLUMNS if table == "runs" else [n for n in frame if n != "schema_version"]
-    told = [name for name in candidates if frame[name].notna().any()]
+    candidates = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
+    told = [n for n in candidates if n != "schema_version" and frame[n].notna().any()]
     return render(frame, how, told or candidates)
 
 

@@ -96,7 +96,9 @@ class Results:
         runs = self.runs
         for column, value in wanted.items():
             if column not in runs:
-                raise UsageError(f'select: unknown column "{column}"{nearest(column, runs)}')
+                raise UsageError(
+                    f'select: unknown column "{column}"{nearest(column, map(str, runs))}'
+                )
             known = runs[column]
             allowed = value if isinstance(value, list | tuple | set | range) else [value]
             runs = runs[known.isin(list(allowed))]

@@ -31,7 +31,8 @@ def _protobuf() -> ModuleType:
             "--perfetto: needs the package perfetto; install it with: "
             "pip install 'ppbench[perfetto]', or leave --perfetto away for Chrome's JSON"
         ) from error
-    return perfetto_trace_pb2
+    definitions: ModuleType = perfetto_trace_pb2
+    return definitions
 
 
 def _packets(pb: ModuleType, trace: Trace) -> Iterator[bytes]:

@@ -159,12 +159,13 @@ def _on_tracks(spans: pd.DataFrame) -> tuple[tuple[Track, ...], pd.DataFrame]:
     tracks: list[Track] = []
     places = np.empty(len(ordered), dtype="int64")
     done = 0
-    for (rank, kind), group in ordered.groupby(["rank", "kind"], sort=False):
+    for _, group in ordered.groupby(["rank", "kind"], sort=False):
+        rank, kind = int(group["rank"].iloc[0]), int(group["kind"].iloc[0])
         rows = _rows_without_overlap(group)
         number_of_first = len(tracks)
         for row in range(max(rows) + 1):
             name = _ORDER[kind] if row == 0 else f"{_ORDER[kind]} {row + 1}"
-            tracks.append(Track(len(tracks), int(rank), name))
+            tracks.append(Track(len(tracks), rank, name))
         places[done : done + len(rows)] = np.array(rows) + number_of_first
         done += len(rows)
     placed = ordered.assign(track=places).drop(columns="kind")

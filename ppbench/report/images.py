@@ -116,7 +116,8 @@ def _kaleido() -> ModuleType:
         ) from error
     # It tells of every message that it does not understand, and goes on.
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)
-    return kaleido
+    module: ModuleType = kaleido
+    return module
 
 
 def _settled(picture: bytes) -> bytes:

@@ -1,0 +1,139 @@
+"""ppbench in a notebook: DataFrames from a store, narrowed, and figures of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from stored_runs import NASTY, run_row, store_with
+
+import ppbench
+from ppbench import figures
+from ppbench.config.case import Case
+from ppbench.errors import UsageError
+from ppbench.results import Results
+from ppbench.store import Store
+
+PARTS = ("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns")
+
+
+@pytest.fixture
+def results(demo: Store) -> Results:
+    return ppbench.load(demo.folder)
+
+
+def test_importing_ppbench_imports_nothing_heavy_and_names_what_it_offers() -> None:
+    script = (
+        "import sys, ppbench; assert {'load', 'figures'} <= set(dir(ppbench));"
+        "heavy = {'pandas', 'plotly', 'numpy', 'pyarrow', 'torch', 'typer'} & set(sys.modules);"
+        "assert not heavy, heavy;"
+        "ppbench.load; assert 'pandas' in sys.modules; assert 'plotly' not in sys.modules;"
+        "ppbench.figures.throughput; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        ppbench.lode  # noqa: B018
+
+
+def test_tables_hold_the_rows_of_the_runs(results: Results) -> None:
+    assert len(results) == len(results.runs) == 7
+    assert len(results.steps) == 6 * 3
+    assert len(results.ranks) == 2 * (1 + 2 + 4)
+    assert len(results.spans) == 6 * 3 * 10
+    assert results.memory.empty
+    one = results.runs["run_id"].iloc[1]
+    assert set(results.table("spans", [one])["run_id"]) == {one}
+    assert results.steps is results.steps  # read once
+    assert repr(results) == f"Results(7 runs in {results.store.folder}; afab, 1f1b)"
+
+
+def test_runs_are_narrowed_by_their_columns(results: Results) -> None:
+    chosen = results.select(schedule="1f1b", world_size=[2, 4], status="ok")
+    assert list(chosen.runs["world_size"]) == [2, 4]
+    assert set(chosen.steps["run_id"]) == set(chosen.runs["run_id"])
+    assert len(results.run("last").runs) == 1
+    assert results.run("last").runs["status"].item() == "oom"
+
+
+def test_last_is_the_newest_run_of_each_case_of_the_last_sweep(tmp_path: Path) -> None:
+    rows = [
+        run_row(1, Case(), sweep_id="old", resume_key="a"),
+        run_row(2, Case(), sweep_id="new", resume_key="a"),
+        run_row(3, Case(), sweep_id="new", resume_key="a"),
+        run_row(4, replace(Case(), seq_len=64), sweep_id="new", resume_key="b"),
+    ]
+    last = ppbench.load(store_with(tmp_path / "results", rows).folder).last()
+    assert list(last.runs["run_id"]) == [row["run_id"] for row in rows[2:]]
+
+
+def test_mistakes_say_what_there_is(results: Results, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no runs here yet; start with: ppbench sweep FILE"):
+        ppbench.load(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match='unknown column "shedule"; did you mean "schedule"'):
+        results.select(shedule="1f1b")
+    with pytest.raises(UsageError, match="no run has world_size 3; there are: 1, 2, 4"):
+        results.select(world_size=3)
+    with pytest.raises(UsageError, match='unknown "span"; did you mean "spans"'):
+        results.table("span")
+    with pytest.raises(UsageError, match='run "2030": not in'):
+        results.run("2030")
+    with pytest.raises(UsageError, match='theme: unknown "drak"; did you mean "dark"'):
+        figures.throughput(results, theme="drak")
+
+
+def test_an_unreadable_file_is_warned_of_and_left_out(demo: Store) -> None:
+    broken = min((demo.folder / "runs").iterdir())
+    broken.write_text("no parquet")
+    with pytest.warns(UserWarning, match="not a readable parquet file"):
+        assert len(ppbench.load(demo.folder)) == 6
+
+
+def complete(folder: Path) -> Results:
+    """Two runs with everything that a figure may ask for."""
+    parts = dict.fromkeys(PARTS, 1e6)
+    cases = (Case(schedule="afab"), replace(Case(schedule="afab"), world_size=1))
+    store = store_with(folder, [run_row(n, case, **parts) for n, case in enumerate(cases)])
+    return ppbench.load(store.folder)
+
+
+def test_every_figure_is_drawn_on_white_and_on_dark_with_legible_text(results: Results) -> None:
+    skipped = {"idle", "levels_of_memory"}  # older runs have neither
+    for name in figures.FIGURES.keys() - skipped:
+        for theme, (paper, ink) in {
+            "light": ("#ffffff", "#1a1c1f"),
+            "dark": ("#15171a", "#e6e8ea"),
+        }.items():
+            drawn = figures.figure_of(name)(results, theme)
+            assert isinstance(drawn, go.Figure)
+            assert len(drawn.data) > 0, name
+            layout = drawn.layout.template.layout
+            assert (layout.paper_bgcolor, layout.plot_bgcolor) == (paper, paper), name
+            assert layout.font.color == ink
+
+
+def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: Path) -> None:
+    one = results.select(world_size=2, schedule="afab")
+    with pytest.raises(UsageError, match="none of the 7 runs tells where their idle time went"):
+        figures.idle(results)
+    with pytest.raises(UsageError, match="scaling: needs cases that differ in world_size"):
+        figures.scaling(one)
+    with pytest.raises(UsageError, match="its memory over time is not in the store"):
+        figures.levels_of_memory(one)
+    with pytest.raises(UsageError, match="status is oom; it has no timeline"):
+        figures.timeline(results, run="last")
+    failed = ppbench.load(
+        store_with(tmp_path / "failed", [run_row(1, Case(), status="oom", error=NASTY)]).folder
+    )
+    with pytest.raises(UsageError, match=r"none of the 1 runs is ok \(status oom\)"):
+        figures.throughput(failed)
+
+
+def test_a_timeline_shows_the_median_step_of_the_named_run(results: Results) -> None:
+    name = results.runs["run_id"].iloc[1]
+    titles = {figures.timeline(results, run=run).layout.title.text for run in (name, [name])}
+    assert titles == {"afab, 2 ranks, 8 microbatches, 128 tokens"}
+    assert "4 ranks" in figures.timeline(results).layout.title.text  # of the last ok run
