@@ -28,6 +28,7 @@ from ppbench.results import Results, check_ok, no_spans
 __all__ = [
     "FIGURES",
     "bubble",
+    "draw",
     "idle",
     "levels_of_memory",
     "memory",
@@ -87,16 +88,14 @@ def timeline(
     results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
 ) -> go.Figure:
     """The Gantt chart of the median step of the named runs; by default of the last ok one."""
-    if run is None:
-        chosen = _measured(results)[0].tail(1)
-    else:
-        chosen = results.named([run] if isinstance(run, str) else run).runs
-    return _styled(_gantt(results, [row for _, row in chosen.iterrows()]), theme)
+    return _styled(_gantt(results, _rows_named(results, run)), theme)
 
 
-def levels_of_memory(results: Results, run: str | None = None, theme: str = "light") -> go.Figure:
+def levels_of_memory(
+    results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
     """What each rank of a run had allocated over time; by default of the last ok one."""
-    row = _measured(results)[0].iloc[-1] if run is None else results.run(run).runs.iloc[0]
+    row = _only(_rows_named(results, run), "levels_of_memory")
     check_ok(row, "memory over time")
     table = results.table("memory", [row["run_id"]])
     if table.empty:
@@ -104,8 +103,11 @@ def levels_of_memory(results: Results, run: str | None = None, theme: str = "lig
     return _styled(levels.memory(table), theme)
 
 
-FIGURES: dict[str, Callable[[Results, str], go.Figure]] = {
-    "timeline": lambda results, theme: timeline(results, theme=theme),
+OF_RUNS: dict[str, Callable[[Results, Sequence[str] | None, str], go.Figure]] = {
+    "timeline": timeline,
+    "levels_of_memory": levels_of_memory,
+}
+OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
     "throughput": throughput,
     "scaling": scaling,
     "bubble": bubble,
@@ -113,23 +115,40 @@ FIGURES: dict[str, Callable[[Results, str], go.Figure]] = {
     "memory": memory,
     "pareto": pareto,
     "steps": steps,
-    "levels_of_memory": lambda results, theme: levels_of_memory(results, theme=theme),
 }
+FIGURES = (*OF_RUNS, *OF_CASES)
 """What `ppbench figure` draws, by name."""
 
 
-def figure_of(name: str) -> Callable[[Results, str], go.Figure]:
-    """The figure of that name. Raises UsageError."""
-    if name not in FIGURES:
-        raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
-    return FIGURES[name]
+def draw(
+    name: str, results: Results, runs: Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
+    """The figure of that name, of the named runs or of all. Raises UsageError."""
+    if name in OF_RUNS:
+        return OF_RUNS[name](results, runs, theme)
+    if name in OF_CASES:
+        return OF_CASES[name](results if runs is None else results.named(runs), theme)
+    raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
 
 
 def _gantt(results: Results, rows: list[pd.Series]) -> go.Figure:
     """The one place that draws a timeline."""
+    row = _only(rows, "timeline")
+    return gantt(_median_spans(results, row), case_text(row, ()))
+
+
+def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Series]:
+    """The named runs, or the last ok one."""
+    if run is None:
+        return [_measured(results)[0].iloc[-1]]
+    chosen = results.named([run] if isinstance(run, str) else run).runs
+    return [row for _, row in chosen.iterrows()]
+
+
+def _only(rows: list[pd.Series], name: str) -> pd.Series:
     if len(rows) > 1:
-        raise UsageError(f"timeline: draws one run; {len(rows)} were named")
-    return gantt(_median_spans(results, rows[0]), case_text(rows[0], ()))
+        raise UsageError(f"{name}: shows one run; {len(rows)} were named")
+    return rows[0]
 
 
 def _median_spans(results: Results, run: pd.Series) -> pd.DataFrame:

@@ -17,9 +17,9 @@ def picture(
     name: str, names: Sequence[str], output: Path, size: Size, theme: Theme, results: Path
 ) -> Path:
     """Draw one figure into a file; of the last sweep when no runs are named. Returns the path."""
-    draw = figures.figure_of(name)
     check_suffix(output, IMAGE_SUFFIXES)
     store = open_store(results)
     runs = chosen(store, names) if names else Results(store, store.last_sweep())
-    write_file(output, [drawn(draw(runs, theme), output.suffix, size)])
+    drawing = figures.draw(name, runs, names or None, theme)
+    write_file(output, [drawn(drawing, output.suffix, size)])
     return output

@@ -24,6 +24,7 @@ _LEAST_PANEL_PX = 240
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
 _EPOCH = rb"/\1 (D:19700101000000"
+_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -79,7 +80,9 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
 
 def _page(figure: go.Figure) -> str:
     """Complete in itself; its policy forbids every network request."""
-    drawing = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure")
+    drawing = figure.to_html(
+        config=_CONFIG, full_html=False, include_plotlyjs=True, div_id="figure"
+    )
     return _PAGE.format(
         title=html.escape(str(figure.layout.title.text or "ppbench")),
         paper=figure.layout.template.layout.paper_bgcolor,

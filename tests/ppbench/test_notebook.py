@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from stored_runs import NASTY, run_row, store_with
@@ -15,10 +17,9 @@ import ppbench
 from ppbench import figures
 from ppbench.config.case import Case
 from ppbench.errors import UsageError
+from ppbench.report.charts.idleness import PART_COLUMNS
 from ppbench.results import Results
 from ppbench.store import Store
-
-PARTS = ("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns")
 
 
 @pytest.fixture
@@ -93,21 +94,33 @@ def test_an_unreadable_file_is_warned_of_and_left_out(demo: Store) -> None:
 
 
 def complete(folder: Path) -> Results:
-    """Two runs with everything that a figure may ask for."""
-    parts = dict.fromkeys(PARTS, 1e6)
-    cases = (Case(schedule="afab"), replace(Case(schedule="afab"), world_size=1))
-    store = store_with(folder, [run_row(n, case, **parts) for n, case in enumerate(cases)])
-    return ppbench.load(store.folder)
+    """Two runs with what newer versions store as well."""
+    parts = dict.fromkeys([*PART_COLUMNS.values(), "bubble_mean"], 0.05)
+    rows = [
+        run_row(n, Case(schedule=name), resume_key=name, **parts)
+        for n, name in enumerate(("afab", "1f1b"))
+    ]
+    store = store_with(folder, rows)
+    levels = pd.DataFrame({"rank": [0, 0], "time_ns": [0, 7], "num_bytes": [10, 20]})
+    store.write_run(rows[1], {"memory": levels})
+    return ppbench.load(folder)
+
+
+def test_figures_of_what_newer_versions_store(tmp_path: Path) -> None:
+    results = complete(tmp_path / "results").last()
+    assert {trace.name for trace in figures.idle(results).data} >= {"jitter", "launch gaps"}
+    (line,) = figures.levels_of_memory(results).data
+    assert (line.name, len(line.x)) == ("rank 0", 2)
 
 
 def test_every_figure_is_drawn_on_white_and_on_dark_with_legible_text(results: Results) -> None:
     skipped = {"idle", "levels_of_memory"}  # older runs have neither
-    for name in figures.FIGURES.keys() - skipped:
+    for name in set(figures.FIGURES) - skipped:
         for theme, (paper, ink) in {
             "light": ("#ffffff", "#1a1c1f"),
             "dark": ("#15171a", "#e6e8ea"),
         }.items():
-            drawn = figures.figure_of(name)(results, theme)
+            drawn = figures.draw(name, results, theme=theme)
             assert isinstance(drawn, go.Figure)
             assert len(drawn.data) > 0, name
             layout = drawn.layout.template.layout
@@ -123,6 +136,8 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
         figures.scaling(one)
     with pytest.raises(UsageError, match="its memory over time is not in the store"):
         figures.levels_of_memory(one)
+    with pytest.raises(UsageError, match="levels_of_memory: shows one run; 2 were named"):
+        figures.levels_of_memory(results, list(results.runs["run_id"][:2]))
     with pytest.raises(UsageError, match="status is oom; it has no timeline"):
         figures.timeline(results, run="last")
     failed = ppbench.load(
@@ -137,3 +152,15 @@ def test_a_timeline_shows_the_median_step_of_the_named_run(results: Results) -> 
     titles = {figures.timeline(results, run=run).layout.title.text for run in (name, [name])}
     assert titles == {"afab, 2 ranks, 8 microbatches, 128 tokens"}
     assert "4 ranks" in figures.timeline(results).layout.title.text  # of the last ok run
+
+
+def test_the_example_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = re.search(r"```py\n(.*?)```", readme, flags=re.DOTALL)
+    assert example is not None
+    complete(tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    exec(example[1], {})
+    assert "1f1b        1000.0" in capsys.readouterr().out
