@@ -18,9 +18,11 @@ from rich.status import Status
 from ppbench import explain as explaining
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, UsageError
+from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
+from ppbench.report.index import NAME as INDEX_NAME
+from ppbench.report.index import write_index
 from ppbench.report.page import write_report, write_timeline
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
@@ -161,6 +163,7 @@ def sweep(
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
     write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
+    _update_index(reports)
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
     told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
@@ -262,7 +265,10 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
     path = output or reports / f"{default}.html"
     command = shlex.join(["ppbench", "report", *names])
+    _check_not_index(path, reports)
     write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
+    if path.parent.resolve() == reports.resolve():
+        _update_index(reports)
     return path
 
 
@@ -280,8 +286,24 @@ def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Pa
     if run["status"] != "ok":
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no timeline")
     path = output or reports / f"timeline-{run['run_id']}.html"
+    _check_not_index(path, reports)
     write_timeline(path, store, run)
+    if path.parent.resolve() == reports.resolve():
+        _update_index(reports)
     return path
+
+
+def _check_not_index(path: Path, reports: Path) -> None:
+    if path.resolve() == (reports / INDEX_NAME).resolve():
+        raise UsageError(f"{path}: the index of the reports is here; choose another name with -o")
+
+
+def _update_index(reports: Path) -> None:
+    """What is measured and written counts; an index that cannot be is no reason to fail."""
+    try:
+        write_index(reports)
+    except StoreError as error:
+        _tell(f"warning: {error}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import numpy as np
 
 from ppbench.analysis.stats import CONFIDENCE
 
+FEWEST_LAUNCHES = 3
+"""Of fewer launches the spread between them is hardly known."""
 FEWEST_ROUNDS = 6
 """Of fewer ratios not even the extremes hold the true one between them with 95 %."""
 
@@ -50,6 +52,35 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     ends = np.median(means), means[outside], means[-1 - outside]
     estimate, low, high = (float(np.exp(end)) for end in ends)
     return Ratio(estimate, low, high)
+
+
+def launch_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """numerator / denominator of figures of separate launches, which no round pairs.
+
+    The ratio of geometric means, with Welch's interval on the logarithms: the launches of one side
+    may scatter more than those of the other. Raises ValueError for fewer than `FEWEST_LAUNCHES`.
+    """
+    if min(len(numerators), len(denominators)) < FEWEST_LAUNCHES:
+        raise ValueError(
+            f"{len(numerators)} and {len(denominators)} launches; expected at least "
+            f"{FEWEST_LAUNCHES} of each"
+        )
+    sides = [np.log(np.asarray(side, dtype=float)) for side in (numerators, denominators)]
+    estimate = sides[0].mean() - sides[1].mean()
+    parts = [side.var(ddof=1) / len(side) for side in sides]
+    spread = sum(parts)
+    if spread == 0:
+        return Ratio(*[float(np.exp(estimate))] * 3)
+    freedom = spread**2 / sum(p**2 / (len(s) - 1) for p, s in zip(parts, sides, strict=True))
+    half = _t_quantile(freedom) * np.sqrt(spread)
+    return Ratio(*(float(np.exp(estimate + end)) for end in (0.0, -half, half)))
+
+
+def _t_quantile(freedom: float) -> float:
+    """Of Student's distribution, at the upper end of the interval."""
+    from scipy.special import stdtrit  # loaded only where there are launches to compare
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The answer in words: which case is fastest, what the schedule changes, how sure that is.
+"""The answer in words: which case is fastest, under which memory, by how much, how sure that is.
 
 Plain sentences made from the stored figures, so that a reader who stops at the first screen has
 not been misled: oversubscribed cases count only when there are no others.
@@ -6,16 +6,20 @@ not been misled: oversubscribed cases count only when there are no others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pandas as pd
 
+from ppbench.analysis.front import pareto_front
+from ppbench.analysis.ratios import FEWEST_LAUNCHES, Ratio, launch_ratio
 from ppbench.config.case import EMULATED
-from ppbench.report.cases import Axes, by_case, settings_text
+from ppbench.report.cases import INTERVAL, Axes, by_case, ok_runs, settings_text, work_axes
 from ppbench.report.units import comparison, is_missing, percent, size, tokens_per_s, written
 
+MOST_SMALLER = 4  # cases down the front; more would not be read
+LEAST_SAVED = 0.05  # of the memory; less is not worth a clause
 MAX_RIVALRIES = 3  # a sentence each; three schedules have as many
 
 
@@ -41,8 +45,13 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
         left_out = ["Emulated cases are left out of these comparisons: nothing was computed there."]
         cases = cases[~is_emulated]
     sound = _sound(cases)
-    fastest = sound.iloc[int(sound["tokens_per_s"].argmax())]
-    sentences = [_fastest(fastest, len(sound)), *_next_schedule(sound, fastest, axes), *left_out]
+    fastest = _fastest_of(sound)
+    sentences = [
+        _fastest(fastest, len(sound)),
+        *_next(sound, fastest, runs, axes),
+        *_under_memory(sound, fastest, axes),
+        *left_out,
+    ]
     found = rivalries(cases, axes)
     if len(found) > MAX_RIVALRIES:
         sentences.append(_many_rivalries(found))
@@ -99,21 +108,113 @@ def _fastest(case: pd.Series, num_cases: int) -> str:
     )
 
 
-def _next_schedule(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
-    """By how much the fastest case leads the best other schedule under the same settings."""
+def _next(cases: pd.DataFrame, fastest: pd.Series, runs: pd.DataFrame, axes: Axes) -> list[str]:
+    """By how much the fastest case leads the best other schedule under the same settings.
+
+    Or, where it has no such rival, the next case that does the same work.
+    """
     others = [axis for axis in axes if axis != "schedule"]
-    rivals = cases[cases["schedule"] != fastest["schedule"]]
-    for axis in others:
-        rivals = rivals[rivals[axis] == fastest[axis]]
+    rivals = _alike(cases[cases["schedule"] != fastest["schedule"]], fastest, others)
+    if not rivals.empty:
+        where, rival = settings_text(fastest, others) or "the same settings", _fastest_of(rivals)
+        name = f"{rival['schedule']}, the next schedule"
+        return [_lead(fastest, rival, runs, f"With {where}, that", name)]
+    rivals = _alike(cases[cases["case_id"] != fastest["case_id"]], fastest, work_axes(axes))
     if rivals.empty:
         return []
-    rival = rivals.iloc[int(rivals["tokens_per_s"].argmax())]
-    where = settings_text(fastest, others) or "the same settings"
+    rival = _fastest_of(rivals)
+    return [_lead(fastest, rival, runs, "That", f"{rival['text']}, the next case")]
+
+
+def _alike(cases: pd.DataFrame, case: pd.Series, axes: Iterable[str]) -> pd.DataFrame:
+    """The cases that have the same settings along these axes."""
+    for axis in axes:
+        cases = cases[cases[axis] == case[axis]]
+    return cases
+
+
+def _fastest_of(cases: pd.DataFrame) -> pd.Series:
+    return cases.iloc[int(cases["tokens_per_s"].argmax())]
+
+
+def _lead(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame, that: str, name: str) -> str:
     faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
-    lead = f"With {where}, that is {faster} {rival['schedule']}, the next schedule"
     ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
     memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
-    return [f"{lead}{memory}."]
+    return f"{that} is {faster} {name}{memory}. {how_sure(fastest, rival, runs)}"
+
+
+def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
+    """What is known of the ratio of two cases' tokens/s, in a sentence; rows of `by_case`.
+
+    With enough launches of both, the interval of the ratio by them; else what the steps tell, which
+    is less: all steps of a launch share its luck.
+    """
+    speeds = [_speeds(runs, case) for case in (fastest, rival)]
+    if min(len(side) for side in speeds) >= FEWEST_LAUNCHES:
+        return _by_launches(launch_ratio(*speeds))
+    few = f"fewer than {FEWEST_LAUNCHES} launches of each cannot tell more"
+    (low, _), (_, high) = (_steps_interval(runs, case) for case in (fastest, rival))
+    if is_missing(low) or is_missing(high):
+        return f"How sure that is, is unknown: too few steps for an interval, and {few}."
+    if low > high:
+        return f"By their steps they differ (their 95 % intervals lie apart); {few}."
+    return f"Which of them is faster is unclear: by their steps, 95 % intervals overlap; {few}."
+
+
+def _by_launches(ratio: Ratio) -> str:
+    low, high = (written(end - 1, "{:+.1f} %", 100) for end in (ratio.low, ratio.high))
+    between = f"between {low} and {high} (95 %)"
+    if ratio.low > 1:
+        return f"By their launches the lead is {between}."
+    return f"Which of them is faster is unclear: by their launches, the lead is {between}."
+
+
+def _speeds(runs: pd.DataFrame, case: pd.Series) -> list[float]:
+    measured = ok_runs(runs)
+    speeds = measured.loc[measured["case_id"] == case["case_id"], "tokens_per_s"]
+    return [float(speed) for speed in speeds]
+
+
+def _steps_interval(runs: pd.DataFrame, case: pd.Series) -> tuple[float, float]:
+    """From the lowest to the highest end that its launches' steps tell; NaN if one tells none."""
+    measured = ok_runs(runs).reindex(columns=["case_id", *INTERVAL])
+    own = measured[measured["case_id"] == case["case_id"]]
+    low, high = (own[name].astype(float) for name in INTERVAL)
+    return float(low.min(skipna=False)), float(high.max(skipna=False))
+
+
+def _under_memory(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
+    """The fastest case that fits where the fastest of all does not, down the Pareto front."""
+    rivals = _alike(cases, fastest, work_axes(axes)).dropna(subset=["peak_memory_bytes"])
+    if len(rivals) == 1 or is_missing(fastest["peak_memory_bytes"]):
+        return []
+    memory, speed = (rivals[name].tolist() for name in ("peak_memory_bytes", "tokens_per_s"))
+    front = rivals.iloc[pareto_front(memory, speed)[::-1]]
+    clauses = [
+        f"where less than {size(larger['peak_memory_bytes'])} fit on a rank, "
+        f"{case['text']} is fastest ({_beside(case, fastest)})"
+        for larger, case in _steps_down(front)
+    ]
+    if not clauses:
+        return ["No case that does the same work needs much less memory."]
+    return [f"{'; '.join(clauses[:MOST_SMALLER])}.".replace("where", "Where", 1)]
+
+
+def _steps_down(front: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """Each case of the front after the one that it replaces, if it saves much beside the last."""
+    cases = [case for _, case in front.iterrows()]
+    last = cases[0]
+    for larger, case in pairwise(cases):
+        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
+            yield larger, case
+            last = case
+
+
+def _beside(case: pd.Series, fastest: pd.Series) -> str:
+    """`312.0 MiB, 4.2 % fewer tokens/s`."""
+    slower = percent(1 - case["tokens_per_s"] / fastest["tokens_per_s"])
+    return f"{size(case['peak_memory_bytes'])}, {slower} fewer tokens/s"
 
 
 def _rivalry(rivalry: Rivalry) -> str:

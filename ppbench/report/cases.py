@@ -44,7 +44,7 @@ KNOBS = (
     "transfer_look_ahead",
 )
 """Settings that change how something is trained; the others change what is."""
-_INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
+INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
 SPREAD_OF_LAUNCHES, SPREAD_OF_STEPS = "launches", "steps"
 _COUNTED = {
     "world_size": "rank",
@@ -144,7 +144,7 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 def _with_interval(runs: pd.DataFrame) -> pd.DataFrame:
     """With the interval of tokens/s even if the runs are of a version that did not have it."""
-    absent = [name for name in _INTERVAL if name not in runs]
+    absent = [name for name in INTERVAL if name not in runs]
     return runs.assign(**dict.fromkeys(absent, np.nan))
 
 
@@ -153,7 +153,7 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     groups = runs.groupby("case_id", sort=False)
     speed, num_launches = groups["tokens_per_s"], groups["launch"].nunique()
     has_launches = num_launches > 1
-    low, high = (groups[name].first().astype(float) for name in _INTERVAL)
+    low, high = (groups[name].first().astype(float) for name in INTERVAL)
     spread = pd.Series(SPREAD_OF_STEPS, index=low.index)
     return pd.DataFrame(
         {

@@ -27,6 +27,7 @@ from ppbench.report.cases import Axes, axis_text, settings_text
 GROUP_WIDTH = 0.78  # of the distance between two positions on x
 MAX_COLUMNS = 4
 PANEL_PX, ROW_PX, GAP_PX, TOP_PX, BOTTOM_PX = 220, 22, 70, 64, 32
+TITLE_PX = 22  # of a panel
 AXIS_TITLE_PX = 20  # of the axis under a panel, where it has a title
 _LEAST_SLOTS = 3  # so that a lone case is a bar and not a wall
 _LEAST_ROWS = 3
@@ -49,6 +50,11 @@ class Panels:
     has_rows: bool = False
     panel_px: int = PANEL_PX
     bottom_px: int = BOTTOM_PX
+
+    @property
+    def top_px(self) -> int:
+        """Room for the legend, and for titles where there are any."""
+        return TOP_PX if any(self.titles) else TOP_PX - TITLE_PX
 
     @property
     def value(self) -> str:
@@ -179,7 +185,7 @@ def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
     num_panels = len(panels.titles)
     rows, gap_px = math.ceil(num_panels / columns), _gap_px(panels)
     plot_px = rows * panels.panel_px + (rows - 1) * gap_px
-    update: Update = {"height": plot_px + TOP_PX + panels.bottom_px}
+    update: Update = {"height": plot_px + panels.top_px + panels.bottom_px}
     width = (1 - (columns - 1) * _GAP_X) / columns
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
@@ -204,7 +210,7 @@ def panels_meta(panels: Panels, y_title: str) -> Update:
         "yTitle": y_title,
         "panelPx": panels.panel_px,
         "gapPx": _gap_px(panels),
-        "topPx": TOP_PX,
+        "topPx": panels.top_px,
         "bottomPx": panels.bottom_px,
         "gapX": _GAP_X,
         "maxColumns": MAX_COLUMNS,

@@ -13,7 +13,10 @@ PLAIN = {
         "xaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
         "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
     },
-    "data": {"scatter": [{"marker": {"color": NEUTRAL}}]},
+    "data": {
+        "scatter": [{"marker": {"color": NEUTRAL}}],
+        "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}}],
+    },
 }
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
-from ppbench.config.case import VARIABLE
 from ppbench.report.cases import Axes, case_text, cautions_of
-from ppbench.report.explanation import PART_MEANINGS, PART_NAMES, has_parts
+from ppbench.report.explanation import PART_MEANINGS, has_parts
+from ppbench.report.filters import axis_heading, place_of
 from ppbench.report.units import MIB, NS_PER_MS, held, held_share, is_missing, written
 
 THEORY = "simulated, free transfers: as emulated, else equal stages with F = I = W"
@@ -37,25 +36,28 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and one tuple of cells per run."""
+    """Columns, and one tuple of cells per run; which run and which case each row is of."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    run_ids: tuple[str, ...]
+    case_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Cautioned:
-    """A caution, its remedy, and the cases that carry it."""
+    """A caution, its remedy, and the cases that carry it: their ids, and what they are called."""
 
     name: str
     remedy: str
-    cases: tuple[str, ...]
+    cases: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Failure:
     """A run that did not succeed: its headline, and everything that was said."""
 
+    case_id: str
     case: str
     status: str
     headline: str
@@ -81,16 +83,17 @@ def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Where the idle time went, for the ok runs that tell; and what was predicted of each."""
-    told = runs[[has_parts(run) for _, run in runs.iterrows()]]
+    told = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
     return _table([*(_setting(axis, runs) for axis in axes), *_PARTS], told)
 
 
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
     """Every caution that some run carries, with its remedy, in order of severity."""
-    carriers: dict[str, dict[str, None]] = {}
+    carriers: dict[str, dict[tuple[str, str], None]] = {}
     for _, run in runs.iterrows():
         for name in cautions_of(run):
-            carriers.setdefault(name, {})[case_text(run, axes)] = None
+            case = str(run["case_id"]), case_text(run, axes)
+            carriers.setdefault(name, {})[case] = None
     order = [caution.name for caution in Caution]
     names = sorted(carriers, key=lambda name: order.index(name) if name in order else len(order))
     return [Cautioned(name, _remedy(name), tuple(carriers[name])) for name in names]
@@ -104,7 +107,8 @@ def failures(runs: pd.DataFrame, axes: Axes) -> list[Failure]:
 def _failure(run: pd.Series, axes: Axes) -> Failure:
     error = "" if is_missing(run["error"]) else str(run["error"]).strip()
     headline = error.splitlines()[0] if error else "no error was recorded"
-    return Failure(case_text(run, axes), str(run["status"]), headline, error)
+    case = case_text(run, axes)
+    return Failure(str(run["case_id"]), case, str(run["status"]), headline, error)
 
 
 def _remedy(name: str) -> str:
@@ -114,24 +118,17 @@ def _remedy(name: str) -> str:
 
 def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
     rows = tuple(tuple(column.cell(run) for column in columns) for _, run in runs.iterrows())
-    return Table(tuple(columns), rows)
+    ids = (tuple(runs[name].astype(str)) for name in ("run_id", "case_id"))
+    return Table(tuple(columns), rows, *ids)
 
 
 def _setting(axis: str, runs: pd.DataFrame) -> Column:
-    has_numbers = all(_number_of(value) is not None for value in runs[axis])
-    heading = {"world_size": "ranks", "num_microbatches": "microbatches", "seq_len": "seq len"}
+    has_numbers = all(place_of(value) is not None for value in runs[axis])
 
     def cell(run: pd.Series) -> Cell:
-        return Cell(str(run[axis]), _number_of(run[axis]))
+        return Cell(str(run[axis]), place_of(run[axis]))
 
-    return Column(heading.get(axis, axis.replace("_", " ")), axis, has_numbers, cell)
-
-
-def _number_of(value: object) -> float | None:
-    """What a setting sorts by, before all numbers if it varies; None for words."""
-    if value == VARIABLE:
-        return 0.0
-    return float(str(value)) if is_number(value) and not is_bool(value) else None
+    return Column(axis_heading(axis), axis, has_numbers, cell)
 
 
 def _word(name: str, heading: str, meaning: str) -> Column:
@@ -193,22 +190,24 @@ _BUBBLES = (
     ),
     _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
 )
+_PART_HEADINGS = {
+    "structure": "schedule",
+    "imbalance": "imbalance",
+    "transfer": "transfer",
+    "jitter": "jitter",
+    "launch_gap": "gaps",
+}
+"""Shorter than `PART_NAMES`: nine columns beside the settings have to fit a page."""
 _PARTS = (
-    _figure(
-        "bubble_mean",
-        "bubble, mean",
-        "idle share of rank-time, all measured steps",
-        "{:.1f} %",
-        100,
-    ),
+    _figure("bubble_mean", "idle", "share of rank-time, mean of all steps", "{:.1f} %", 100),
     *(
-        _figure(f"bubble_{part}", name, PART_MEANINGS[part], "{:.1f} %", 100)
-        for part, name in PART_NAMES.items()
+        _figure(f"bubble_{part}", heading, PART_MEANINGS[part], "{:.1f} %", 100)
+        for part, heading in _PART_HEADINGS.items()
     ),
     _figure("step_ns", "step ms", "median over steps", "{:,.1f}", 1 / NS_PER_MS),
     _figure(
         "modelled_step_ns",
-        "modelled ms",
+        "modelled",
         "replayed with its own mean costs and transfers",
         "{:,.1f}",
         1 / NS_PER_MS,

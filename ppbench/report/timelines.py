@@ -6,12 +6,15 @@ compares at a glance only when a millisecond is as long in both.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import median_step
+from ppbench.errors import StoreError
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt
@@ -24,13 +27,14 @@ NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run's median step, or a planned one, ready to be drawn."""
+    """The median step of some runs, or a planned one, ready to be drawn."""
 
-    run_id: str
     name: str
     facts: str
     figure: go.Figure
-    explanation: str = ""  # where its idle time went
+    detail: None = None  # of a figure that shows an overview
+    explanations: tuple[str, ...] = ()  # where the idle time went, run by run
+    run_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,35 +42,43 @@ class Group:
     """Timelines that differ only in schedule (or launch)."""
 
     title: str
-    timelines: tuple[Timeline, ...]
+    timeline: Timeline
     is_open: bool
 
 
-def timeline(store: Store, run: pd.Series, name: str, title: str = "") -> Timeline | None:
-    """The Gantt chart of a run's median step; None when the run has no spans stored."""
+def timeline(store: Store, runs: Sequence[pd.Series], names: Sequence[str]) -> Timeline:
+    """The Gantt chart of a run's median step. Raises StoreError when it has no spans stored."""
+    (run,), (name,) = runs, names
     spans = store.table("spans", [run["run_id"]])
     steps = store.table("steps", [run["run_id"]])
     if spans.empty or steps.empty:
-        return None
+        raise StoreError(_missing(run))
     step = median_step(steps)
     shown = spans[spans["step"] == step]
     if shown.empty:
-        return None
-    edges = store.table("edges", [run["run_id"]])
-    told = headline(run, edges) if has_parts(run) else ""
-    return Timeline(str(run["run_id"]), name, facts(run, step), gantt(shown, title), told)
+        raise StoreError(_missing(run))
+    told = (headline(run, store.table("edges", [run["run_id"]])),) if has_parts(run) else ()
+    figure = gantt(shown, "")
+    return Timeline(name, facts(run, step), figure, None, told, (str(run["run_id"]),))
+
+
+def _missing(run: pd.Series) -> str:
+    return (
+        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        "measure it again with: ppbench sweep FILE --rerun"
+    )
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     """The Gantt chart of a simulated step: in ms, as measured ones are, or in s from 1 s."""
     if spans["end_ns"].max() < NS_PER_S:
-        return Timeline("", name, facts, gantt(spans, ""))
+        return Timeline(name, facts, gantt(spans, ""))
     scaled = spans.assign(start_ns=spans["start_ns"] / 1e3, end_ns=spans["end_ns"] / 1e3)
     figure = gantt(scaled, "").update_xaxes(ticksuffix=" s")
     for trace in figure.data:
         if trace.hovertemplate:
             trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
-    return Timeline("", name, facts, figure)
+    return Timeline(name, facts, figure)
 
 
 def facts(run: pd.Series, step: int) -> str:
@@ -88,8 +100,11 @@ def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
     titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
     members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
     ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
-    found = [_group(store, title, members[title], n < NUM_OPEN) for n, title in enumerate(ordered)]
-    return [group for group in found if group.timelines]
+    return [
+        Group(title, line, n < NUM_OPEN)
+        for n, title in enumerate(ordered)
+        for line in _rivals(store, members[title])
+    ]
 
 
 def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
@@ -100,18 +115,19 @@ def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
 
 
-def _group(store: Store, title: str, members: pd.DataFrame, is_open: bool) -> Group:
+def _rivals(store: Store, members: pd.DataFrame) -> list[Timeline]:
     has_launches = len(members["launch"].unique()) > 1
-    found = []
+    found: list[Timeline] = []
     for _, run in members.iterrows():
         launch = f", launch {run['launch']}" if has_launches else ""
-        found.append(timeline(store, run, axis_text("schedule", run["schedule"]) + launch))
-    timelines = tuple(line for line in found if line is not None)
-    _share_axis(timelines)
-    return Group(title, timelines, is_open)
+        name = axis_text("schedule", run["schedule"]) + launch
+        with contextlib.suppress(StoreError):
+            found.append(timeline(store, [run], [name]))
+    _share_axis(found)
+    return found
 
 
-def _share_axis(timelines: tuple[Timeline, ...]) -> None:
+def _share_axis(timelines: list[Timeline]) -> None:
     ends = [line.figure.layout.xaxis.range[1] for line in timelines]
     for line in timelines:
         line.figure.update_xaxes(range=[0, max(ends)])

@@ -37,6 +37,8 @@ os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _QUIET = subprocess.DEVNULL
+SCREENSHOTS = Path(os.environ.get("PPBENCH_SCREENSHOTS", Path(__file__).parent / "screenshots"))
+"""Where tests leave pictures of the pages, for people to look at."""
 
 
 class Browser:
@@ -144,6 +146,7 @@ class Tab:
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

@@ -1,24 +1,19 @@
 """The page of a planned schedule in a real browser: the Gantt chart of measured runs.
 
-Set PPBENCH_SCREENSHOTS to a folder to keep pictures of it at both widths and schemes.
+Pictures of it at both widths and schemes stay in `screenshots`.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from chromium import CHROMIUM, Browser, Tab
+from chromium import SCREENSHOTS, Browser, Tab
 
 from ppbench.planning import schedules as planning
 from ppbench.planning.programs import Wanted
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
-)
 DESK, PHONE = 1440, 390
-SCREENSHOTS = os.environ.get("PPBENCH_SCREENSHOTS")
 DRAWN = """new Promise(async (done) => {
   const pause = () => new Promise((go) => setTimeout(go, 20));
   for (let n = 0; n < 250 && !document.querySelector(".chart .main-svg"); n++) await pause();
@@ -39,8 +34,7 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Tab:
     width, scheme = request.param
     opened = Tab(browser, page, width, scheme)
     assert opened.evaluate(DRAWN)
-    if SCREENSHOTS:
-        opened.screenshot(Path(SCREENSHOTS) / f"plan-{width}-{scheme}.png")
+    opened.screenshot(SCREENSHOTS / f"plan-{width}-{scheme}.png")
     return opened
 
 

@@ -1,31 +1,28 @@
 """Pages in a real browser: they load without an error, draw their charts, react and fit.
 
-Set PPBENCH_SCREENSHOTS to a folder to keep pictures of the pages at both widths and schemes.
+Pictures of them at both widths and schemes, and as printed, stay in `screenshots`.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from chromium import CHROMIUM, Browser, Tab
+from chromium import SCREENSHOTS, Browser, Tab
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import run_figures, step_figures
 from ppbench.config.case import Case
+from ppbench.report.index import write_index
 from ppbench.report.page import write_report
 from ppbench.store import Store
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
-)
 MS = 1_000_000
 DESK, PHONE = 1440, 390
-SCREENSHOTS = os.environ.get("PPBENCH_SCREENSHOTS")
 ERROR = "</script><script>document.title = 'taken over'</script>"
+NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
 
 READER = """
 const pause = () => new Promise((done) => setTimeout(done, 20));
@@ -36,6 +33,12 @@ const isDrawn = (div) => div.querySelector(".main-svg") !== null;
 const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
 const chart = (name) => document.querySelector(`#${name} .chart`);
 const timelines = (state) => all(`details.timeline${state} .chart`);
+const chips = (axis) => all(`#filters input[data-axis="${axis}"]`);
+const choose = (axis, value) => chips(axis).find((box) => box.value === value).click();
+const points = (name) => (chart(name).data ?? []).filter((t) => t.type === "bar" && t.y?.length && t.y[0] !== null)
+  .flatMap((trace) => [...trace.y]);
+const shownRows = () => all("#runs tbody tr:not(.detail)").filter((row) => row.checkVisibility());
+const clear = () => document.getElementById("clear").click();
 """
 
 
@@ -109,12 +112,10 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     tab = Tab(browser, page, width, scheme)
     tab.evaluate(READER)
     tab.evaluate("""(async () => {
-      const isFolded = (div) => div.closest("details:not([open])") !== null;
-      for (const div of all(".chart")) if (!isFolded(div)) await show(div);
+      for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
       scrollTo(0, 0);
     })()""")
-    if SCREENSHOTS:
-        tab.screenshot(Path(SCREENSHOTS) / f"report-{width}-{scheme}.png")
+    tab.screenshot(SCREENSHOTS / f"report-{width}-{scheme}.png")
     return tab
 
 
@@ -123,11 +124,16 @@ def test_the_page_has_no_error_and_requests_nothing_but_itself(tab: Tab, page: P
     assert tab.requests() == [page.as_uri()]
 
 
+def test_every_chart_is_drawn(tab: Tab) -> None:
+    names = tab.evaluate("all('section.figure').map((section) => section.id)")
+    assert {"throughput", "bubble", "memory"} <= set(names)
+    for name in names:
+        assert tab.evaluate(f"isDrawn(chart('{name}'))"), name
+
+
 @pytest.mark.parametrize("name", ["throughput", "bubble", "memory"])
-def test_every_chart_is_drawn_with_a_bar_per_case(tab: Tab, name: str) -> None:
-    in_panels = f"all('.cartesianlayer .bars .point path', chart('{name}')).filter(isLong).length"
-    isLong = "(path) => path.getAttribute('d') !== 'M0,0Z'"
-    assert tab.evaluate(in_panels.replace("isLong", isLong)) == 12
+def test_charts_have_a_bar_per_case(tab: Tab, name: str) -> None:
+    assert len(tab.evaluate(f"points('{name}')")) == 12
 
 
 def test_panels_stand_side_by_side_on_a_desk_and_below_each_other_on_a_phone(
@@ -143,7 +149,8 @@ def test_nothing_is_wider_than_the_screen(tab: Tab) -> None:
 
 
 def test_timelines_worth_comparing_are_drawn_at_once(tab: Tab) -> None:
-    assert tab.evaluate("timelines('[open]').filter(isDrawn).length") >= 4
+    assert tab.evaluate("timelines('[open]').length") >= 2
+    assert tab.evaluate("timelines('[open]').every(isDrawn)")
 
 
 def test_a_closed_timeline_is_drawn_when_it_is_opened(tab: Tab) -> None:
@@ -156,6 +163,37 @@ def test_a_closed_timeline_is_drawn_when_it_is_opened(tab: Tab) -> None:
       return [closed.open, isDrawn(div)];
     })()"""
     assert tab.evaluate(script) == [True, True]
+
+
+def test_a_row_opens_its_timeline_which_is_neither_unpacked_nor_drawn_before(desk: Tab) -> None:
+    script = """(async () => {
+      const detailOf = (button) => document.getElementById(button.getAttribute("aria-controls"));
+      const isOpen = ({ id }) => all(`[data-figure="${id}"]`).some(isDrawn);
+      const opener = all("#runs .opener").find((button) => !isOpen(detailOf(button).querySelector("script")));
+      const detail = detailOf(opener);
+      const script = detail.querySelector("script");
+      const asked = [];
+      const before = unpackText;
+      unpackText = (one) => { asked.push(one.id); return before(one); };
+      const packed = script.textContent.slice(0, 4);
+      const closed = [detail.checkVisibility(), isDrawn(detail), opener.ariaExpanded, asked.length];
+      opener.focus();
+      opener.click();
+      await show(detail.querySelector(".chart"));
+      unpackText = before;
+      const told = detail.querySelector(".chart").data.length > 0;
+      const open = [detail.checkVisibility(), isDrawn(detail), opener.ariaExpanded, told];
+      const isOwn = asked.length === 1 && asked[0] === script.id;
+      opener.click();
+      return [packed, closed, open, isOwn, detail.checkVisibility()];
+    })()"""
+    assert desk.evaluate(script) == [
+        "eNrt",  # deflated, as base64
+        [False, False, "false", 0],
+        [True, True, "true", True],
+        True,
+        False,
+    ]
 
 
 def test_microbatches_stand_inside_the_bars(desk: Tab) -> None:
@@ -179,7 +217,7 @@ def test_hovering_tells_what_a_bar_is(desk: Tab) -> None:
 def test_a_click_on_a_heading_sorts_by_number_and_leaves_missing_figures_last(desk: Tab) -> None:
     script = """(() => {
       const heading = all("#runs th").find((th) => th.textContent === "tokens/s");
-      const column = all("#runs th").indexOf(heading) + 1;
+      const column = [...heading.parentNode.children].indexOf(heading) + 1;
       heading.querySelector("button").click();
       return texts(`#runs td:nth-child(${column})`);
     })()"""
@@ -198,3 +236,215 @@ def test_charts_take_the_colours_of_the_scheme(desk: Tab, phone: Tab) -> None:
     title = "getComputedStyle(chart('throughput').querySelector('.annotation-text')).fill"
     assert desk.evaluate(title) == "rgb(26, 28, 31)"
     assert phone.evaluate(title) == "rgb(230, 232, 234)"
+
+
+# Filters
+
+
+def test_a_filter_changes_every_chart_and_list_and_leaves_the_answer(desk: Tab) -> None:
+    script = """(async () => {
+      const answer = document.getElementById("answer").textContent;
+      choose("schedule", "1f1b");
+      choose("world_size", "2");
+      await pause();
+      const names = [...new Set(chart("throughput").data.filter((t) => t.ids ?? t.y[0] !== null).map((t) => t.name))];
+      const shown = {
+        bars: ["throughput", "bubble", "memory"].map((name) => points(name).length),
+        names,
+        rows: shownRows().length,
+        count: document.getElementById("num-runs").textContent,
+        sentence: document.getElementById("shown").textContent,
+        cautions: all(".caution").filter((node) => node.checkVisibility()).length,
+        timelines: all("details.timeline").filter((node) => node.checkVisibility()).length,
+        isSameAnswer: answer === document.getElementById("answer").textContent,
+        hash: location.hash,
+      };
+      clear();
+      await pause();
+      shown.after = points("throughput").length;
+      return shown;
+    })()"""
+    shown = desk.evaluate(script)
+    assert shown["bars"] == [2, 2, 2]
+    assert shown["names"] == ["1f1b"]
+    assert (shown["rows"], shown["count"]) == (2, "2 of 13 runs")
+    assert shown["sentence"] == "2 of 12 cases · schedule 1f1b · ranks 2"
+    assert shown["cautions"] == 0  # only four ranks were oversubscribed
+    assert shown["timelines"] >= 1
+    assert shown["isSameAnswer"]
+    assert shown["hash"] == "#schedule=1f1b&world_size=2"
+    assert shown["after"] == 12
+
+
+def test_panels_without_points_leave_and_bars_take_their_room(desk: Tab) -> None:
+    script = """(async () => {
+      const measure = () => {
+        const { layout, data } = chart("throughput");
+        const panels = Object.keys(layout).filter((key) => /^xaxis/.test(key)).length;
+        return [panels, data.find((trace) => trace.type === "bar").width, [...layout.xaxis.ticktext]];
+      };
+      const before = measure();
+      choose("seq_len", "256");
+      choose("schedule", "afab");
+      choose("world_size", "4");
+      await pause();
+      const after = measure();
+      clear();
+      return [before, after];
+    })()"""
+    before, after = desk.evaluate(script)
+    assert (before[0], after[0]) == (2, 1)
+    assert after[1] == pytest.approx(2 * before[1])  # one schedule of two
+    assert (before[2], after[2]) == (["1 rank", "2 ranks", "4 ranks"], ["4 ranks"])
+
+
+def test_values_that_nobody_has_together_leave_a_sentence_instead_of_charts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Names are text here too: in filters, in the address, in the sentence of what is shown."""
+    store = Store(tmp_path)
+    cases = [Case(model_preset=NASTY, world_size=1), Case(schedule="afab", world_size=2)]
+    for number, case in enumerate(cases):
+        simulated_run(store, number, case)
+    page = tmp_path / "page.html"
+    write_report(page, store, store.runs(), title=NASTY, command="c", sweep_text=NASTY)
+    tab = Tab(browser, page, DESK)
+    tab.evaluate(READER)
+    script = """(async () => {
+      await show(chart("throughput"));
+      chips("model_preset")[0].click();
+      choose("world_size", "2");
+      const nothing = document.getElementById("nothing");
+      const seen = () => [nothing.checkVisibility(), all("section.figure").some((one) => one.checkVisibility())];
+      const without = seen();
+      const sentence = document.getElementById("shown").textContent;
+      nothing.querySelector("button").click();
+      await until(() => points("throughput").length === 2);
+      return [without, sentence, seen(), points("throughput").length, location.hash];
+    })()"""
+    assert tab.evaluate(script) == [
+        [True, False], f"0 of 2 cases · ranks 2 · model {NASTY}", [False, True], 2, "",
+    ]  # fmt: skip
+    assert tab.evaluate("document.title") == NASTY
+    assert tab.evaluate("all('b').length + all('script[src]').length") == 0
+    assert tab.problems() == []
+
+
+def test_values_that_no_case_has_are_left_out_of_the_address(desk: Tab) -> None:
+    script = """(async () => {
+      location.hash = "schedule=1f1b&world_size=4000&colour=red";
+      await until(() => document.getElementById("shown").textContent !== "all 12 cases");
+      const shown = document.getElementById("shown").textContent;
+      clear();
+      return shown;
+    })()"""
+    assert desk.evaluate(script) == "6 of 12 cases · schedule 1f1b"
+
+
+def test_the_address_restores_filters_and_search(browser: Browser, page: Path) -> None:
+    tab = Tab(browser, page, DESK)
+    tab.evaluate(READER)
+    script = """(async () => {
+      location.hash = "schedule=afab&world_size=1&world_size=2&find=afab+256";
+      await until(() => shownRows().length === 2);
+      const rows = shownRows().length;
+      const chosen = all("#filters input:checked").map((box) => box.value);
+      const search = document.getElementById("find").value;
+      const pressed = texts("#filters button.all[aria-pressed=true]").length;
+      return [rows, chosen, search, pressed];
+    })()"""
+    assert tab.evaluate(script) == [2, ["afab", "1", "2"], "afab 256", 1]
+    tab.call("Page.reload")
+    while not tab.evaluate("document.readyState === 'complete' && !window.pause"):
+        pass
+    tab.evaluate(READER)
+    assert tab.evaluate("all('#filters input:checked').map((box) => box.value)") == [
+        "afab", "1", "2",
+    ]  # fmt: skip
+    assert tab.evaluate("shownRows().length") == 2
+    assert tab.problems() == []
+
+
+def test_the_search_leaves_rows_that_have_all_its_words_and_their_details(desk: Tab) -> None:
+    script = """(() => {
+      const find = document.getElementById("find");
+      const search = (text) => {
+        find.value = text;
+        find.dispatchEvent(new Event("input"));
+        return [shownRows().length, document.getElementById("num-runs").textContent];
+      };
+      all("#runs .opener")[0].click();
+      const all_ = all("#runs .detail").filter((row) => row.checkVisibility()).length;
+      const found = search("ERROR");
+      const none = all("#runs .detail").filter((row) => row.checkVisibility()).length;
+      const markup = search("<b>");
+      const hash = location.hash;
+      search("");
+      all("#runs .opener")[0].click();
+      return [all_, found, none, markup, hash];
+    })()"""
+    assert desk.evaluate(script) == [
+        1, [1, "1 of 13 runs"], 0, [0, "0 of 13 runs"], "#find=%3Cb%3E",
+    ]  # fmt: skip
+
+
+def test_a_sorted_row_keeps_its_detail_beneath_it(desk: Tab) -> None:
+    script = """(() => {
+      all("#runs th button")[0].click();
+      const isRight = all("#runs .detail").every((detail) =>
+        detail.previousElementSibling.querySelector(".opener").getAttribute("aria-controls") === detail.id);
+      return isRight;
+    })()"""
+    assert desk.evaluate(script)
+
+
+def test_filters_are_reached_and_changed_by_keyboard(desk: Tab) -> None:
+    desk.evaluate("chips('schedule')[0].focus()")
+    for kind in ("keyDown", "keyUp"):
+        desk.call("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=" ")
+    assert desk.evaluate("document.activeElement.checked")
+    assert desk.evaluate("(clear(), chips('schedule')[0].checked)") is False
+
+
+def test_filters_are_folded_on_a_phone(desk: Tab, phone: Tab) -> None:
+    script = "document.querySelector('#filters > details').open"
+    assert (desk.evaluate(script), phone.evaluate(script)) == (True, False)
+
+
+# Paper
+
+
+def test_paper_is_white_as_wide_as_a_page_and_without_controls(phone: Tab) -> None:
+    phone.call("Emulation.setEmulatedMedia", media="print")
+    script = """(() => {
+      dispatchEvent(new Event("beforeprint"));
+      const ink = getComputedStyle(chart("throughput").querySelector(".annotation-text")).fill;
+      const width = Math.round(chart("throughput").clientWidth / 96 * 25.4);
+      const isFitting = all(".chart").filter((div) => div.checkVisibility())
+        .every((div) => isDrawn(div) && div.querySelector(".main-svg").clientWidth <= div.clientWidth + 1);
+      const controls = all("#filters .filters, #find, #clear, .opener, .copy")
+        .filter((node) => node.checkVisibility()).length;
+      const paper = getComputedStyle(document.body).backgroundColor;
+      return [ink, width, isFitting, controls, paper];
+    })()"""
+    shown = phone.evaluate(script)
+    phone.screenshot(SCREENSHOTS / "report-print.png")
+    phone.evaluate("dispatchEvent(new Event('afterprint'))")
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    phone.call("Emulation.setEmulatedMedia", media="", features=[dark])
+    assert shown == ["rgb(0, 0, 0)", 182, True, 0, "rgb(255, 255, 255)"]
+
+
+def test_the_index_sorts_and_fits_and_has_no_error(browser: Browser, page: Path) -> None:
+    write_index(page.parent)
+    for width, scheme in ((DESK, "light"), (PHONE, "dark")):
+        tab = Tab(browser, page.parent / "index.html", width, scheme)
+        tab.screenshot(SCREENSHOTS / f"index-{width}-{scheme}.png")
+        assert tab.problems() == []
+        assert tab.requests() == [(page.parent / "index.html").as_uri()]
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        script = """(() => {
+          document.querySelector("th button").click();
+          return document.querySelector("th").ariaSort + document.querySelector("td a").textContent;
+        })()"""
+        assert tab.evaluate(script) == "ascendingdemo"

@@ -360,7 +360,8 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert runs["cautions"].str.contains("oversubscribed").sum() == 0
     ranks = store.table("ranks", runs["run_id"])
     assert (ranks["peak_held_microbatches"] == ranks["planned_peak_held_microbatches"]).all()
-    (page,) = (tmp_path / "reports").glob("*.html")
+    (page,) = (tmp_path / "reports").glob("emulated*.html")
+    assert page.name in (tmp_path / "reports" / "index.html").read_text()
     text = page.read_text()
     assert "planned ms" in text
     assert "<h2>Peak memory</h2>" not in text  # nothing was allocated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ppbench.errors import StoreError
 from ppbench.report import charts
 from ppbench.report.answer import answer
 from ppbench.report.cases import axis_text, varying_axes
+from ppbench.report.filters import filters, value_text
 from ppbench.report.page import render_report, write_report, write_timeline
 from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
 from ppbench.report.summary import summary
@@ -57,10 +60,30 @@ class _Page(HTMLParser):
     def handle_endtag(self, tag):
         self._open = ""
 
-    def figures(self) -> list[dict]:
+    def blocks(self, kind: str) -> list[str]:
+        """Data blocks of a type, in the page's order."""
         kinds = [attrs.get("type") for tag, attrs in self.tags if tag == "script"]
-        pairs = zip(kinds, self.scripts, strict=True)
-        return [json.loads(text) for kind, text in pairs if kind == "application/json"]
+        return [text for found, text in zip(kinds, self.scripts, strict=True) if found == kind]
+
+    def figures(self) -> list[dict]:
+        """Those over all cases, which are drawn as soon as they are seen."""
+        return [data for data in self._data() if isinstance(data, dict)]
+
+    def cases(self) -> list[dict]:
+        (cases,) = [data for data in self._data() if isinstance(data, list)]
+        return cases
+
+    def timelines(self) -> list[dict]:
+        """Those that are unpacked when they are opened."""
+        packed = self.blocks("application/x-ppbench-figure")
+        return [json.loads(zlib.decompress(base64.b64decode(text))) for text in packed]
+
+    def about(self) -> str:
+        (content,) = [a["content"] for _, a in self.tags if a.get("name") == "ppbench-report"]
+        return content
+
+    def _data(self) -> list:
+        return [json.loads(text) for text in self.blocks("application/json")]
 
 
 # Colours
@@ -120,9 +143,10 @@ def test_the_answer_names_the_fastest_case_that_is_not_oversubscribed(demo: Stor
     assert sentences[0].startswith("Fastest of 4 cases: 1f1b, 2 ranks. It reaches 1,100 tokens/s")
     assert "10 % more throughput than afab" in sentences[1]
     assert "50 % less peak memory than" in sentences[1]
-    assert "throughput of 1f1b is 1.10 times, and its peak memory 0.50 times" in sentences[2]
-    assert "2 oversubscribed cases" in sentences[3]
-    assert "launched only once" in sentences[4]
+    assert sentences[2] == "No case that does the same work needs much less memory."
+    assert "throughput of 1f1b is 1.10 times, and its peak memory 0.50 times" in sentences[3]
+    assert "2 oversubscribed cases" in sentences[4]
+    assert "launched only once" in sentences[5]
 
 
 def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
@@ -149,18 +173,81 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(demo:
         "Some <CPU>",
     ):
         assert text in page.text
-    charts = [attrs for tag, attrs in page.tags if attrs.get("class") == "chart"]
-    assert len(charts) == len(page.figures()) == 3 + 6  # a timeline for every ok run
-    rows = [tag for tag, _ in page.tags if tag == "tr"]
-    assert len(rows) == (1 + 7) + (1 + 6)
+    sections = [attrs["id"] for _, attrs in page.tags if attrs.get("class") == "figure"]
+    assert sections[:1] == ["throughput"]
+    assert {"bubble", "memory"} < set(sections)
+    assert len(sections) == len(page.figures())
+    rows = [attrs for tag, attrs in page.tags if tag == "tr"]
+    assert len([row for row in rows if row.get("class") == "detail"]) == 6  # of the ok runs
+    assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
+
+
+def test_a_figure_of_a_run_is_in_the_page_once_and_packed(demo: Store) -> None:
+    page = _Page(render(demo))
+    openers = [attrs["data-figure"] for _, attrs in page.tags if "data-figure" in attrs]
+    stored = [attrs["id"] for tag, attrs in page.tags if tag == "script" and "id" in attrs]
+    assert set(openers) == set(stored) - {"cases"}
+    assert len(page.timelines()) == len(set(openers))
+    assert all(figure["data"] for figure in page.timelines())
+
+
+def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(demo: Store) -> None:
+    runs = demo.runs()
+    found = filters(runs, varying_axes(runs))
+    assert [(one.axis, one.heading) for one in found] == [
+        ("schedule", "schedule"), ("world_size", "ranks"), ("seq_len", "seq len"),
+    ]  # fmt: skip
+    assert [(choice.text, choice.num_cases) for choice in found[1].choices] == [
+        ("1", 2), ("2", 3), ("4", 2),
+    ]  # fmt: skip
+    cases = _Page(render(demo)).cases()
+    assert {case["case_id"] for case in cases} == set(runs["case_id"])
+    assert cases[0]["axes"] == {"schedule": "afab", "world_size": "1", "seq_len": "128"}
+
+
+def test_every_point_of_a_chart_belongs_to_a_case_of_the_filters(demo: Store) -> None:
+    page = _Page(render(demo))
+    known = {case["case_id"] for case in page.cases()}
+    for figure in page.figures():
+        told = [trace["ids"] for trace in figure["data"] if "ids" in trace]
+        assert told
+        assert {case_id for ids in told for case_id in ids} <= known
+
+
+def test_settings_that_a_run_does_not_have_are_a_value_too() -> None:
+    assert [value_text(value) for value in ("[]", None, np.True_, 4, "a")] == [
+        "none", "none", "yes", "4", "a",
+    ]  # fmt: skip
 
 
 def test_what_users_write_appears_as_text(demo: Store) -> None:
     html = render(demo, title=NASTY, command=NASTY, sweep_text=NASTY)
     page = _Page(html)
     assert page.text.count('alert("1")') == 6  # title, heading, headline, error, command, file
+    assert_harmless(page)
+    assert json.loads(page.about())["title"] == NASTY
+
+
+def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_path: Path) -> None:
+    machine = json.dumps({"hostname": NASTY, "cpu": NASTY})
+    told = {"commit": NASTY, "branch": NASTY, "environment": machine, "sweep_file": NASTY}
+    odd = {"sweep_name": NASTY, "cautions": NASTY, "fingerprint": NASTY, "created_at": NASTY}
+    cases = [Case(model_preset=name) for name in (NASTY, "llama-8m")]
+    store = store_with(tmp_path, [run_row(n, case, **told, **odd) for n, case in enumerate(cases)])
+    page = _Page(render(store))
+    assert page.text.count('alert("1")') > 8  # its filter among them
+    assert_harmless(page)
+    assert page.cases()[0]["axes"] == {"model_preset": NASTY}
+    assert json.loads(page.about())["commit"].startswith("</script>")
+    values = [attrs["value"] for tag, attrs in page.tags if tag == "input" and "value" in attrs]
+    assert values == [NASTY, "llama-8m"]
+
+
+def assert_harmless(page: _Page) -> None:
     assert not [tag for tag, _ in page.tags if tag == "b"]
-    assert not any("alert(" in script for script in page.scripts)
+    assert [attrs.get("type") for tag, attrs in page.tags if tag == "script"].count(None) == 2
+    assert not any("<" in text for text in page.blocks("application/json"))
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
 
 
 def test_names_inside_figures_are_text_too(tmp_path: Path) -> None:
@@ -193,20 +280,21 @@ def test_a_page_loads_nothing_and_forbids_loading(demo: Store, tmp_path: Path) -
         assert html.count(get_plotlyjs()) == 1
 
 
-def test_the_pairs_worth_comparing_are_open_and_share_their_time_axis(demo: Store) -> None:
+def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store) -> None:
     page = _Page(render(demo))
-    opened = [a["id"] for tag, a in page.tags if tag == "details" and "open" in a]
+    opened = [a["data-runs"] for _, a in page.tags if "data-runs" in a and "open" in a]
     runs = demo.runs()
     pair = runs[(runs["world_size"] == 2) & (runs["status"] == "ok")]
-    assert opened[:2] == [f"run-{run_id}" for run_id in pair["run_id"]]
-    ranges = [figure["layout"]["xaxis"]["range"] for figure in page.figures()[3:5]]
-    assert ranges[0] == ranges[1]
+    first = " ".join(opened).split()
+    assert first[:2] == list(pair["run_id"])
 
 
 def test_one_case_alone_makes_a_report(tmp_path: Path) -> None:
     page = _Page(render(store_with(tmp_path, [run_row(1, Case())])))
     assert "1f1b, 2 ranks, 8 microbatches, 128 tokens. It reaches 1,000 tokens/s" in page.text
-    assert len(page.figures()) == 3 + 1
+    assert page.figures()
+    assert page.timelines()
+    assert {"id": "filters", "hidden": None, "aria-label": "Filters"} in [a for _, a in page.tags]
 
 
 def test_failures_alone_make_a_report(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from ppbench.report.cases import SPREAD_OF_LAUNCHES
 from ppbench.report.palette import schedule_colors
 from ppbench.report.panels import (
-    TOP_PX,
     Panels,
     Update,
     arrangement,
@@ -45,7 +44,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
         layout={
             "template": PLAIN,
             "barmode": barmode,
-            "margin": {"l": left_px, "r": 12, "t": TOP_PX, "b": panels.bottom_px},
+            "margin": {"l": left_px, "r": 12, "t": panels.top_px, "b": panels.bottom_px},
             "hovermode": "closest",
             "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
             "annotations": title_annotations(panels),
@@ -60,7 +59,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
 
 
 def shared(panels: Panels, **settings: object) -> Update:
-    """The settings of an axis of figures that begins at zero and is the same in every panel."""
+    """An axis of figures that is the same in every panel and, unless told otherwise, has a 0."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 
@@ -98,8 +97,14 @@ def by_schedule(panels: Panels) -> Iterator[tuple[str, int, pd.DataFrame, bool]]
 
 
 def of_cases(points: pd.DataFrame, panel: int) -> Update:
-    """Whose points a trace shows, and in which panel."""
-    return {"ids": points["case_id"].to_list(), **in_panel(panel)}
+    """Whose points a trace shows, and in which panel.
+
+    Of points with the same id plotly would draw one only: what comes after a slash tells a case's
+    points apart.
+    """
+    nth = points.groupby("case_id").cumcount().to_list()
+    ids = [f"{c}/{n}" if n else c for c, n in zip(points["case_id"], nth, strict=True)]
+    return {"ids": ids, **in_panel(panel)}
 
 
 def in_panel(panel: int) -> Update:
@@ -183,6 +188,7 @@ def _spread_text(case: pd.Series) -> str:
 
 
 def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
+    """From `low` to `high`; in the colour of the page's ink, or of its template."""
     if not cases["low"].notna().any():
         return {}
     error = {
@@ -192,6 +198,5 @@ def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
         "arrayminus": (cases[column] - cases["low"]).to_numpy(dtype=float),
         "thickness": 1.3,
         "width": 3,
-        "color": NEUTRAL,
     }
     return {f"error_{panels.value}": error}

@@ -23,6 +23,13 @@ from ppbench.report.explanation import PART_NAMES
 from ppbench.report.palette import PART_COLORS
 from ppbench.report.panels import Panels, arrange, arrange_rows, figure_text
 
+_SHORT_NAMES = {
+    "structure": "schedule",
+    "imbalance": "imbalance",
+    "transfer": "transfers",
+    "jitter": "jitter",
+    "launch_gap": "launch gaps",
+}  # a legend on a phone has little room
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
 
 
@@ -49,9 +56,10 @@ def idle(runs: pd.DataFrame, axes: Axes) -> go.Figure:
 
     `runs` are rows of the store's `runs`; the mean over launches, so that the parts still add up;
     `axes` are the varying settings. Negative parts lie left of zero. Cases whose runs do not tell
-    their parts are not drawn.
+    their parts are not drawn, nor are single ranks beside pipelines.
     """
     told = ok_runs(runs).dropna(subset=list(PART_COLUMNS.values()))
+    told = told[(told["world_size"] > 1) | (told["world_size"].max() == 1)]
     parts = told.groupby("case_id")[[*PART_COLUMNS.values(), "bubble_mean"]].mean()
     panels = arrange_rows(by_case(told, axes).join(parts, on="case_id"), axes)
     figure = blank(panels, "share of rank-time", shared(panels, tickformat=".0%"), "relative")
@@ -68,7 +76,7 @@ def _part(panels: Panels, part: str) -> Iterator[go.Bar]:
         yield go.Bar(
             **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
             **of_cases(cases, int(str(panel))),
-            name=name,
+            name=_SHORT_NAMES[part],
             legendgroup=part,
             showlegend=number == 0,
             orientation="h",

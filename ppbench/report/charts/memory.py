@@ -37,6 +37,7 @@ from ppbench.report.units import counted, size_unit
 
 MOST_LABELS = 6  # more would lie on each other
 _FRONT_PX = 300
+_PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
 
 
@@ -53,8 +54,13 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
     shown = f"%{{value:,.1f}} {unit}"
     figure.add_traces(list(bars(panels, "peak", f"{shown}, highest rank")))
     for column, name, marker, word in (
-        ("predicted_peak_memory_bytes", "predicted", {"symbol": "diamond", "size": 8}, "predicted"),
-        ("peak_memory_bytes", "each rank", {"symbol": "circle", "size": 5}, "measured"),
+        ("predicted_peak_memory_bytes", "predicted", _PREDICTED, "predicted"),
+        (
+            "peak_memory_bytes",
+            "each rank",
+            {"symbol": "circle", "size": 4, "line": {"width": 0}},
+            "measured",
+        ),
     ):
         points = _rank_points(panels, runs, ranks, column, unit_bytes)
         figure.add_traces(list(markers(panels, points, name, marker, f" {word}: {shown}")))
@@ -70,8 +76,8 @@ def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     panel and a front of its own.
 
     For a page that hides cases: a trace with `meta.isFront` is the front of the other traces of its
-    panel, whose `meta.isSound` tells which points count and `text` what each is called; as
-    many names as `layout.meta.mostLabels` are shown.
+    panel, whose `meta.isSound` tells which points count and `text` what each is called; names are
+    shown of `layout.meta.mostLabels` at most.
     """
     cases = by_case(runs, axes).dropna(subset=["peak_memory_bytes"])
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
@@ -112,7 +118,8 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
         notes = launch_notes(cases) + crowded_notes(cases)
         symbols = [_symbol(sizes, case) for _, case in cases.iterrows()]
         yield go.Scatter(
-            **panels.at(cases["x"], cases["tokens_per_s"]),
+            x=cases["x"].to_list(),  # plain, for the page that seeks the front of some of them
+            y=cases["tokens_per_s"].to_list(),
             **of_cases(cases, panel),
             name=figure_text(schedule),
             legendgroup=schedule,
@@ -134,7 +141,8 @@ def _fronts(panels: Panels, axes: Axes) -> Iterator[go.Scatter]:
         cases = _front(panels.cases[panels.cases["panel"] == panel])
         has_labels = len(cases) <= MOST_LABELS
         yield go.Scatter(
-            **panels.at(cases["x"], cases["tokens_per_s"]),
+            x=cases["x"].to_list(),
+            y=cases["tokens_per_s"].to_list(),
             **in_panel(panel),
             name="front",
             legendgroup="front",
@@ -144,11 +152,16 @@ def _fronts(panels: Panels, axes: Axes) -> Iterator[go.Scatter]:
             line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
             text=_labels(cases, axes) if has_labels else [],
-            textposition="top left",
+            textposition=_beside(cases["x"], panels.cases["x"].max()),
             textfont={"size": 11},
             meta={"isFront": True},
             hoverinfo="skip",
         )
+
+
+def _beside(memory: pd.Series, largest: float) -> list[str]:
+    """Labels point away from the nearer side; up, where no case is that is faster and smaller."""
+    return ["top right" if x < largest / 2 else "top left" for x in memory]
 
 
 def _front(cases: pd.DataFrame) -> pd.DataFrame:

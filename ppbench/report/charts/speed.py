@@ -48,8 +48,8 @@ def scaling(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     """
     cases = efficiencies(by_case(runs, axes), axes).dropna(subset=["efficiency"])
     panels = arrange(cases, axes)
-    base = base_text(cases)
-    figure = blank(panels, f"efficiency, {base} = 100 %", shared(panels, tickformat=".0%"))
+    scale = shared(panels, tickformat=".0%", rangemode="normal")
+    figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
     figure.add_traces([*_ideal(panels), *_lines(panels)])
     if cases["is_oversubscribed"].any():
         open_circle = {"symbol": "circle-open", "size": 8, "color": NEUTRAL}

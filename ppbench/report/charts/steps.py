@@ -100,13 +100,14 @@ def _medians(panels: Panels) -> Iterator[go.Scatter]:
 
 
 def _box_text(cases: pd.DataFrame) -> pd.Series:
-    return cases.apply(
-        lambda c: (
-            f"<br>half of them {c['q1']:,.1f} to {c['q3']:,.1f} ms"
-            f"<br>{counted(int(c['num_steps']), 'step')}, {c['fastest']:,.1f} to {c['slowest']:,.1f} ms"
-            " without outliers"
-        ),
-        axis=1,
+    return cases.apply(_case_text, axis=1)
+
+
+def _case_text(case: pd.Series) -> str:
+    return (
+        f"<br>half of {counted(int(case['num_steps']), 'step')}: "
+        f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
+        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
     )
 
 
@@ -128,5 +129,5 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
             marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
             customdata=np.column_stack([points["text"].map(figure_text), where]),
             hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
-            "<br>apart from the other steps<extra></extra>",
+            "<br>apart from the other steps of its launch<extra></extra>",
         )

@@ -27,6 +27,8 @@ function withFronts(figure, isNarrow = false) {
     const hasLabels = points.length <= figure.layout.meta.mostLabels && !isNarrow;
     front.x = points.map((point) => point.x);
     front.y = points.map((point) => point.y);
+    const largest = Math.max(...figure.data.flatMap((trace) => (trace.meta?.isSound ? [...trace.x] : [])));
+    front.textposition = points.map((point) => (point.x < largest / 2 ? "top right" : "top left"));
     front.text = hasLabels ? points.map((point) => point.text) : [];
     front.mode = hasLabels ? "lines+markers+text" : "lines+markers";
   }

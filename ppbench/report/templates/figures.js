@@ -1,0 +1,140 @@
+// Draws a page's figures when they can be seen, in its colours and width, with the selected cases.
+
+const figures = (() => {
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const PACKED = "application/x-ppbench-figure";
+  const texts = new Map(); // script -> its figure's JSON, once unpacked
+  let selected = null; // ids of cases; null is all
+
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // The figures leave these colours open; a template fills them in and never overrides.
+  function template() {
+    const [paper, ink, quiet, line] = ["--paper", "--ink", "--quiet", "--line"].map(color);
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, color: quiet };
+    return {
+      layout: {
+        font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
+        paper_bgcolor: "rgba(0,0,0,0)",
+        plot_bgcolor: "rgba(0,0,0,0)",
+        xaxis: axis,
+        yaxis: axis,
+        hoverlabel: { bgcolor: paper, bordercolor: quiet, font: { color: ink, size: 13 }, align: "left" },
+        modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
+      },
+      data: {
+        bar: [{ marker: { line: { color: paper } }, error_x: { color: quiet }, error_y: { color: quiet } }],
+        scatter: [{ marker: { color: ink, line: { color: paper } } }],
+      },
+    };
+  }
+
+  // Small multiples stand in as many columns as fit.
+  const COLUMN_WIDTHS = [[4, 1000], [3, 760], [2, 500], [1, 0]];
+
+  function columnsFor({ titles, maxColumns }, width) {
+    const [fitting] = COLUMN_WIDTHS.find(([, least]) => width >= least);
+    return Math.max(1, Math.min(fitting, titles.length, maxColumns));
+  }
+
+  // On a phone the legend takes more rows, and the figure grows by them. Panels toggle by groups,
+  // which plotly cannot align in columns: about three of their short names fit in a row.
+  const NARROW = 640;
+  const LEGEND_ROW = 20;
+
+  function withNarrowLegend(figure) {
+    const { layout } = figure;
+    const items = figure.data.filter((trace) => trace.showlegend !== false).length;
+    const perRow = layout.meta?.panels ? 3 : 2;
+    const extra = (Math.ceil(items / perRow) - 1) * LEGEND_ROW;
+    layout.legend = { ...layout.legend, font: { size: 11 }, maxheight: 1000 };
+    if (perRow === 2) Object.assign(layout.legend, { entrywidthmode: "fraction", entrywidth: 0.5 });
+    layout.margin = { ...layout.margin, t: layout.margin.t + extra };
+    layout.height += extra;
+  }
+
+  function fitted(figure, div) {
+    const panels = figure.layout.meta?.panels;
+    if (panels) {
+      div.dataset.columns = columnsFor(panels, div.clientWidth);
+      arrange(figure.layout, Number(div.dataset.columns));
+    }
+    const isNarrow = div.clientWidth < NARROW;
+    withFronts(figure, isNarrow);
+    if (isNarrow) withNarrowLegend(figure);
+    div.dataset.narrow = isNarrow;
+    figure.layout.template = template();
+    // Of a figure that is drawn already plotly would keep the width.
+    figure.layout.width = div.clientWidth;
+    return figure;
+  }
+
+  const isHidden = (div) => !div.checkVisibility(); // folded or filtered away
+  const scriptOf = (div) => document.getElementById(div.dataset.figure) ?? div.nextElementSibling;
+  const drawn = () => [...document.querySelectorAll(".chart[data-drawn]")];
+
+  function drawText(div, text) {
+    const whole = JSON.parse(text);
+    div.toggleAttribute("data-has-cases", whole.data.some((trace) => trace.ids));
+    const figure = figureOf(whole, selected);
+    div.toggleAttribute("data-empty", figure === null);
+    if (figure === null) return Plotly.purge(div);
+    if (isHidden(div)) return wait(div);
+    const { data, layout } = withoutIds(fitted(figure, div));
+    div.style.minHeight = "";
+    if (typeof placeNote === "function") placeNote(div, layout);
+    Plotly.react(div, data, layout, CONFIG);
+    if (layout.meta?.detail && typeof attachDetail === "function") attachDetail(div);
+  }
+
+  // What is packed is unpacked the first time, which takes a moment; everything else is at once.
+  function draw(div) {
+    const script = scriptOf(div);
+    div.dataset.drawn = "";
+    if (script.type !== PACKED) return drawText(div, script.textContent);
+    if (texts.has(script)) return drawText(div, texts.get(script));
+    return prepare(div).then(() => drawText(div, texts.get(script)));
+  }
+
+  // Unpack ahead: paper cannot wait.
+  async function prepare(div) {
+    const script = scriptOf(div);
+    if (script.type === PACKED && !texts.has(script)) texts.set(script, await unpackText(script));
+  }
+
+  // A chart is drawn when it first comes near the screen; while it is folded away it never does.
+  const nearby = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      nearby.unobserve(target);
+      draw(target);
+    }
+  }, { rootMargin: "600px" });
+
+  function wait(div) {
+    delete div.dataset.drawn;
+    nearby.observe(div);
+  }
+
+  const redraw = (div) => (isHidden(div) && !("empty" in div.dataset) ? wait(div) : draw(div));
+
+  function refit(div) {
+    if (isHidden(div)) return;
+    const width = div.clientWidth;
+    const panels = div.layout?.meta?.panels;
+    const hasOtherColumns = panels && String(columnsFor(panels, width)) !== div.dataset.columns;
+    if (hasOtherColumns || String(width < NARROW) !== div.dataset.narrow) draw(div);
+  }
+
+  return {
+    watch: () => document.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
+    prepareOpen: () => document.querySelectorAll("details[open] .chart").forEach(prepare),
+    redrawAll: () => drawn().forEach(redraw),
+    refitAll: () => drawn().forEach(refit),
+    drawVisible: () => document.querySelectorAll(".chart").forEach((div) => isHidden(div) || draw(div)),
+    select(cases) {
+      selected = cases;
+      drawn().filter((div) => "hasCases" in div.dataset).forEach(redraw);
+    },
+  };
+})();

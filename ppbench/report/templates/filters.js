@@ -1,0 +1,132 @@
+// Filters over the grid's axes: what is chosen drives every chart, table and list of the page. The
+// address keeps it (#schedule=1f1b&world_size=2), so a link or a reload shows the same.
+
+(() => {
+  const block = document.getElementById("cases");
+  if (!block) return;
+  const cases = JSON.parse(block.textContent);
+  const axes = Object.keys(cases[0]?.axes ?? {});
+  const boxes = [...document.querySelectorAll("#filters input[type=checkbox]")];
+  const finder = document.getElementById("find");
+  const runs = document.querySelector("#runs table");
+  const chosen = new Map(axes.map((axis) => [axis, new Set()])); // nothing chosen is everything
+
+  const passes = ({ axes: values }, except) => axes.every((axis) => (
+    axis === except || chosen.get(axis).size === 0 || chosen.get(axis).has(values[axis])
+  ));
+  const chosenTexts = (axis) => boxes.filter((box) => box.dataset.axis === axis && chosen.get(axis).has(box.value))
+    .map((box) => box.value);
+  const isFiltered = () => [...chosen.values()].some((values) => values.size > 0);
+
+  function read() {
+    const told = new URLSearchParams(location.hash.slice(1));
+    for (const axis of axes) {
+      const known = new Set(cases.map((item) => item.axes[axis]));
+      chosen.set(axis, new Set(told.getAll(axis).filter((value) => known.has(value))));
+    }
+    finder.value = told.get("find") ?? "";
+  }
+
+  function write() {
+    const told = new URLSearchParams();
+    axes.forEach((axis) => chosenTexts(axis).forEach((value) => told.append(axis, value)));
+    if (finder.value.trim()) told.set("find", finder.value.trim());
+    const bare = location.href.split("#")[0];
+    history.replaceState(null, "", told.size ? `${bare}#${told}` : bare);
+  }
+
+  // A value's count is what choosing it would leave, the other axes being as they are.
+  function showChoices() {
+    for (const box of boxes) {
+      const { axis } = box.dataset;
+      const count = cases.filter((item) => passes(item, axis) && item.axes[axis] === box.value).length;
+      const label = box.closest("label");
+      box.checked = chosen.get(axis).has(box.value);
+      label.querySelector(".count").textContent = count;
+      label.classList.toggle("none", count === 0);
+    }
+    for (const button of document.querySelectorAll("#filters button.all")) {
+      button.setAttribute("aria-pressed", String(chosen.get(button.dataset.axis).size === 0));
+    }
+    for (const shown of document.querySelectorAll("#filters .chosen")) {
+      const values = chosenTexts(shown.dataset.axis);
+      shown.textContent = values.length ? values.join(", ") : shown.dataset.all;
+    }
+  }
+
+  function showSentence(selected) {
+    const heading = (axis) => document.querySelector(`[data-heading="${CSS.escape(axis)}"]`).textContent;
+    const parts = axes.filter((axis) => chosen.get(axis).size)
+      .map((axis) => `${heading(axis)} ${chosenTexts(axis).join(" or ")}`);
+    const many = cases.length === 1 ? "case" : "cases";
+    document.getElementById("shown").textContent = selected
+      ? `${selected.size} of ${cases.length} ${many} · ${parts.join(" · ")}` : `all ${cases.length} ${many}`;
+    document.getElementById("clear").hidden = !selected;
+    document.getElementById("nothing").hidden = !(selected && selected.size === 0);
+    document.body.classList.toggle("nothing-selected", selected?.size === 0);
+  }
+
+  function showEntries(selected) {
+    const isOut = (id) => selected !== null && !selected.has(id);
+    for (const entry of document.querySelectorAll("[data-cases]")) {
+      entry.classList.toggle("unselected", entry.dataset.cases.split(" ").every(isOut));
+    }
+    for (const holder of document.querySelectorAll(".holder")) {
+      holder.classList.toggle("unselected", !holder.querySelector("[data-cases]:not(.unselected)"));
+    }
+    for (const caution of document.querySelectorAll(".caution")) {
+      caution.querySelector(".carriers").textContent = caution.querySelectorAll("li:not(.unselected)").length;
+      caution.querySelector(".total").textContent = selected ? selected.size : cases.length;
+    }
+  }
+
+  const showCount = () => { document.getElementById("num-runs").textContent = tables.count(runs); };
+
+  function apply() {
+    const selected = isFiltered() ? new Set(cases.filter((item) => passes(item)).map((item) => item.case_id)) : null;
+    showChoices();
+    showSentence(selected);
+    showEntries(selected);
+    showCount();
+    figures.select(selected);
+  }
+
+  function find() {
+    tables.search(runs, finder.value);
+    showCount();
+  }
+
+  for (const box of boxes) {
+    box.addEventListener("change", () => {
+      chosen.get(box.dataset.axis)[box.checked ? "add" : "delete"](box.value);
+      write();
+      apply();
+    });
+  }
+  const clear = (names) => {
+    names.forEach((axis) => chosen.get(axis).clear());
+    write();
+    apply();
+  };
+  document.querySelectorAll("#filters button.all").forEach((button) => {
+    button.addEventListener("click", () => clear([button.dataset.axis]));
+  });
+  document.querySelectorAll("#clear, #nothing button").forEach((button) => {
+    button.addEventListener("click", () => clear(axes));
+  });
+  finder.addEventListener("input", () => { find(); write(); });
+  const restore = () => { read(); find(); apply(); };
+  addEventListener("hashchange", restore);
+
+  // A list of many values lies over the page, and leaves it again.
+  const lists = [...document.querySelectorAll("#filters details.many")];
+  addEventListener("click", ({ target }) => {
+    lists.filter((list) => !list.contains(target)).forEach((list) => { list.open = false; });
+  });
+  addEventListener("keydown", ({ key }) => {
+    if (key === "Escape") lists.forEach((list) => { list.open = false; });
+  });
+  // On a phone an open bar would be half the screen.
+  if (innerWidth <= 640) document.querySelector("#filters > details").open = false;
+  restore();
+})();

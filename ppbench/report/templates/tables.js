@@ -1,0 +1,60 @@
+// Tables: a click on a heading sorts, a search leaves the rows that have the words, a button opens
+// the row's detail beneath it.
+
+const tables = (() => {
+  const rowsOf = (table) => [...table.tBodies[0].rows].filter((row) => !row.classList.contains("detail"));
+  const detailOf = (row) => (row.nextElementSibling?.classList.contains("detail") ? [row.nextElementSibling] : []);
+
+  function sortBy(header) {
+    const table = header.closest("table");
+    const index = [...header.parentNode.children].indexOf(header);
+    const isNumber = header.classList.contains("number");
+    const before = header.getAttribute("aria-sort");
+    // Figures start with the largest, words with the first.
+    const ascending = before ? before === "descending" : !isNumber;
+    const key = (row) => {
+      const cell = row.cells[index];
+      return isNumber ? Number(cell.dataset.number ?? NaN) : cell.textContent;
+    };
+    const compare = (a, b) => {
+      if (isNumber && Number.isNaN(a)) return Number.isNaN(b) ? 0 : 1;
+      if (isNumber && Number.isNaN(b)) return -1;
+      const order = isNumber ? a - b : a.localeCompare(b);
+      return ascending ? order : -order;
+    };
+    const rows = rowsOf(table).map((row) => [row, ...detailOf(row)]);
+    rows.sort(([a], [b]) => compare(key(a), key(b)));
+    table.querySelectorAll("th").forEach((th) => th.removeAttribute("aria-sort"));
+    header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    table.tBodies[0].append(...rows.flat());
+  }
+
+  // Every word has to be in some cell.
+  function search(table, text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rowsOf(table)) {
+      const shown = [...row.cells].map((cell) => cell.textContent).join("\n").toLowerCase();
+      row.classList.toggle("unmatched", !words.every((word) => shown.includes(word)));
+    }
+  }
+
+  function count(table) {
+    const rows = rowsOf(table);
+    const shown = rows.filter((row) => !row.matches(".unmatched, .unselected")).length;
+    return shown === rows.length ? `${rows.length} runs` : `${shown} of ${rows.length} runs`;
+  }
+
+  function toggle(button) {
+    const detail = document.getElementById(button.getAttribute("aria-controls"));
+    detail.hidden = !detail.hidden;
+    button.setAttribute("aria-expanded", String(!detail.hidden));
+  }
+
+  document.querySelectorAll(".sortable th button").forEach((button) => {
+    button.addEventListener("click", () => sortBy(button.closest("th")));
+  });
+  document.querySelectorAll("button.opener").forEach((button) => {
+    button.addEventListener("click", () => toggle(button));
+  });
+  return { search, count };
+})();

@@ -1,0 +1,21 @@
+// The other end of packed.py: base64 of deflated bytes, from a <script> that the browser skips.
+"use strict";
+
+// Promise of the bytes that `pack_bytes` was given.
+async function unpackBytes(script) {
+  const text = atob(script.textContent.trim());
+  const deflated = new Uint8Array(text.length);
+  for (let n = 0; n < text.length; n++) deflated[n] = text.charCodeAt(n);
+  const inflated = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(inflated).arrayBuffer());
+}
+
+// Promise of the text that `pack_text` was given.
+async function unpackText(script) {
+  return new TextDecoder().decode(await unpackBytes(script));
+}
+
+// Promise of the value whose JSON was packed.
+async function unpack(script) {
+  return JSON.parse(await unpackText(script));
+}

@@ -1,0 +1,81 @@
+"""What a page makes of charts whose cases were filtered: the front of those that are left."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chromium import CHROMIUM, Browser, Tab
+
+from ppbench.analysis.front import pareto_front
+from ppbench.config.case import Case
+from ppbench.report.page import write_report
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from stored_runs import run_row, store_with
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
+)
+AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
+SMALL = replace(AFAB, num_microbatches=4)
+FIGURES = ((AFAB, 1000.0, 400), (OTHER, 900.0, 100), (SMALL, 800.0, 200))
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    folder = tmp_path_factory.mktemp("charts")
+    rows = [
+        run_row(n, case, tokens_per_s=speed, peak_memory_bytes=mib * 2**20)
+        for n, (case, speed, mib) in enumerate(FIGURES)
+    ]
+    store, page = store_with(folder, rows), folder / "page.html"
+    write_report(page, store, store.runs(), title="charts", command="ppbench", sweep_text=None)
+    tab = Tab(browser, page, 1440)
+    tab.evaluate("""(async () => {
+      for (const div of document.querySelectorAll("section > .chart")) {
+        div.scrollIntoView();
+        for (let n = 0; n < 250 && !div.querySelector(".main-svg"); n++)
+          await new Promise((done) => setTimeout(done, 20));
+      }
+    })()""")
+    return tab
+
+
+def test_the_page_and_the_report_find_the_same_front(tab: Tab) -> None:
+    chance = random.Random(0)
+    for count in (0, 1, 2, 30):
+        points = [(chance.randrange(8), chance.randrange(8)) for _ in range(count)]
+        drawn = json.dumps([{"x": x, "y": y} for x, y in points])
+        expected = pareto_front([x for x, _ in points], [y for _, y in points])
+        assert tab.evaluate(f"paretoFront({drawn})") == expected
+
+
+@pytest.mark.parametrize(
+    ("hidden", "front"),
+    [((), [[100, 900], [400, 1000]]), ((OTHER,), [[200, 800], [400, 1000]])],
+)
+def test_the_front_is_that_of_the_cases_that_are_left(
+    tab: Tab, hidden: tuple[Case, ...], front: list[list[float]]
+) -> None:
+    kept = [case.case_id for case, *_ in FIGURES if case not in hidden]
+    found = tab.evaluate(f"""(() => {{
+      const text = document.querySelector("#pareto .chart").nextElementSibling.textContent;
+      const figure = figureOf(JSON.parse(text), new Set({json.dumps(kept)}));
+      const [line] = withFronts(figure).data.filter((trace) => trace.meta?.isFront);
+      return line.x.map((x, n) => [x, line.y[n]]);
+    }})()""")
+    assert found == front
+
+
+def test_every_rank_of_every_case_is_drawn_beside_its_bar(tab: Tab) -> None:
+    in_chart = "document.querySelectorAll('#memory .chart .scatterlayer .point').length"
+    assert tab.evaluate(in_chart) == 2 * len(FIGURES)
+
+
+def test_no_chart_complains(tab: Tab) -> None:
+    assert tab.problems() == []

@@ -1,0 +1,119 @@
+"""The answer in words, from runs made by hand; intervals by scipy's own test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from stored_runs import run_row
+
+from ppbench.analysis.front import pareto_front
+from ppbench.analysis.ratios import launch_ratio
+from ppbench.config.case import Case
+from ppbench.report.answer import answer
+
+MIB = 2**20
+AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
+
+
+def launches(case: Case, speeds: list[float], **changes: object) -> list[dict]:
+    return [
+        run_row(0, case, launch=n, tokens_per_s=speed, run_id=f"{case.schedule}{n}", **changes)
+        for n, speed in enumerate(speeds)
+    ]
+
+
+def second_sentence(rows: list[dict]) -> str:
+    return answer(pd.DataFrame(rows), ("schedule",))[1]
+
+
+def test_the_front_holds_what_nothing_else_equals_in_both_and_betters_in_one() -> None:
+    memory = [100.0, 200.0, 300.0, 250.0, 100.0, 300.0]
+    speed = [10.0, 20.0, 30.0, 15.0, 9.0, 30.0]
+    assert pareto_front(memory, speed) == [0, 1, 2]
+    assert pareto_front([], []) == []
+
+
+def test_an_interval_by_launches_is_that_of_welchs_test_on_the_logarithms() -> None:
+    one, other = [1100.0, 1130.0, 1090.0, 1200.0], [1000.0, 1010.0, 960.0]
+    ratio = launch_ratio(one, other)
+    welch = scipy.stats.ttest_ind(np.log(one), np.log(other), equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    assert (ratio.low, ratio.high) == pytest.approx((np.exp(low), np.exp(high)))
+    assert ratio.estimate == pytest.approx(np.exp(np.mean(np.log(one)) - np.mean(np.log(other))))
+
+
+def test_launches_that_do_not_differ_have_an_interval_without_width() -> None:
+    ratio = launch_ratio([200.0] * 3, [100.0] * 3)
+    assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_two_launches_make_no_interval() -> None:
+    with pytest.raises(ValueError, match="2 and 3 launches; expected at least 3 of each"):
+        launch_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_with_three_launches_of_each_the_lead_has_an_interval_by_them() -> None:
+    rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 3)
+    assert "20 % more throughput than afab, the next schedule" in second_sentence(rows)
+    assert "By their launches the lead is between +20.0 % and +20.0 % (95 %)" in second_sentence(
+        rows
+    )
+
+
+def test_a_lead_that_launches_do_not_prove_is_called_unclear() -> None:
+    rows = launches(AFAB, [900.0, 1000.0, 1100.0]) + launches(OTHER, [950.0, 1010.0, 1120.0])
+    assert "Which of them is faster is unclear: by their launches, the lead is between -" in (
+        second_sentence(rows)
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (1050.0, 1150.0, "By their steps they differ (their 95 % intervals lie apart)"),
+        (1010.0, 1150.0, "Which of them is faster is unclear: by their steps"),
+        (None, None, "How sure that is, is unknown: too few steps"),
+    ],
+)
+def test_fewer_launches_tell_what_their_steps_tell_and_that_it_is_not_more(
+    low: float | None, high: float | None, told: str
+) -> None:
+    slow = {"tokens_per_s_low": 980.0, "tokens_per_s_high": 1020.0}
+    rows = launches(AFAB, [1000.0], **slow)
+    rows += launches(OTHER, [1100.0], tokens_per_s_low=low, tokens_per_s_high=high)
+    assert told in second_sentence(rows)
+    assert "fewer than 3 launches of each cannot tell more" in second_sentence(rows)
+
+
+def test_without_a_rival_of_the_same_settings_the_next_case_is_named() -> None:
+    cases = [replace(OTHER, num_microbatches=m) for m in (4, 8)]
+    rows = [run_row(m, case, tokens_per_s=1000.0 + m) for m, case in enumerate(cases)]
+    sentence = answer(pd.DataFrame(rows), ("num_microbatches",))[1]
+    assert sentence.startswith("That is as much throughput as 4 microbatches, the next case; it")
+
+
+def test_the_answer_walks_down_the_front_of_the_cases_that_do_the_same_work() -> None:
+    figures = [  # schedule, microbatches, tokens/s, MiB
+        ("afab", 16, 1000.0, 400),
+        ("1f1b", 16, 990.0, 396),  # on the front, but it saves a per cent only
+        ("afab", 8, 900.0, 300),
+        ("1f1b", 8, 800.0, 100),
+        ("afab", 4, 700.0, 200),  # slower and bigger than the one before
+    ]
+    cases = [Case(schedule=s, num_microbatches=m) for s, m, *_ in figures]
+    rows = [
+        run_row(n, case, tokens_per_s=speed, peak_memory_bytes=mib * MIB)
+        for n, (case, (_, _, speed, mib)) in enumerate(zip(cases, figures, strict=True))
+    ]
+    longer = replace(cases[0], seq_len=512)
+    rows.append(run_row(9, longer, tokens_per_s=950.0, peak_memory_bytes=50 * MIB))
+    told = answer(pd.DataFrame(rows), ("schedule", "num_microbatches", "seq_len"))[2]
+    assert told == (
+        "Where less than 396.0 MiB fit on a rank, afab, 8 microbatches, 128 tokens is fastest "
+        "(300.0 MiB, 10.0 % fewer tokens/s); where less than 300.0 MiB fit on a rank, 1f1b, "
+        "8 microbatches, 128 tokens is fastest (100.0 MiB, 20.0 % fewer tokens/s)."
+    )
