@@ -20,27 +20,39 @@ class _Colors:
 
     paper: str
     ink: str
+    quiet: str
     line: str
 
 
 _COLORS = {
-    Theme.light: _Colors(paper="#ffffff", ink="#1a1c1f", line="#e3e5e8"),
-    Theme.dark: _Colors(paper="#15171a", ink="#e6e8ea", line="#2d3136"),
+    Theme.light: _Colors(paper="#ffffff", ink="#1a1c1f", quiet="#5d636b", line="#e3e5e8"),
+    Theme.dark: _Colors(paper="#15171a", ink="#e6e8ea", quiet="#9ba2ab", line="#2d3136"),
 }
 
 
 def styled(figure: go.Figure, theme: Theme) -> go.Figure:
     """The figure with a background and with text that stands out on it; the given one is kept."""
-    colors = _COLORS[theme]
+    return go.Figure(figure).update_layout(template=_template(_COLORS[theme]))
+
+
+def _template(colors: _Colors) -> dict[str, object]:
+    """What figures leave open, as figures.js fills it in on a page."""
     axis = {"gridcolor": colors.line, "zerolinecolor": colors.line, "linecolor": colors.line}
-    layout = {
-        "font": {"family": FONT, "size": 12, "color": colors.ink},
-        "paper_bgcolor": colors.paper,
-        "plot_bgcolor": colors.paper,
-        "hoverlabel": {"bgcolor": colors.paper, "font": {"color": colors.ink}},
-        "xaxis": axis,
-        "yaxis": axis,
+    error = {"color": colors.quiet}
+    outline = {"line": {"color": colors.paper}}
+    return {
+        "layout": {
+            "font": {"family": FONT, "size": 12, "color": colors.ink},
+            "paper_bgcolor": colors.paper,
+            "plot_bgcolor": colors.paper,
+            "hoverlabel": {"bgcolor": colors.paper, "font": {"color": colors.ink}, "align": "left"},
+            "xaxis": {**axis, "color": colors.quiet},
+            "yaxis": {**axis, "color": colors.quiet},
+        },
+        "data": {
+            "bar": [{"marker": outline, "error_x": error, "error_y": error}],
+            "scatter": [
+                {"marker": {"color": colors.ink, **outline}, "line": {"color": colors.ink}}
+            ],
+        },
     }
-    data = figure.layout.template.data.to_plotly_json()
-    copy = go.Figure(figure)
-    return copy.update_layout(template={"layout": layout, "data": data})

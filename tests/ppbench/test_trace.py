@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -213,6 +214,14 @@ def test_the_default_file_is_named_by_the_run(results, tmp_path):
 def test_a_file_of_another_name_is_refused(results, tmp_path, name, is_perfetto, said):
     with pytest.raises(UsageError, match=said):
         trace("last", tmp_path / name, "all", results, tmp_path, is_perfetto=is_perfetto)
+
+
+def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
+    with pytest.raises(UsageError, match=r"pip install 'ppbench\[perfetto\]'"):
+        trace("last", tmp_path / "a.pftrace", "all", results, tmp_path, is_perfetto=True)
+    assert not (tmp_path / "a.pftrace").exists()
+    trace("last", tmp_path / "a.json", "all", results, tmp_path, is_perfetto=False)
 
 
 def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
