@@ -70,6 +70,8 @@ def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
     spans, ranks, memory, steps = (
         store.table(name, ids) for name in ("spans", "ranks", "memory", "steps")
     )
+    if spans.empty or steps.empty:
+        raise no_spans(run)
     chosen = _chosen_steps(steps, step)
     shown = spans[spans["step"].isin(chosen)]
     if shown.empty:
@@ -85,7 +87,7 @@ def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
 def _chosen_steps(steps: pd.DataFrame, wanted: str) -> list[int]:
     """The numbers of the steps that `--step` names. Raises UsageError."""
     known = [int(number) for number in steps["step"]]
-    if wanted == ALL_STEPS or not known:
+    if wanted == ALL_STEPS:
         return known
     if wanted in (MEDIAN, SLOWEST):
         return [median_step(steps) if wanted == MEDIAN else slowest_step(steps)]

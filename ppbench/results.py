@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.errors import UsageError, nearest
+from ppbench.errors import StoreError, UsageError, nearest
 from ppbench.store import TABLES, Store
 
 
@@ -134,8 +134,8 @@ def check_ok(run: pd.Series, what: str) -> None:
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
 
 
-def no_spans(run: pd.Series) -> UsageError:
-    return UsageError(
+def no_spans(run: pd.Series) -> StoreError:
+    return StoreError(
         f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
         "measure it again with: ppbench sweep FILE --rerun"
     )

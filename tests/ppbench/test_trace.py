@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from stored_runs import MS, demo_store, run_row, spans, store_with
 
 from ppbench.config.case import Case
-from ppbench.errors import UsageError
+from ppbench.errors import StoreError, UsageError
 from ppbench.export.tracks import trace_of
 from ppbench.exporting import trace
 from ppbench.store import Store
@@ -234,7 +234,7 @@ def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
     for path in (bare.folder / "spans").iterdir():
         path.unlink()
     name = bare.runs()["run_id"].iloc[0]
-    with pytest.raises(UsageError, match="its spans are not in the store"):
+    with pytest.raises(StoreError, match="its spans are not in the store"):
         trace(name, None, "all", bare.folder, tmp_path, is_perfetto=False)
 
 
