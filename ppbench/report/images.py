@@ -16,6 +16,7 @@ from types import ModuleType
 import plotly.graph_objects as go
 
 from ppbench.errors import UsageError
+from ppbench.report.panels import arrangement_of
 
 _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
@@ -70,12 +71,14 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
 
 
 def _arranged(figure: go.Figure, width: int) -> go.Figure:
-    """A copy with its panels in as many columns as there is room for; see `Panels`."""
+    """A copy with its panels in as many columns as there is room for."""
     copy = go.Figure(figure)
     meta = copy.layout.meta
-    arrangements = meta.get("arrangements", {}) if isinstance(meta, Mapping) else {}
-    fitting = [n for n in map(int, arrangements) if n == 1 or width / n >= _LEAST_PANEL_PX]
-    return copy.update_layout(arrangements[str(max(fitting))]) if fitting else copy
+    panels = meta.get("panels") if isinstance(meta, Mapping) else None
+    if panels is None:
+        return copy
+    most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
+    return copy.update_layout(arrangement_of(panels, max(1, most)))
 
 
 def _page(figure: go.Figure) -> str:

@@ -53,7 +53,9 @@ def entries(folder: Path) -> list[Entry]:
     """ppbench's own pages in the folder, newest first; anything else is passed over."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
     told = [(path, read_about(path)) for path in paths]
-    found = [Entry(quote(os.fsencode(path.name)), about) for path, about in told if about is not None]
+    found = [
+        Entry(quote(os.fsencode(path.name)), about) for path, about in told if about is not None
+    ]
     return sorted(found, key=lambda entry: entry.about.measured, reverse=True)
 
 

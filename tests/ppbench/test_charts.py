@@ -91,9 +91,10 @@ def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
     assert len(titles) == 10
     assert titles[0] == "4 microbatches, 64 tokens"
     assert figure.layout.yaxis10.matches == "y"
-    arrangements = figure.layout.meta["arrangements"]
-    assert set(arrangements) == {"1", "2", "3", "4"}
-    assert arrangements["1"]["height"] > arrangements["4"]["height"]
+    assert figure.layout.meta["panels"]["titles"] == titles
+    assert figure.layout.xaxis4.domain[1] == 1.0
+    assert figure.layout.xaxis5.domain[0] == 0.0
+    assert figure.layout.height == 3 * 220 + 2 * 70 + 64 + 32
 
 
 def test_switches_are_axes_with_words_on_them(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ppbench.format import Theme
 from ppbench.picturing import picture
 from ppbench.report import images
 from ppbench.report.images import Size, drawn
+from ppbench.results import Results
 from ppbench.store import Store
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -88,14 +89,13 @@ def test_names_stay_text_in_a_page(demo: Store) -> None:
 
 
 def test_panels_take_the_columns_that_there_is_room_for(demo: Store) -> None:
-    figure = ppbench.figures.throughput(ppbench.load(demo.folder).select(status="ok"))
-    offered = {"1": {"xaxis.domain": [0, 1]}, "2": {"xaxis.domain": [0, 0.4]}}
-    figure.update_layout(meta={"arrangements": offered})
+    runs = ppbench.load(demo.folder).runs.assign(status="ok")  # of two lengths: two panels
+    figure = ppbench.figures.throughput(Results(demo, runs))
     domains = [
         json.loads(drawn(figure, ".json", Size(width=width)))["layout"]["xaxis"]["domain"]
         for width in (400, 1000)
     ]
-    assert domains == [[0, 1], [0, 0.4]]
+    assert domains == [[0, 1], [0, 0.4875]]
 
 
 def test_what_is_missing_is_named_with_the_way_to_install_it(

@@ -11,12 +11,12 @@ import plotly.graph_objects as go
 from ppbench.report.cases import SPREAD_OF_LAUNCHES
 from ppbench.report.palette import schedule_colors
 from ppbench.report.panels import (
+    MAX_COLUMNS,
     Panels,
     Update,
     arrangement,
     axes_of,
     axis_key,
-    columns_offered,
     figure_text,
     panels_meta,
     title_annotations,
@@ -31,12 +31,10 @@ CROWDED_NOTE = "<br>oversubscribed: ranks shared cores,<br>says nothing about th
 def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overlay") -> go.Figure:
     """An empty chart; `title` is that of the axis on which figures are read.
 
-    `layout.meta` tells a page how the panels lie: `arrangements` for each number of columns, and
-    `panels`, by which it can arrange those that it does not hide.
+    `layout.meta.panels` tells a page how they lie, so that it can arrange those that it does not
+    hide in as many columns as its width has room for.
     """
     y_title = "" if panels.has_rows else title
-    offered = columns_offered(len(panels.titles))
-    arrangements = {columns: arrangement(panels, columns, y_title) for columns in offered}
     under = {"title": {"text": title, "standoff": 4}} if panels.has_rows else {}
     scale: Update = {"zeroline": False, **under, **value_axis}
     left_px = 12 if panels.has_rows else 58
@@ -48,18 +46,16 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
             "hovermode": "closest",
             "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
             "annotations": title_annotations(panels),
-            "meta": {
-                "arrangements": {str(n): update for n, update in arrangements.items()},
-                "panels": panels_meta(panels, y_title),
-            },
+            "meta": {"panels": panels_meta(panels, y_title)},
             **axes_of(panels, scale),
         }
     )
-    return figure.update_layout(arrangements[offered[-1]])
+    columns = min(len(panels.titles), MAX_COLUMNS)
+    return figure.update_layout(arrangement(panels, columns, y_title))
 
 
 def shared(panels: Panels, **settings: object) -> Update:
-    """An axis of figures that is the same in every panel and, unless told otherwise, has a 0."""
+    """An axis of figures that is the same in every panel; from zero unless told otherwise."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 
@@ -102,8 +98,10 @@ def of_cases(points: pd.DataFrame, panel: int) -> Update:
     Of points with the same id plotly would draw one only: what comes after a slash tells a case's
     points apart.
     """
-    nth = points.groupby("case_id").cumcount().to_list()
-    ids = [f"{c}/{n}" if n else c for c, n in zip(points["case_id"], nth, strict=True)]
+    ids = points["case_id"].to_list()
+    if not points["case_id"].is_unique:
+        nth = points.groupby("case_id").cumcount()
+        ids = [f"{case_id}/{n}" if n else case_id for case_id, n in zip(ids, nth, strict=True)]
     return {"ids": ids, **in_panel(panel)}
 
 
