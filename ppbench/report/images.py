@@ -105,9 +105,8 @@ def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
     except errors.ChromeNotFoundError as error:
         raise UsageError(f"no browser found, which draws the picture; {_BROWSER_HINT}") from error
     except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
-        raise UsageError(
-            f"the browser that draws the picture did not start: {error}; {_BROWSER_HINT}"
-        ) from error
+        said = str(error.args[0] if error.args else error).rstrip(".")
+        raise UsageError(f"the browser gave no picture: {said}; {_BROWSER_HINT}") from error
     return _settled(picture)
 
 

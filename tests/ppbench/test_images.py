@@ -109,6 +109,11 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     with pytest.raises(UsageError, match=r"browser .*apt-get install chromium.* BROWSER_PATH"):
         write(demo, tmp_path / "a.png")
+    (tmp_path / "broken").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "broken").chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "broken"))
+    with pytest.raises(UsageError, match=r"the browser gave no picture: .*apt-get"):
+        write(demo, tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
 
 
