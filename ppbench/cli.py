@@ -191,16 +191,33 @@ def report(
 
 @app.command()
 def timeline(
-    run: Run,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, stacked on one time axis.")
+    ],
+    step: Annotated[
+        str, typer.Option("--step", metavar="K|median|slowest", help="Which step of each run.")
+    ] = "median",
+    planned: Annotated[
+        bool, typer.Option("--planned", help="The planned step under each measured one.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
     ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Draw it here instead.")] = False,
     results: Results = RESULTS,
 ) -> None:
-    """Write the Gantt timeline of a run as an HTML page."""
+    """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""
     from ppbench import commands
 
-    print(commands.timeline(run, output, results, REPORTS))
+    shown = commands.Shown(runs, step, planned)
+    if terminal:
+        print(commands.timeline_text(shown, results))
+        return
+    path = commands.timeline(shown, output, results, REPORTS)
+    print(path)
+    if open_it:
+        typer.launch(str(path))
 
 
 @app.command()

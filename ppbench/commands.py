@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import shlex
 import sys
@@ -23,7 +24,10 @@ from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
 from ppbench.report.index import write_index
-from ppbench.report.page import write_report, write_timeline
+from ppbench.report.page import write_report
+from ppbench.report.terminal import draw_steps
+from ppbench.report.timeline_page import run_names, write_timeline
+from ppbench.report.timelines import MEDIAN, steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.overhead import Rounds, measure_overhead
@@ -279,18 +283,53 @@ def _sweep_text(runs: pd.DataFrame) -> str | None:
     return path.read_text(encoding="utf-8") if len(files) == 1 and path.is_file() else None
 
 
-def timeline(name: str, output: Path | None, results: Path, reports: Path) -> Path:
-    """Write the timeline of one run; returns its path."""
+@dataclass(frozen=True)
+class Shown:
+    """What of the runs a timeline shows: `choice` of the step, and whether with its plan."""
+
+    names: Sequence[str]
+    choice: str
+    has_plan: bool
+
+
+def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
+    """Write the timelines of runs on one time axis; returns the page's path."""
     store = _open(results)
-    run = store.find(name)
-    if run["status"] != "ok":
-        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no timeline")
-    path = output or reports / f"timeline-{run['run_id']}.html"
+    runs = _measured(store, shown.names)
+    path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
-    write_timeline(path, store, run)
+    write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
     if path.parent.resolve() == reports.resolve():
         _update_index(reports)
     return path
+
+
+def timeline_text(shown: Shown, results: Path) -> str:
+    """The timelines of runs, drawn for the terminal."""
+    store = _open(results)
+    runs = _measured(store, shown.names)
+    rows, names = [run for _, run in runs.iterrows()], run_names(runs)
+    steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
+    return draw_steps(steps, Console())
+
+
+def _measured(store: Store, names: Sequence[str]) -> pd.DataFrame:
+    """The named runs, in this order. Raises UsageError for one that failed."""
+    runs = pd.DataFrame([store.find(name) for name in names])
+    failed = runs[runs["status"] != "ok"]
+    if len(failed):
+        first = failed.iloc[0]
+        raise UsageError(f"run {first['run_id']}: status is {first['status']}; it has no timeline")
+    return runs.reset_index(drop=True)
+
+
+def _name_of(shown: Shown, runs: pd.DataFrame) -> str:
+    """The run's id, and a hash of what else is chosen, where it is more than that."""
+    ids = [str(run_id) for run_id in runs["run_id"]]
+    if len(ids) == 1 and shown.choice == MEDIAN and not shown.has_plan:
+        return ids[0]
+    chosen = json.dumps([ids, shown.choice, shown.has_plan])
+    return f"{ids[0]}-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
 
 
 def _check_not_index(path: Path, reports: Path) -> None:

@@ -103,7 +103,7 @@ def draw(wanted: Wanted, cost: str, html: Path | None) -> str:
 
 
 def _write_page(path: Path, prediction: Prediction) -> None:
-    from ppbench.report.page import write_plan
+    from ppbench.report.timeline_page import write_plan
 
     program, costs = prediction.program, prediction.costs
     source = SCHEDULES[program.schedule].source if program.schedule in SCHEDULES else "the file"

@@ -1,216 +1,452 @@
 """The Gantt chart: spans in, plotly Figure out. Pure, so that notebooks and pages draw the same.
 
-Every mark is a bar or a marker of a few traces with typed numeric arrays. Never a trace, a shape
-or an annotation per span, and no `plotly.express.timeline` (dates on a categorical axis): those
-turn slow at a thousand spans, these do not at many thousands.
+Every mark is a bar of a few traces with typed numeric arrays. Never a trace, a shape or an
+annotation per span, and no `plotly.express.timeline` (dates on a categorical axis): those turn
+slow at a thousand spans. Steps are stacked on one time axis, a row per rank, rank 0 on top:
 
-A row of the Gantt chart, one per rank, rank 0 on top:
+    AFAB
+    rank 0   | 0 | 1 |.............|   0   |   1   |    thick; the microbatch inside; idle by cause
+     send        -   -                                  thin; forward and backward in own colours,
+     recv    ~~~~~~~~~~~~~~~~~~~~~~-       -            lighter while one end waits for the other
+    1F1B
+    rank 0   ...
 
-    compute  | 0 | 1 |   0   | 2 |   1   |      thick; the microbatch inside; idle shows behind
-    send        -   -       -                   thin; forward and backward in their own colours
-    recv      -   -     -                       thin; from when both ends were ready
+More than MOST_BARS are not drawn: an overview takes their place, and a page takes the bars of
+what one zooms in on from the packed marks (see `ppbench.report.detail`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from engine.plan.action import RECV_OPS, SEND_OPS, Op
-from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.metrics import compute_spans
-from ppbench.analysis.transfers import moving_start_ns
-from ppbench.report.palette import (
-    IDLE_COLOR,
-    LIGHTEST,
-    OP_COLORS,
-    OP_WORDS,
-    TRACK_COLOR,
-    ink_on,
-    tinted,
-)
+from engine.plan.spans import Lane
+from ppbench.report.detail import Detail, Trace, packed
+from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, size_of
+from ppbench.report.overview import MOST_SHARE, Overview, overview
+from ppbench.report.palette import MIXED_COLOR, TRACK_COLOR, ink_on
 from ppbench.report.panels import Update, figure_text
 from ppbench.report.style import PLAIN, legend
-from ppbench.report.units import NS_PER_MS, size_unit
+from ppbench.report.units import NS_PER_MS, counted
 
+MOST_BARS = 5000
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
-_RANK_PX, _GANTT_TOP_PX, _GANTT_BOTTOM_PX = 96, 38, 36
+NUM_SLICES = 600
+PATH, SEVERAL = "critical path", "several"
+_TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
+_LANES_NAMED_PX = 60  # of a row; in a lower one there is no room for `send` and `recv`
+_TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 44
 _SMALL = '<span style="font-size:9px">{}</span>'
-_MAX_OUTLINED = 1500  # with more compute spans than this, outlines would hide the bars
-_TRANSFERS = SEND_OPS | RECV_OPS
+_MAX_OUTLINED = 1500  # with more bars than this, outlines would hide them
+_MOST_PATH_POINTS = 4000
+_ROOM = 1.005  # to the right of the end
 
 
-def gantt(spans: pd.DataFrame, title: str) -> go.Figure:
-    """One step of one run, in ms since its first computation.
+@dataclass(frozen=True)
+class Gantt:
+    """A figure and, where it shows an overview, the packed marks to take details from."""
 
-    `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one span, and
-    a unique index. Transfers are drawn from when both ends were ready; hovering tells how long
-    the end that came first had waited.
+    figure: go.Figure
+    detail: Detail | None
+
+
+def gantt(steps: Sequence[Step]) -> go.Figure:
+    """Steps, one above the other, in ms since the first computation of each.
+
+    A notebook's or a picture's: what is too much to draw stays an overview.
     """
-    drawn = _drawn(spans)
-    unit, unit_bytes = size_unit(drawn["num_bytes"].max())
-    figure = go.Figure(layout=_gantt_layout(drawn, title))
-    figure.add_traces([_lane_tracks(drawn), _idle_bars(drawn)])
-    for op in Op:
-        bars = drawn[drawn["op"] == op.value]
-        if not bars.empty:
-            figure.add_trace(_op_bars(op, bars, unit, unit_bytes))
-    figure.update_traces(
-        marker_line_width=0.6 if len(drawn) <= _MAX_OUTLINED else 0,
-        selector=lambda trace: trace.meta == Lane.COMPUTE.value,
+    return gantt_with_detail(steps, has_detail=False).figure
+
+
+def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gantt:
+    """`gantt`, for a page that can zoom in. Without `has_detail` an overview remains one."""
+    drawing = _Drawing(steps)
+    if drawing.num_bars <= MOST_BARS:
+        return Gantt(drawing.with_bars(), None)
+    return drawing.with_overview(has_detail=has_detail)
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """The marks of one kind over all steps: the row that each stands in, and its colour."""
+
+    marks: list[Marks]
+    row: Floats  # of the rank's middle
+    colors: list[str]
+    shade: Ints  # which of the colours
+
+    @property
+    def kind(self) -> Kind:
+        return self.marks[0].kind
+
+    @property
+    def inks(self) -> list[str]:
+        """What can be read on each of the colours, where there is something to read."""
+        return [ink_on(color) for color in self.colors] if self.kind.has_text else []
+
+
+class _Drawing:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = list(steps)
+        unit, unit_bytes = size_of(self._steps)
+        self._marks = [marks_of(step, unit_bytes, unit) for step in self._steps]
+        self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
+        heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
+        tops = [0.0, *accumulate(heights)]
+        self._num_rows = tops[-1]
+        starts = zip(self._steps, tops, strict=False)
+        self._first_row = [self._title_rows(step) + top for step, top in starts]
+        self.num_bars = sum(len(marks) for of_step in self._marks for marks in of_step)
+
+    def _title_rows(self, step: Step) -> float:
+        return _TITLE_PX / self._row_px if step.title else 0.0
+
+    @property
+    def _end_ms(self) -> float:
+        return max(step.end_ns for step in self._steps) / NS_PER_MS
+
+    def with_bars(self) -> go.Figure:
+        figure = self._empty()
+        is_outlined = self.num_bars <= _MAX_OUTLINED
+        figure.add_traces([_bars(stacked, is_outlined=is_outlined) for stacked in self._stacked()])
+        return figure.add_trace(self._path_line())
+
+    def with_overview(self, *, has_detail: bool) -> Gantt:
+        figure = self._empty()
+        stacked = self._stacked()
+        grids = [self._grid(number) for number in range(len(self._steps))]
+        figure.add_traces([*grids, *map(_no_bars, stacked), self._path_line()])
+        figure.update_layout(**self._note(has_detail=has_detail))
+        if not has_detail:
+            return Gantt(figure.update_layout(meta={"notePx": _NOTE_PX}), None)
+        first = len(figure.data) - len(stacked) - 1
+        traces = [_as_trace(first + n, one) for n, one in enumerate(stacked)]
+        layout, columns = packed(traces, max(step.end_ns for step in self._steps))
+        detail = Detail(columns)
+        grid_at = len(figure.data) - len(stacked) - 1 - len(grids)
+        told = {
+            **layout,
+            "columns": detail.name,
+            "mostBars": MOST_BARS,
+            "slices": NUM_SLICES,
+            "mostShare": MOST_SHARE,
+            "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
+            "grids": [
+                {"trace": grid_at + n, "firstRow": row, "ranks": step.num_ranks}
+                for n, (row, step) in enumerate(zip(self._first_row, self._steps, strict=True))
+            ],
+        }
+        figure.update_layout(meta={"detail": told, "notePx": _NOTE_PX})
+        return Gantt(figure, detail)
+
+    def _stacked(self) -> list[_Stacked]:
+        """Kinds in the order in which they first appear, idle first."""
+        kinds = {marks.kind.name: None for of_step in self._marks for marks in of_step}
+        order = sorted(kinds, key=_rank_of_kind)
+        return [self._stack(name) for name in order]
+
+    def _stack(self, name: str) -> _Stacked:
+        found, rows, shades = [], [], []
+        colors: list[str] = []  # steps may have different numbers of them
+        for of_step, first in zip(self._marks, self._first_row, strict=True):
+            for marks in of_step:
+                if marks.kind.name == name:
+                    found.append(marks)
+                    rows.append(marks.rank + first)
+                    colors += [one for one in marks.kind.colors if one not in colors]
+                    shades.append(
+                        np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
+                    )
+        return _Stacked(found, np.concatenate(rows), colors, np.concatenate(shades))
+
+    def _path_line(self) -> go.Scatter:
+        """From bar to bar through the middle of the computations, in the ink of the page."""
+        points = [
+            _path_points(step.path(), first)
+            for step, first in zip(self._steps, self._first_row, strict=True)
+        ]
+        x, y = (np.concatenate(both) for both in zip(*points, strict=True))
+        return go.Scatter(
+            name=PATH,
+            x=x,
+            y=y,
+            mode="lines",
+            line={"width": 2, "shape": "linear"},
+            visible="legendonly",
+            hoverinfo="skip",
+            meta=PATH,
+        )
+
+    def _grid(self, number: int) -> go.Heatmap:
+        """The overview of one step: the colour of what took most of a cell, faint where idle."""
+        step = self._steps[number]
+        kinds = [m for m in self._marks[number] if m.kind.has_text]
+        seen = overview(kinds, step.num_ranks, 0, step.end_ns, NUM_SLICES)
+        width_ms = step.end_ns / NUM_SLICES / NS_PER_MS
+        return go.Heatmap(
+            z=_codes(seen),
+            x0=width_ms / 2,
+            dx=width_ms,
+            y0=self._first_row[number] + LANE_CENTRES[Lane.COMPUTE],
+            dy=1,
+            zmin=0,
+            zmax=len(kinds) + 1,
+            colorscale=_colorscale(kinds),
+            showscale=False,
+            ygap=max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE]) / 2)),
+            customdata=np.stack([seen.busy, seen.counts], axis=-1),
+            text=np.array([*(m.kind.name for m in kinds), SEVERAL], dtype=object)[seen.mostly],
+            hovertemplate="<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
+            "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
+        )
+
+    def _note(self, *, has_detail: bool) -> Update:
+        num_spans = sum(len(step.spans) for step in self._steps)
+        more = (
+            f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
+            if has_detail
+            else "The page of ppbench timeline shows more where one zooms in."
+        )
+        text = (
+            f"{counted(num_spans, 'span')}, too many to draw one by one: what is in view is "
+            f"merged into {NUM_SLICES} slices of time per rank.<br>Each has the colour of the op "
+            "that took four fifths of its work or more, else slate, and is fainter the more it "
+            f"idles. {more}"
+        )
+        note = {
+            "name": "note",
+            "text": text,
+            "showarrow": False,
+            "align": "left",
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "y": 0,
+            "yref": "paper",
+            "yanchor": "top",
+            "yshift": -_BOTTOM_PX + 8,
+        }
+        return {
+            "annotations": [*self._titles(), note],
+            "height": self._height + _NOTE_PX,
+            "margin.b": _BOTTOM_PX + _NOTE_PX,
+        }
+
+    @property
+    def _height(self) -> int:
+        return round(self._num_rows * self._row_px) + _TOP_PX + _BOTTOM_PX
+
+    def _empty(self) -> go.Figure:
+        """The layout, and a faint track for each thin lane, so that it can be seen."""
+        figure = go.Figure(layout=self._layout())
+        ranks = self._rank_rows()
+        lanes = [ranks + LANE_CENTRES[lane] for lane in (Lane.SEND, Lane.RECV)]
+        return figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=np.concatenate(lanes),
+                base=np.zeros(2 * len(ranks)),
+                x=np.full(2 * len(ranks), self._end_ms),
+                width=LANE_HEIGHTS[Lane.SEND],
+                marker={"color": TRACK_COLOR, "line": {"width": 0}},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        )
+
+    def _rank_rows(self) -> Floats:
+        rows = [
+            first + np.arange(step.num_ranks, dtype=float)
+            for first, step in zip(self._first_row, self._steps, strict=True)
+        ]
+        return np.concatenate(rows)
+
+    def _layout(self) -> Update:
+        return {
+            "template": PLAIN,
+            "barmode": "overlay",
+            "uniformtext": {"mode": "hide", "minsize": 9},
+            "height": self._height,
+            "margin": {"l": 62, "r": 12, "t": _TOP_PX, "b": _BOTTOM_PX},
+            "hovermode": "closest",
+            "dragmode": "zoom",
+            "legend": legend(),
+            "annotations": self._titles(),
+            "xaxis": {
+                "range": [0, self._end_ms * _ROOM],
+                "ticksuffix": " ms",
+                "showticksuffix": "last",
+                "exponentformat": "none",
+                "separatethousands": True,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "range": [self._num_rows - 0.48, -0.52],
+                **self._ticks(),
+                "showgrid": False,
+                "zeroline": False,
+                "fixedrange": self._row_px >= _LANES_NAMED_PX,
+            },
+        }
+
+    def _titles(self) -> list[Update]:
+        """One above the first rank of each step."""
+        return [
+            {
+                "text": f"<b>{figure_text(step.title)}</b>",
+                "showarrow": False,
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+                "y": first - 0.5,
+                "yref": "y",
+                "yanchor": "bottom",
+                "font": {"size": 13},
+            }
+            for step, first in zip(self._steps, self._first_row, strict=True)
+            if step.title
+        ]
+
+    def _ticks(self) -> Update:
+        """`rank 0`, and in small print `send` and `recv` under it where there is room."""
+        words = {Lane.COMPUTE: "rank {}"}
+        if self._row_px >= _LANES_NAMED_PX:
+            words |= {lane: _SMALL.format(lane.value) for lane in (Lane.SEND, Lane.RECV)}
+        places = [
+            (rank, first + rank, lane)
+            for first, step in zip(self._first_row, self._steps, strict=True)
+            for rank in range(step.num_ranks)
+            for lane in words
+        ]
+        return {
+            "tickvals": np.array([row + LANE_CENTRES[lane] for _, row, lane in places]),
+            "ticktext": [words[lane].format(rank) for rank, _, lane in places],
+            "ticks": "",
+            "ticklabelstandoff": 4,
+        }
+
+
+def _row_px(num_ranks: int) -> float:
+    """As tall as looks well, lower where there are many."""
+    return float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
+
+
+def _rank_of_kind(name: str) -> tuple[bool, bool]:
+    """Idle time first and below everything, transfers last; else as they come."""
+    is_transfer = name.startswith(("send", "receive"))
+    return is_transfer, not name.startswith("idle")
+
+
+def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
+    kind, marks = stacked.kind, stacked.marks
+    names = list(marks[0].numbers)
+    width_ms = np.concatenate([m.width_ns for m in marks]) / NS_PER_MS
+    columns = [*(_joined(marks, name) for name in names), width_ms]
+    said = [text for m in marks if m.said is not None for text in m.said.texts()]
+    trace = _no_bars(stacked, is_outlined=is_outlined)
+    trace.update(
+        y=stacked.row + LANE_CENTRES[kind.lane],
+        base=np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS,
+        x=width_ms,
+        customdata=np.column_stack(columns),
+        hovertext=said or None,
     )
-    return figure
+    if kind.has_text:
+        microbatch = np.concatenate([m.numbers["microbatch"][0] for m in marks])
+        trace.update(text=microbatch.astype(str).tolist())
+    if len(stacked.colors) > 1:
+        trace.marker.color = [stacked.colors[n] for n in stacked.shade]
+        trace.insidetextfont.color = [stacked.inks[n] for n in stacked.shade]
+    return trace
 
 
-def _drawn(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans with `begin_ms`, `width_ms` and `waited_ms`, in the order they were given.
-
-    `way` is 0 for the first stage that a rank computes, 1 for the second, and so on.
-    """
-    origin_ns = compute_spans(spans)["start_ns"].min()
-    moving_ns = moving_start_ns(spans)
-    stages = compute_spans(spans)[["rank", "stage"]].drop_duplicates().sort_values("stage")
-    ways = stages.assign(way=stages.groupby("rank").cumcount()).set_index(["rank", "stage"])["way"]
-    places = pd.MultiIndex.from_frame(spans[["rank", "stage"]])
-    return spans.assign(
-        way=ways.reindex(places).fillna(0).to_numpy(dtype=int),
-        begin_ms=(moving_ns - origin_ns) / NS_PER_MS,
-        width_ms=(spans["end_ns"] - moving_ns).clip(lower=0) / NS_PER_MS,
-        waited_ms=(moving_ns - spans["start_ns"]) / NS_PER_MS,
-    )
+def _joined(marks: list[Marks], name: str) -> Floats:
+    return np.concatenate([m.numbers[name][0] * m.numbers[name][1] for m in marks])
 
 
-def _lane_tracks(drawn: pd.DataFrame) -> go.Bar:
-    """A faint track per rank for sends and for receives, so that the thin lanes can be seen."""
-    ranks = np.sort(drawn["rank"].unique()).astype(float)
-    lanes = [ranks + LANE_CENTRES[lane] for lane in (Lane.SEND, Lane.RECV)]
-    return go.Bar(
-        orientation="h",
-        y=np.concatenate(lanes),
-        base=np.zeros(2 * len(ranks)),
-        x=np.full(2 * len(ranks), _end_ms(drawn)),
-        width=LANE_HEIGHTS[Lane.SEND],
-        marker={"color": TRACK_COLOR, "line": {"width": 0}},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _end_ms(drawn: pd.DataFrame) -> float:
-    return float((drawn["begin_ms"] + drawn["width_ms"]).max())
-
-
-def _idle_bars(drawn: pd.DataFrame) -> go.Bar:
-    """The step behind each rank's compute lane: what stays visible of it is the bubble."""
-    end_ms = _end_ms(drawn[drawn["op"] != Op.OPT.value])
-    ranks = np.sort(drawn["rank"].unique()).astype(float)
-    return go.Bar(
-        name="idle",
-        orientation="h",
-        y=ranks + LANE_CENTRES[Lane.COMPUTE],
-        base=np.zeros(len(ranks)),
-        x=np.full(len(ranks), end_ms),
-        width=LANE_HEIGHTS[Lane.COMPUTE],
-        marker={"color": IDLE_COLOR, "line": {"width": 0}},
-        hoverinfo="skip",
-        legendrank=2000,
-    )
-
-
-def _op_bars(op: Op, bars: pd.DataFrame, unit: str, unit_bytes: int) -> go.Bar:
-    lane, is_transfer = lane_of(op), op in _TRANSFERS
+def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
+    """A trace with everything but its arrays."""
+    kind = stacked.kind
+    is_transfer = kind.lane is not Lane.COMPUTE
+    is_idle = kind.name.startswith("idle")
+    # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
+    line = {"width": 1, "color": kind.colors[0]} if is_transfer else {}
     if not is_transfer:
-        bars = bars.sort_values("way", kind="stable")  # the legend has the first bar's colour
-    color = _colors_of(op, bars)
-    details = ["rank", "stage", "microbatch", "waited_ms"]
-    sizes = bars["num_bytes"].to_numpy(dtype=float) / unit_bytes
-    inside = {} if is_transfer or op is Op.OPT else _inside_text(bars, color)
-    return go.Bar(
-        name=OP_WORDS[op],
-        orientation="h",
-        y=bars["rank"].to_numpy(dtype=float) + LANE_CENTRES[lane],
-        base=bars["begin_ms"].to_numpy(dtype=float),
-        x=bars["width_ms"].to_numpy(dtype=float),
-        width=LANE_HEIGHTS[lane],
-        # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
-        marker={"color": color, "line": {"width": 1, "color": color} if is_transfer else {}},
-        customdata=np.column_stack([bars[details].to_numpy(dtype=float), sizes, bars["width_ms"]]),
-        hovertemplate=_hover(op, unit),
-        meta=lane.value,
-        **inside,
-    )
-
-
-def _colors_of(op: Op, bars: pd.DataFrame) -> str | list[str]:
-    """The op's colour, lighter with each further stage of a rank that computes it."""
-    if op in _TRANSFERS or not bars["way"].any():
-        return OP_COLORS[op]
-    most = bars["way"].max()
-    return [tinted(OP_COLORS[op], LIGHTEST * way / most) for way in bars["way"]]
-
-
-def _inside_text(bars: pd.DataFrame, color: str | list[str]) -> Update:
-    inks = ink_on(color) if isinstance(color, str) else [ink_on(one) for one in color]
-    return {
-        "text": bars["microbatch"].astype(str).to_list(),
+        line = {"width": 0.6 if is_outlined and not is_idle else 0}
+    inside = {
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
         "constraintext": "inside",
-        "insidetextfont": {"color": inks},
+        "insidetextfont": {"color": stacked.inks[0] if stacked.inks else None},
     }
+    return go.Bar(
+        name=kind.name,
+        legendgroup=kind.group or kind.name,
+        showlegend=kind.is_listed,
+        legendrank=2000 if is_idle else 1000,
+        orientation="h",
+        x=[None],
+        y=[None],
+        base=[None],
+        width=LANE_HEIGHTS[kind.lane],
+        marker={"color": kind.colors[0], "line": line},
+        hovertemplate=kind.hover,
+        meta=kind.lane.value,
+        **(inside if kind.has_text else {}),
+    )
 
 
-def _hover(op: Op, unit: str) -> str:
-    where = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
-    lines = [f"<b>{OP_WORDS[op]}</b>", *(["rank %{customdata[0]}"] if op is Op.OPT else where)]
-    lines += ["start %{base:,.3f} ms", "duration %{customdata[5]:,.3f} ms"]
-    if op in _TRANSFERS:
-        lines += [f"%{{customdata[4]:,.1f}} {unit}", "posted %{customdata[3]:,.3f} ms earlier"]
-    return "<br>".join(lines) + "<extra></extra>"
+def _as_trace(number: int, stacked: _Stacked) -> Trace:
+    return Trace(
+        number,
+        stacked.marks,
+        stacked.row,
+        LANE_CENTRES[stacked.kind.lane],
+        stacked.colors,
+        stacked.shade,
+        stacked.inks,
+    )
 
 
-def _gantt_layout(drawn: pd.DataFrame, title: str) -> Update:
-    num_ranks = int(drawn["rank"].max()) + 1
-    top = _GANTT_TOP_PX + (34 if title else 0)
-    return {
-        "template": PLAIN,
-        "title": {"text": figure_text(title), "x": 0, "xref": "paper", "font": {"size": 15}},
-        "barmode": "overlay",
-        "uniformtext": {"mode": "hide", "minsize": 9},
-        "height": num_ranks * _RANK_PX + top + _GANTT_BOTTOM_PX,
-        "margin": {"l": 54, "r": 12, "t": top, "b": _GANTT_BOTTOM_PX},
-        "hovermode": "closest",
-        "dragmode": "zoom",
-        "legend": legend(),
-        "xaxis": {
-            "range": [0, _end_ms(drawn) * 1.005],
-            "ticksuffix": " ms",
-            "showticksuffix": "last",
-            "zeroline": False,
-        },
-        "yaxis": {
-            "range": [num_ranks - 0.48, -0.52],
-            **_lane_ticks(num_ranks),
-            "showgrid": False,
-            "zeroline": False,
-            "fixedrange": True,
-        },
-    }
+def _path_points(path: pd.DataFrame, first_row: float) -> tuple[Floats, Floats]:
+    """A line over the path's computations; those that follow each other on a rank are one piece.
+
+    Ends with a gap, so that the next step's path does not hang on to it.
+    """
+    rank = path["rank"].to_numpy()
+    is_new = np.r_[True, rank[1:] != rank[:-1]]
+    starts = np.flatnonzero(is_new)
+    ends = np.r_[starts[1:] - 1, len(rank) - 1]
+    if len(starts) * 2 > _MOST_PATH_POINTS:
+        kept = np.linspace(0, len(starts) - 1, _MOST_PATH_POINTS // 2).astype(np.int64)
+        starts, ends = starts[kept], ends[kept]
+    times = [path["start_ns"].to_numpy()[starts], path["end_ns"].to_numpy()[ends]]
+    x = np.stack(times, axis=1).ravel() / NS_PER_MS
+    y = np.repeat(rank[starts] + first_row + LANE_CENTRES[Lane.COMPUTE], 2)
+    return np.r_[x, np.nan], np.r_[y, np.nan]
 
 
-def _lane_ticks(num_ranks: int) -> Update:
-    """`rank 0`, and in small print `send` and `recv` under it."""
-    words = {
-        Lane.COMPUTE: "rank {}",
-        Lane.SEND: _SMALL.format("send"),
-        Lane.RECV: _SMALL.format("recv"),
-    }
-    places = [(rank, lane) for rank in range(num_ranks) for lane in words]
-    return {
-        "tickvals": np.array([rank + LANE_CENTRES[lane] for rank, lane in places]),
-        "ticktext": [words[lane].format(rank) for rank, lane in places],
-        "ticklabelstandoff": 4,
-    }
+def _codes(seen: Overview) -> Floats:
+    """The kind that took most, and as its fraction how busy the cell was; nothing where idle."""
+    busy = seen.busy
+    return np.where(busy > 0, seen.mostly + np.clip(busy, 0.001, 0.999), np.nan)
+
+
+def _colorscale(kinds: list[Marks]) -> list[list[object]]:
+    """A ramp for each kind, and for several at once, from nearly clear to its colour."""
+    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
+    scale: list[list[object]] = []
+    for number, color in enumerate(colors):
+        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+        scale += [
+            [number / len(colors), f"rgba({channels},0.08)"],
+            [(number + 1) / len(colors), f"rgba({channels},1)"],
+        ]
+    return scale

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ppbench.errors import StoreError
 from ppbench.report.about import INDEX, REPORT, TIMELINE, About, read_about
-from ppbench.report.document import render, write
+from ppbench.report.writing import render, write_page
 
 NAME = "index.html"
 
@@ -34,7 +34,7 @@ def write_index(folder: Path) -> None:
             f"{path}: not an index written by ppbench, so it stays as it is; "
             "rename it, or keep reports elsewhere with --reports DIR"
         )
-    write(path, render_index(folder), option="--reports")
+    write_page(path, render_index(folder), option="--reports")
 
 
 def render_index(folder: Path) -> str:
@@ -52,10 +52,8 @@ def render_index(folder: Path) -> str:
 def entries(folder: Path) -> list[Entry]:
     """ppbench's own pages in the folder, newest first; anything else is passed over."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
-    told = [(path, read_about(path)) for path in paths]
-    found = [
-        Entry(quote(os.fsencode(path.name)), about) for path, about in told if about is not None
-    ]
+    told = [(quote(os.fsencode(path.name)), read_about(path)) for path in paths]
+    found = [Entry(address, about) for address, about in told if about is not None]
     return sorted(found, key=lambda entry: entry.about.measured, reverse=True)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES
+from ppbench.analysis.gaps import Cause
 
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"
@@ -49,9 +50,17 @@ PART_COLORS: dict[str, str] = {
     "launch_gap": "#7A7A2E",
 }
 """Part of the bubble, as columns of `runs` name it -> colour. Muted: idle time is not work."""
+MIXED_COLOR = "#5B6472"
+"""Several ops at once, where time is too coarse to tell them apart."""
 LIGHTEST = 0.45
 """How white the colour of a rank's last stage is, where it has several."""
-IDLE_COLOR = "rgba(128,128,128,0.22)"
+IDLE_COLORS: dict[Cause, str] = {
+    # See-through, so that they recede on light and on dark paper alike.
+    Cause.STAGE: "rgba(128,136,148,0.42)",
+    Cause.TRANSFER: "rgba(204,121,167,0.55)",
+    Cause.HOST: "rgba(140,100,60,0.75)",
+    Cause.NO_WORK: "rgba(128,136,148,0.14)",
+}
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 
 # In the order of the registry, relatives in kindred colours; the last two are for others, grey at
@@ -79,6 +88,11 @@ def schedule_colors(names: Iterable[str]) -> dict[str, str]:
     others = sorted(set(names) - set(known))
     cycle = len(SCHEDULE_CYCLE)
     return {name: SCHEDULE_CYCLE[i % cycle] for i, name in enumerate([*known, *others])}
+
+
+def rank_color(rank: int, num_ranks: int) -> str:
+    """From dark to light with the rank, in one hue: ranks are an order and not a kind."""
+    return tinted(INDIGO, 0.75 * rank / max(1, num_ranks - 1))
 
 
 def tinted(color: str, whiteness: float) -> str:

@@ -14,7 +14,7 @@ PLAIN = {
         "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
     },
     "data": {
-        "scatter": [{"marker": {"color": NEUTRAL}}],
+        "scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}}],
         "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}}],
     },
 }

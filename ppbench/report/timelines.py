@@ -1,65 +1,83 @@
-"""The timelines of a report: one Gantt figure per ok run, gathered so that rivals share an axis.
+"""Timelines: steps of runs stacked on one time axis, and those of a report gathered by rivals.
 
-Runs that differ only in schedule form a group and are drawn on one time axis: AFAB above 1F1B
-compares at a glance only when a millisecond is as long in both.
+Runs that differ only in schedule form a group and share one figure: AFAB above 1F1B compares at a
+glance only when a millisecond is as long in both.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import median_step
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, UsageError
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
+from ppbench.report.detail import Detail
 from ppbench.report.explanation import has_parts, headline
-from ppbench.report.gantt import gantt
-from ppbench.report.units import milliseconds, percent, tokens_per_s
+from ppbench.report.gantt import gantt_with_detail
+from ppbench.report.marks import Step
+from ppbench.report.units import MISSING, milliseconds, percent, tokens_per_s
 from ppbench.store import Store
 
 NS_PER_S = 1e9
 NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
+MEDIAN, SLOWEST = "median", "slowest"
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The median step of some runs, or a planned one, ready to be drawn."""
+    """Steps of runs, or planned ones, ready to be drawn."""
 
     name: str
     facts: str
     figure: go.Figure
-    detail: None = None  # of a figure that shows an overview
-    explanations: tuple[str, ...] = ()  # where the idle time went, run by run
+    detail: Detail | None = None
+    explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if untold
     run_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Timelines that differ only in schedule (or launch)."""
+    """Runs that differ only in schedule (or launch), in one figure."""
 
     title: str
     timeline: Timeline
     is_open: bool
 
 
-def timeline(store: Store, runs: Sequence[pd.Series], names: Sequence[str]) -> Timeline:
-    """The Gantt chart of a run's median step. Raises StoreError when it has no spans stored."""
-    (run,), (name,) = runs, names
-    spans = store.table("spans", [run["run_id"]])
-    steps = store.table("steps", [run["run_id"]])
-    if spans.empty or steps.empty:
-        raise StoreError(_missing(run))
-    step = median_step(steps)
-    shown = spans[spans["step"] == step]
-    if shown.empty:
-        raise StoreError(_missing(run))
-    told = (headline(run, store.table("edges", [run["run_id"]])),) if has_parts(run) else ()
-    figure = gantt(shown, "")
-    return Timeline(name, facts(run, step), figure, None, told, (str(run["run_id"]),))
+def chosen_step(steps: pd.DataFrame, choice: str) -> pd.Series:
+    """The row of `steps` that `choice` means: `median`, `slowest` or the number of a step.
+
+    Raises UsageError for a step that was not measured.
+    """
+    if choice == SLOWEST:
+        return steps.iloc[int(steps["step_with_optimizer_ns"].argmax())]
+    wanted = str(median_step(steps)) if choice == MEDIAN else choice
+    found = steps[steps["step"].astype(str) == wanted]
+    if found.empty:
+        raise UsageError(
+            f"--step {choice}: no such step was measured; expected {MEDIAN}, {SLOWEST} or one of "
+            f"{steps['step'].min()} to {steps['step'].max()}"
+        )
+    return found.iloc[0]
+
+
+def planned_step(store: Store, run: pd.Series, title: str) -> Step:
+    """What a run's program predicts at the run's mean costs and transfers.
+
+    Raises UsageError when the run did not store it.
+    """
+    spans = store.table("planned", [run["run_id"]])
+    if spans.empty:
+        raise UsageError(
+            f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
+            "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
+        )
+    return Step(title, spans.assign(num_bytes=0))
 
 
 def _missing(run: pd.Series) -> str:
@@ -69,42 +87,152 @@ def _missing(run: pd.Series) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """What of a run is drawn: a step, under its title, and its plan where that is wanted."""
+
+    run: pd.Series
+    name: str
+    facts: str
+    steps: tuple[Step, ...]
+
+
+def timeline(
+    store: Store,
+    runs: Sequence[pd.Series],
+    names: Sequence[str],
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> Timeline:
+    """A step of each run, one above the other, each with its plan beneath if that is wanted.
+
+    Raises StoreError when spans are not there, UsageError as `chosen_step` and `planned_step`.
+    """
+    return _drawn(store, _all_shown(store, runs, names, choice, has_plan=has_plan))
+
+
+def steps_of(
+    store: Store,
+    runs: Sequence[pd.Series],
+    names: Sequence[str],
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> list[Step]:
+    """The same steps, for something else to draw; raises as `timeline` does."""
+    shown = _all_shown(store, runs, names, choice, has_plan=has_plan)
+    return [step for one in shown for step in one.steps]
+
+
+def _all_shown(
+    store: Store, runs: Sequence[pd.Series], names: Sequence[str], choice: str, *, has_plan: bool
+) -> list[_Shown]:
+    named = zip(runs, names, strict=True)
+    return [_shown(store, run, name, choice, has_plan=has_plan) for run, name in named]
+
+
+def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool) -> _Shown:
+    steps, spans = (store.table(table, [run["run_id"]]) for table in ("steps", "spans"))
+    if steps.empty or spans.empty:
+        raise StoreError(_missing(run))
+    step = chosen_step(steps, choice)
+    of_step = spans[spans["step"] == step["step"]]
+    if of_step.empty:
+        raise StoreError(_missing(run))
+    told = facts(run, step, choice)
+    drawn = [Step(f"{name} · {told}", of_step)]
+    if has_plan:
+        title = f"{name}, planned: replayed with its own mean costs and transfers"
+        drawn.append(planned_step(store, run, title))
+    return _Shown(run, name, told, tuple(drawn))
+
+
+def _drawn(store: Store, shown: Sequence[_Shown]) -> Timeline:
+    steps = [step for one in shown for step in one.steps]
+    if len(steps) == 1:
+        steps = [Step("", steps[0].spans)]  # the page's heading says it
+    drawn = gantt_with_detail(steps)
+    return Timeline(
+        " and ".join(one.name for one in shown),
+        shown[0].facts if len(shown) == 1 else "",
+        drawn.figure,
+        drawn.detail,
+        tuple(_explanation(store, one.run) for one in shown),
+        tuple(str(one.run["run_id"]) for one in shown),
+    )
+
+
+def _explanation(store: Store, run: pd.Series) -> str:
+    if not has_parts(run):
+        return ""
+    return headline(run, store.table("edges", [run["run_id"]]))
+
+
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     """The Gantt chart of a simulated step: in ms, as measured ones are, or in s from 1 s."""
     if spans["end_ns"].max() < NS_PER_S:
-        return Timeline(name, facts, gantt(spans, ""))
-    scaled = spans.assign(start_ns=spans["start_ns"] / 1e3, end_ns=spans["end_ns"] / 1e3)
-    figure = gantt(scaled, "").update_xaxes(ticksuffix=" s")
+        drawn = gantt_with_detail([Step("", spans)])
+        return Timeline(name, facts, drawn.figure, drawn.detail)
+    scaled = spans.assign(start_ns=spans["start_ns"] // 1000, end_ns=spans["end_ns"] // 1000)
+    drawn = gantt_with_detail([Step("", scaled)])
+    return Timeline(name, facts, in_seconds(drawn.figure), drawn.detail)
+
+
+def in_seconds(figure: go.Figure) -> go.Figure:
+    """A figure whose milliseconds are seconds."""
+    figure.update_xaxes(ticksuffix=" s")
     for trace in figure.data:
         if trace.hovertemplate:
             trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
-    return Timeline(name, facts, figure)
+        if trace.type == "bar" and trace.hovertext is not None:
+            trace.hovertext = [text.replace(" ms", " s") for text in trace.hovertext]
+    return figure
 
 
-def facts(run: pd.Series, step: int) -> str:
-    """What a timeline's heading tells of its run."""
+def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
+    """What a timeline's heading tells of a step: its own figures, not the run's medians."""
+    which = {MEDIAN: ", the median one", SLOWEST: ", the slowest"}.get(choice, "")
     parts = [
-        f"step {step}, the median one",
-        tokens_per_s(run["tokens_per_s"]),
-        f"step {milliseconds(run['step_ns'])}",
-        f"bubble {percent(run['bubble_fraction'])}",
+        f"step {step['step']}{which}",
+        *told_of_step(step),
         f"theory {percent(run['bubble_fraction_theory'])}",
     ]
     return " · ".join([*parts, "oversubscribed"] if is_oversubscribed(run) else parts)
 
 
+def told_of_step(step: pd.Series) -> list[str]:
+    """Duration, throughput and bubble of a row of `steps`, as far as they are stored."""
+    written = [
+        milliseconds(step.get("step_ns")),
+        tokens_per_s(step.get("tokens_per_s")),
+        f"bubble {percent(step.get('bubble_fraction'))}",
+    ]
+    return [text for text in written if MISSING not in text]
+
+
 def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
-    """The timelines of all ok runs; groups worth comparing first, and the first of them open."""
+    """The timelines of all cases; groups worth comparing first, and the first of them open.
+
+    A case of several launches is shown by the launch of median throughput. Runs whose spans are
+    not in the store are left out.
+    """
     measured = ok_runs(runs)
+    shown = measured.groupby("case_id", sort=False)["tokens_per_s"].transform(_is_median)
+    measured = measured[shown.astype(bool)]
     others = [axis for axis in axes if axis != "schedule"]
     titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
     members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
     ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
-    return [
-        Group(title, line, n < NUM_OPEN)
-        for n, title in enumerate(ordered)
-        for line in _rivals(store, members[title])
-    ]
+    found = [_group(store, title, members[title]) for title in ordered]
+    drawn = [group for group in found if group is not None]
+    return [replace(group, is_open=number < NUM_OPEN) for number, group in enumerate(drawn)]
+
+
+def _is_median(values: pd.Series) -> pd.Series:
+    """True for one value: the lower of the two middle ones."""
+    middle = values.sort_values(kind="stable").index[(len(values) - 1) // 2]
+    return pd.Series(values.index == middle, values.index)
 
 
 def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
@@ -115,19 +243,10 @@ def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
 
 
-def _rivals(store: Store, members: pd.DataFrame) -> list[Timeline]:
-    has_launches = len(members["launch"].unique()) > 1
-    found: list[Timeline] = []
+def _group(store: Store, title: str, members: pd.DataFrame) -> Group | None:
+    shown = []
     for _, run in members.iterrows():
-        launch = f", launch {run['launch']}" if has_launches else ""
-        name = axis_text("schedule", run["schedule"]) + launch
+        name = axis_text("schedule", run["schedule"])
         with contextlib.suppress(StoreError):
-            found.append(timeline(store, [run], [name]))
-    _share_axis(found)
-    return found
-
-
-def _share_axis(timelines: list[Timeline]) -> None:
-    ends = [line.figure.layout.xaxis.range[1] for line in timelines]
-    for line in timelines:
-        line.figure.update_xaxes(range=[0, max(ends)])
+            shown.append(_shown(store, run, name, MEDIAN, has_plan=False))
+    return Group(title, _drawn(store, shown), is_open=False) if shown else None

@@ -98,8 +98,8 @@ class Tab:
 
     def __init__(self, browser: Browser, page: Path, width: int, scheme: str = "light") -> None:
         self._browser = browser
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = browser.call("Target.attachToTarget", targetId=self._target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -114,6 +114,9 @@ class Tab:
 
     def call(self, method: str, **params: object) -> dict:
         return self._browser.call(method, self._session, **params)
+
+    def close(self) -> None:
+        self._browser.call("Target.closeTarget", targetId=self._target)
 
     def evaluate(self, script: str) -> object:
         """The value of an expression; a promise is waited for."""

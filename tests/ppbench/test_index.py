@@ -14,8 +14,8 @@ from ppbench import commands
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.about import META, About, about_report, read_about
-from ppbench.report.document import render
 from ppbench.report.index import entries, render_index, write_index
+from ppbench.report.writing import render
 from ppbench.store import Store
 
 
@@ -160,7 +160,8 @@ def test_reports_and_timelines_enter_the_index_of_their_folder(demo: Store, tmp_
     reports = tmp_path / "reports"
     report = commands.report([], None, demo.folder, reports)
     ok = demo.runs().iloc[1]["run_id"]
-    line = commands.timeline(ok, None, demo.folder, reports)
+    shown = commands.Shown([ok], "median", has_plan=False)
+    line = commands.timeline(shown, None, demo.folder, reports)
     elsewhere = tmp_path / "elsewhere" / "a.html"
     commands.report([], elsewhere, demo.folder, reports)
     index = _Index((reports / "index.html").read_text(encoding="utf-8"))

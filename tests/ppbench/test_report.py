@@ -22,9 +22,10 @@ from ppbench.report import charts
 from ppbench.report.answer import answer
 from ppbench.report.cases import axis_text, varying_axes
 from ppbench.report.filters import filters, value_text
-from ppbench.report.page import render_report, write_report, write_timeline
+from ppbench.report.page import render_report, write_report
 from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
 from ppbench.report.summary import summary
+from ppbench.report.timeline_page import write_timeline
 from ppbench.report.units import held
 from ppbench.store import Store
 
@@ -211,6 +212,7 @@ def test_every_point_of_a_chart_belongs_to_a_case_of_the_filters(demo: Store) ->
     for figure in page.figures():
         told = [trace["ids"] for trace in figure["data"] if "ids" in trace]
         assert told
+        assert all(len(set(ids)) == len(ids) for ids in told)  # plotly tells points apart by them
         assert {point.split("/")[0] for ids in told for point in ids} <= known
 
 
@@ -264,7 +266,7 @@ def test_a_report_is_the_same_bytes_every_time(demo: Store) -> None:
 
 
 def test_a_page_loads_nothing_and_forbids_loading(demo: Store, tmp_path: Path) -> None:
-    write_timeline(tmp_path / "one.html", demo, demo.runs().iloc[1])
+    write_timeline(tmp_path / "one.html", demo, demo.runs().iloc[[1]])
     for html in (render(demo), (tmp_path / "one.html").read_text(encoding="utf-8")):
         page = _Page(html)
         loads = [
@@ -318,11 +320,11 @@ def test_a_report_that_cannot_be_written_says_where_and_what_to_do(
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "report.html"
     with pytest.raises(StoreError, match=r"report\.html: cannot be written: .*-o FILE"):
-        write_timeline(path, demo, demo.runs().iloc[1])
+        write_timeline(path, demo, demo.runs().iloc[[1]])
 
 
 def test_a_timeline_of_a_failed_run_says_why_there_is_none(demo: Store, tmp_path: Path) -> None:
-    failed = demo.runs().iloc[-1]
+    failed = demo.runs().iloc[[-1]]
     with pytest.raises(StoreError, match="its spans are not in the store"):
         write_timeline(tmp_path / "x.html", demo, failed)
 

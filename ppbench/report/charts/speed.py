@@ -116,7 +116,7 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
 
 
 def _notes(cases: pd.DataFrame) -> np.ndarray:
-    base = [f" of {counted(int(size), 'rank')}" for size in cases["base_size"]]
+    base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
     return np.column_stack([cases["text"].map(figure_text), base + crowded_notes(cases)])
 
 

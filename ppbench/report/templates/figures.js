@@ -29,33 +29,49 @@ const figures = (() => {
     };
   }
 
-  // Small multiples stand in as many columns as fit.
+  // Small multiples stand in as many columns as fit, and on paper a little closer to each other.
   const COLUMN_WIDTHS = [[4, 1000], [3, 760], [2, 500], [1, 0]];
+  const CLOSER = 14;
+  const isPrinting = () => document.documentElement.classList.contains("printing");
 
   function columnsFor({ titles, maxColumns }, width) {
     const [fitting] = COLUMN_WIDTHS.find(([, least]) => width >= least);
     return Math.max(1, Math.min(fitting, titles.length, maxColumns));
   }
 
-  // On a phone the legend takes more rows, and the figure grows by them. Panels toggle by groups,
-  // which plotly cannot align in columns: about three of their short names fit in a row.
+  // On a phone the legend of a timeline takes more rows, and the figure grows by them.
   const NARROW = 640;
   const LEGEND_ROW = 20;
 
   function withNarrowLegend(figure) {
     const { layout } = figure;
     const items = figure.data.filter((trace) => trace.showlegend !== false).length;
-    const perRow = layout.meta?.panels ? 3 : 2;
-    const extra = (Math.ceil(items / perRow) - 1) * LEGEND_ROW;
-    layout.legend = { ...layout.legend, font: { size: 11 }, maxheight: 1000 };
-    if (perRow === 2) Object.assign(layout.legend, { entrywidthmode: "fraction", entrywidth: 0.5 });
-    layout.margin = { ...layout.margin, t: layout.margin.t + extra };
-    layout.height += extra;
+    const small = { font: { size: 11 }, maxheight: 1000 };
+    const columns = layout.meta?.panels ? {} : { entrywidthmode: "fraction", entrywidth: 0.5 };
+    layout.legend = { ...layout.legend, ...small, ...columns };
+    if (!layout.meta?.panels) grow(layout, (Math.ceil(items / 2) - 1) * LEGEND_ROW);
+  }
+
+  function grow(layout, px) {
+    layout.margin = { ...layout.margin, t: layout.margin.t + px };
+    layout.height += px;
+  }
+
+  // Names of series are of any length: how many rows they take above panels is known once drawn.
+  const PANEL_TITLE = 34;
+
+  function withRoomForLegend(div) {
+    const { layout, data } = div;
+    const missing = (div._fullLayout.legend?._height ?? 0) + PANEL_TITLE - layout.margin.t;
+    if (!layout.meta?.panels || missing <= 1) return;
+    grow(layout, missing);
+    Plotly.react(div, data, layout, CONFIG);
   }
 
   function fitted(figure, div) {
     const panels = figure.layout.meta?.panels;
     if (panels) {
+      if (isPrinting()) panels.gapPx -= CLOSER;
       div.dataset.columns = columnsFor(panels, div.clientWidth);
       arrange(figure.layout, Number(div.dataset.columns));
     }
@@ -80,10 +96,11 @@ const figures = (() => {
     div.toggleAttribute("data-empty", figure === null);
     if (figure === null) return Plotly.purge(div);
     if (isHidden(div)) return wait(div);
-    const { data, layout } = withoutIds(fitted(figure, div));
+    const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
     if (typeof placeNote === "function") placeNote(div, layout);
     Plotly.react(div, data, layout, CONFIG);
+    withRoomForLegend(div);
     if (layout.meta?.detail && typeof attachDetail === "function") attachDetail(div);
   }
 

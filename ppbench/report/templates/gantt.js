@@ -1,1 +1,240 @@
-// What a timeline does beyond plotly's own zoom; page.js calls attachDetail(div) once it is drawn.
+// A timeline with more bars than can be drawn shows an overview; this takes the bars that are in
+// view from the packed columns (detail.py), or makes the overview anew for what is in view.
+"use strict";
+
+// The columns of a timeline, as detail.py laid them out in `bytes`.
+function readColumns(told, bytes) {
+  const column = (layout, count, isRunning, factor = 1) => {
+    const values = new Float64Array(count);
+    let weight = 1;
+    for (let plane = 0; plane < layout.planes; plane++, weight *= 256) {
+      const at = layout.at + plane * count;
+      for (let n = 0; n < count; n++) values[n] += bytes[at + n] * weight;
+    }
+    for (let n = 0; n < count; n++) values[n] = (values[n] + layout.least) * factor;
+    return values;
+  };
+  return told.traces.map((trace) => {
+    const read = (layout, factor) => column(layout, trace.count, false, factor);
+    const begin = read(trace.begin, 1);
+    const width = read(trace.width, told.quantumMs);
+    const rows = trace.rows.map(([row, from], n) => ({ row, from, to: trace.rows[n + 1]?.[1] ?? trace.count }));
+    for (const row of rows) {
+      row.longest = 0;
+      let running = 0; // whole quanta, so that a million differences add up exactly
+      for (let n = row.from; n < row.to; n++) {
+        running += begin[n];
+        begin[n] = running * told.quantumMs;
+        if (width[n] > row.longest) row.longest = width[n];
+      }
+    }
+    const lazy = new Map();
+    // Only what hovering needs, read when bars are drawn for the first time.
+    const later = (key, layout, factor) => {
+      if (!lazy.has(key)) lazy.set(key, read(layout, factor));
+      return lazy.get(key);
+    };
+    return { ...trace, begin, width, rows, later };
+  });
+}
+
+const firstAbove = (values, bound, from, to) => {
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (values[middle] > bound) to = middle;
+    else from = middle + 1;
+  }
+  return from;
+};
+
+// Calls `take(n)` for every mark of a row between two times, until it returns false.
+function eachBetween(trace, row, start, end, take) {
+  for (let n = firstAbove(trace.begin, start - row.longest, row.from, row.to); n < row.to; n++) {
+    if (trace.begin[n] >= end) return true;
+    if (trace.begin[n] + trace.width[n] > start && !take(n)) return false;
+  }
+  return true;
+}
+
+// Where the marks in view stand, by trace; null when they are more than `most`.
+function marksInView(traces, view, most) {
+  let total = 0;
+  const found = [];
+  for (const trace of traces) {
+    const places = [];
+    found.push(places);
+    for (const row of trace.rows) {
+      const y = row.row + trace.lane;
+      if (y < view.top || y > view.bottom) continue;
+      const isAll = eachBetween(trace, row, view.start, view.end, (n) => {
+        places.push(n, y);
+        return ++total <= most;
+      });
+      if (!isAll) return null;
+    }
+  }
+  return found;
+}
+
+const inMs = (ms) => ms.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+
+// The arrays with which plotly draws the marks at these places; text in those of `least` ms or more,
+// because measuring text that does not fit takes most of the time.
+function barsOf(trace, places, quantumMs, least) {
+  const count = places.length / 2;
+  const at = (n) => places[2 * n];
+  const taken = (values) => Float64Array.from({ length: count }, (_, n) => values[at(n)]);
+  const numbers = trace.numbers.map((number) => trace.later(number.name, number, number.factor));
+  const bars = {
+    base: taken(trace.begin),
+    x: taken(trace.width),
+    y: Float64Array.from({ length: count }, (_, n) => places[2 * n + 1]),
+    customdata: Array.from({ length: count }, (_, n) => [...numbers.map((values) => values[at(n)]), trace.width[at(n)]]),
+  };
+  if (trace.hasText) {
+    const microbatch = numbers[trace.numbers.findIndex((number) => number.name === "microbatch")];
+    bars.text = Array.from({ length: count }, (_, n) => (bars.x[n] < least ? "" : String(microbatch[at(n)])));
+  }
+  if (trace.said) {
+    const codes = trace.later("codes", trace.said.codes, 1);
+    const amounts = trace.later("amount", trace.said.amount, quantumMs);
+    const phrase = (n) => trace.said.words[codes[n]].replace("{}", inMs(amounts[n]));
+    bars.hovertext = Array.from({ length: count }, (_, n) => phrase(at(n)));
+  }
+  if (trace.colors) {
+    const shade = trace.later("shade", trace.shade, 1);
+    bars.colors = Array.from({ length: count }, (_, n) => trace.colors[shade[at(n)]]);
+    bars.inks = Array.from({ length: count }, (_, n) => trace.inks[shade[at(n)]]);
+  }
+  return bars;
+}
+
+// The time that each kind takes of each slice of each rank between two times: as overview.py has it.
+function slicesOf(kinds, grid, start, end, numSlices) {
+  const size = grid.ranks * numSlices;
+  const spent = kinds.map(() => new Float64Array(size));
+  const counts = new Float64Array(size);
+  const width = (end - start) / numSlices;
+  kinds.forEach((trace, kind) => {
+    for (const row of trace.rows) {
+      const rank = Math.round(row.row - grid.firstRow);
+      if (rank < 0 || rank >= grid.ranks || Math.abs(row.row - grid.firstRow - rank) > 1e-6) continue;
+      const first = rank * numSlices;
+      eachBetween(trace, row, start, end, (n) => {
+        const from = Math.max(0, (trace.begin[n] - start) / width);
+        const to = Math.min(numSlices, (trace.begin[n] + trace.width[n] - start) / width);
+        for (let slice = Math.floor(from); slice < to; slice++) {
+          spent[kind][first + slice] += Math.min(to, slice + 1) - Math.max(from, slice);
+        }
+        if (trace.begin[n] >= start) counts[first + Math.min(numSlices - 1, Math.floor(from))]++;
+        return true;
+      });
+    }
+  });
+  return { spent, counts };
+}
+
+// The overview of one step for what is in view, as plotly draws it.
+function gridOf(kinds, grid, view, { slices: numSlices, mostShare }) {
+  const { spent, counts } = slicesOf(kinds, grid, view.start, view.end, numSlices);
+  const [z, customdata, text] = [[], [], []];
+  for (let rank = 0; rank < grid.ranks; rank++) {
+    const [codes, told, words] = [[], [], []];
+    for (let n = rank * numSlices; n < (rank + 1) * numSlices; n++) {
+      let [busy, mostly] = [0, 0];
+      for (let kind = 0; kind < kinds.length; kind++) {
+        busy += spent[kind][n];
+        if (spent[kind][n] > spent[mostly][n]) mostly = kind;
+      }
+      if (spent[mostly][n] < mostShare * busy) mostly = kinds.length;
+      codes.push(busy > 0 ? mostly + Math.min(0.999, Math.max(0.001, busy)) : null);
+      told.push([Math.min(1, busy), counts[n]]);
+      words.push(kinds[mostly]?.name ?? "several");
+    }
+    z.push(codes);
+    customdata.push(told);
+    text.push(words);
+  }
+  const dx = (view.end - view.start) / numSlices;
+  return { z, customdata, text, x0: view.start + dx / 2, dx };
+}
+
+const TEXT_PX = { width: 8, height: 11 };
+
+function viewOf(div) {
+  const { xaxis, yaxis } = div._fullLayout;
+  const [start, end] = xaxis.range;
+  const [top, bottom] = [...yaxis.range].sort((a, b) => a - b);
+  const lanePx = (yaxis._length / (bottom - top)) * div.layout.meta.detail.laneHeight;
+  const least = lanePx < TEXT_PX.height ? Infinity : ((end - start) / xaxis._length) * TEXT_PX.width;
+  return { start, end, top, bottom, least };
+}
+
+const NOTHING = { base: [null], x: [null], y: [null], customdata: null, text: null, hovertext: null };
+
+function putBars(data, trace, bars) {
+  const shown = data[trace.trace];
+  const { colors, inks, ...arrays } = bars;
+  Object.assign(shown, arrays);
+  if (!colors) return;
+  shown.marker.color = colors;
+  shown.insidetextfont.color = inks;
+}
+
+// Puts what is in view into `data`; returns a plain sentence on what was merged.
+function showView(data, told, traces, view) {
+  const found = marksInView(traces, view, told.mostBars);
+  for (const grid of told.grids) data[grid.trace].visible = found === null;
+  traces.forEach((trace, n) => {
+    const isShown = found !== null && found[n].length > 0;
+    putBars(data, trace, isShown ? barsOf(trace, found[n], told.quantumMs, view.least) : NOTHING);
+  });
+  if (found !== null) {
+    const total = found.reduce((sum, places) => sum + places.length / 2, 0);
+    return `${total.toLocaleString("en-US")} bars in view, each drawn by itself.`;
+  }
+  const kinds = traces.filter((trace) => trace.hasText).map((trace) => ({ ...trace, name: data[trace.trace].name }));
+  for (const grid of told.grids) Object.assign(data[grid.trace], gridOf(kinds, grid, view, told));
+  return told.note;
+}
+
+// The note on what was merged stands above the figure, as text that wraps.
+function placeNote(div, layout) {
+  const note = layout.annotations?.find((one) => one.name === "note");
+  if (!note) return;
+  layout.annotations = layout.annotations.filter((one) => one !== note);
+  layout.height -= layout.meta.notePx;
+  layout.margin.b -= layout.meta.notePx;
+  noteOf(div).textContent = note.text.replaceAll("<br>", " ");
+}
+
+function noteOf(div) {
+  if (!div.previousElementSibling?.matches(".merged")) {
+    div.insertAdjacentHTML("beforebegin", '<p class="note merged" aria-live="polite"></p>');
+  }
+  return div.previousElementSibling;
+}
+
+const columnsOf = new WeakMap();
+
+// Lets a figure with `layout.meta.detail`, just drawn, show what one zooms in on.
+function attachDetail(div, config) {
+  const told = div.layout.meta.detail;
+  told.note = noteOf(div).textContent;
+  if (columnsOf.has(div)) return;
+  // Not before the overview is on the screen.
+  const painted = new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const bytes = painted.then(() => unpackBytes(document.getElementById(told.columns)));
+  columnsOf.set(div, bytes.then((unpacked) => readColumns(told, unpacked)));
+  div.on("plotly_relayout", (change) => {
+    if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div, config);
+  });
+}
+
+async function showInView(div, config) {
+  const traces = await columnsOf.get(div);
+  const told = div.layout.meta.detail;
+  noteOf(div).textContent = showView(div.data, told, traces, viewOf(div));
+  await Plotly.react(div, div.data, div.layout, config);
+  div.dispatchEvent(new Event("detailed"));
+}

@@ -180,8 +180,3 @@ function figureOf(figure, selected) {
   const letter = casesAxisOf(left);
   return letter ? withPlacesLeft(left, figure.data, letter) : left;
 }
-
-// plotly tells points apart by `ids`, and of two with the same it would draw one.
-function withoutIds(figure) {
-  return { ...figure, data: figure.data.map(({ ids, ...trace }) => trace) };
-}

@@ -1,0 +1,354 @@
+"""What a timeline draws of one step: bars by kind, each with what hovering over it tells.
+
+Only numbers and a few words per kind, no figure: the same marks become a figure's arrays and, where
+there are too many to draw at once, the packed columns from which a page takes those in view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.spans import Lane, lane_of
+from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, moments, waits
+from ppbench.analysis.transfers import waiting_ns
+from ppbench.report.palette import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, tinted
+from ppbench.report.units import NS_PER_MS, size_unit
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+TRANSFERS = SEND_OPS | RECV_OPS
+WAITING_TINT = 0.55
+"""How white the waiting part of a transfer is."""
+CAUSE_WORDS = {
+    Cause.STAGE: "idle: waits for a stage",
+    Cause.TRANSFER: "idle: waits for a message",
+    Cause.HOST: "idle: host",
+    Cause.NO_WORK: "idle: nothing left to do",
+}
+NO_GAP = "no gap before it"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A phrase per mark: `words[codes]`, where `{}` stands for the mark's `amount_ns` in ms."""
+
+    words: list[str]
+    codes: Ints
+    amount_ns: Ints
+
+    def texts(self) -> list[str]:
+        amounts = (f"{ns / NS_PER_MS:,.3f}" for ns in self.amount_ns)
+        return [
+            self.words[code].replace("{}", amount)
+            for code, amount in zip(self.codes, amounts, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the marks of one trace have in common.
+
+    `hover` is a template: `%{customdata[i]}` are the `numbers` in their order and after them the
+    duration in ms, `%{hovertext}` what is said of the mark, `%{base}` its start in ms.
+    """
+
+    name: str
+    lane: Lane
+    colors: list[str]
+    hover: str
+    group: str = ""
+    is_listed: bool = True  # in the legend
+    has_text: bool = False  # the microbatch inside
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The bars of one kind, ordered by `rank` and start. Times in nanoseconds since the step began.
+
+    `numbers` are what hovering tells, by name: integers, with the factor to the unit shown.
+    `shade` chooses among the kind's colours.
+    """
+
+    kind: Kind
+    rank: Ints
+    begin_ns: Ints
+    width_ns: Ints
+    numbers: dict[str, tuple[Ints, float]]
+    shade: Ints
+    said: Said | None = None
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one run, or a planned one: a title and its spans.
+
+    `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one computation,
+    and any index; `waiting_ns` is taken from it if it is there. Receives may be posted before the
+    first computation begins, which is the time 0.
+    """
+
+    title: str
+    spans: pd.DataFrame
+    unit_bytes: int = field(default=0)
+
+    @cached_property
+    def waits(self) -> Waits:
+        return waits(self.spans)
+
+    @cached_property
+    def origin_ns(self) -> int:
+        return int(self.waits.spans["start_ns"].min())
+
+    @cached_property
+    def end_ns(self) -> int:
+        return int(self.spans["end_ns"].max()) - self.origin_ns
+
+    @cached_property
+    def num_ranks(self) -> int:
+        return int(self.spans["rank"].max()) + 1
+
+    @cached_property
+    def num_stages(self) -> int:
+        return int(self.spans["stage"].max()) + 1
+
+    @cached_property
+    def rank_of_stage(self) -> dict[int, int]:
+        compute = self.waits.spans.drop_duplicates("stage")
+        return dict(zip(compute["stage"].tolist(), compute["rank"].tolist(), strict=True))
+
+    def path(self) -> pd.DataFrame:
+        """The computations of the critical path, first to last, in ns since the step began."""
+        found = self.waits.spans.iloc[critical_path(self.waits)]
+        return pd.DataFrame(
+            {
+                "rank": found["rank"].to_numpy(np.int64),
+                "start_ns": found["start_ns"].to_numpy(np.int64) - self.origin_ns,
+                "end_ns": found["end_ns"].to_numpy(np.int64) - self.origin_ns,
+            }
+        )
+
+
+def marks_of(step: Step, unit_bytes: int, unit: str) -> list[Marks]:
+    """Idle time by cause, computations by op, transfers by op and by whether they wait or move.
+
+    Sizes are told in `unit`, of `unit_bytes` bytes. Kinds without a mark are left out.
+    """
+    sizes = _Sizes(unit, unit_bytes)
+    found = [*_idle(step), *_computations(step), *_transfers(step, sizes)]
+    return [marks for marks in found if len(marks)]
+
+
+def size_of(steps: list[Step]) -> tuple[str, int]:
+    """The unit in which the messages of some steps are told, and its bytes."""
+    return size_unit(max(int(step.spans["num_bytes"].max()) for step in steps))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    unit: str
+    unit_bytes: int
+
+
+def _idle(step: Step) -> list[Marks]:
+    found = gaps(step.waits)
+    waiting = step.waits.spans
+    return [_idle_of(step, cause, found[found["cause"] == cause], waiting) for cause in Cause]
+
+
+def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFrame) -> Marks:
+    position = pieces["position"].to_numpy(np.int64)
+    has_next = position != NONE
+    following = compute.iloc[np.where(has_next, position, 0)]
+    microbatch = np.where(has_next, following["microbatch"].to_numpy(np.int64), NONE)
+    begin = pieces["start_ns"].to_numpy(np.int64)
+    lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
+    if cause is not Cause.NO_WORK:
+        lines[1] += " of microbatch %{customdata[1]}"
+    lines += _times(2)
+    return Marks(
+        Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines)),
+        pieces["rank"].to_numpy(np.int64),
+        begin - step.origin_ns,
+        pieces["end_ns"].to_numpy(np.int64) - begin,
+        {"rank": (pieces["rank"].to_numpy(np.int64), 1), "microbatch": (microbatch, 1)},
+        np.zeros(len(pieces), np.int64),
+        _reasons(step, cause, following),
+    )
+
+
+def _reasons(step: Step, cause: Cause, following: pd.DataFrame) -> Said:
+    """Why a rank idles before each of these computations."""
+    if cause is Cause.NO_WORK:
+        words = ["no action left in this step"]
+        codes = np.zeros(len(following), np.int64)
+    else:
+        words, codes = _worded(step, cause, following)
+    return Said(words, codes, np.zeros(len(following), np.int64))
+
+
+def _worded(step: Step, cause: Cause, waiting: pd.DataFrame) -> tuple[list[str], Ints]:
+    """A phrase for each pair of op and stage that waits, and which of them each row has."""
+    pairs = waiting["op"].astype(str) + " " + waiting["stage"].astype(str)
+    codes, unique = pd.factorize(pairs)
+    phrases = []
+    for pair in unique:
+        op, stage = str(pair).split()
+        phrases.append(_because(step, cause, Op(op), int(stage)))
+    return phrases, np.asarray(codes, np.int64)
+
+
+def _because(step: Step, cause: Cause, op: Op, stage: int) -> str:
+    maker = stage + (-1 if op is Op.F else 1)
+    made = "forward" if op is Op.F else "gradient"
+    where = f"stage {maker} (rank {step.rank_of_stage.get(maker, '?')})"
+    match cause:
+        case Cause.STAGE:
+            return f"until {where} has made the {made}"
+        case Cause.TRANSFER:
+            return f"until the {made} has come from {where}, which had made it,"
+        case _:
+            return f"before the {OP_WORDS[op]}, for which everything was there,"
+
+
+def _computations(step: Step) -> list[Marks]:
+    compute = step.waits.spans
+    ways = _ways(compute)
+    ops = compute["op"].to_numpy()
+    found = [_of_op(step, op, ops == op.value, ways) for op in Op if op in COMPUTE_OPS]
+    optimizer = step.spans[step.spans["op"] == Op.OPT.value].sort_values(["rank", "start_ns"])
+    return [*found, _optimizer(step, optimizer)]
+
+
+def _ways(compute: pd.DataFrame) -> Ints:
+    """0 for the first stage that a rank computes, 1 for the second, and so on."""
+    stages = compute[["rank", "stage"]].drop_duplicates().sort_values("stage")
+    way = stages.assign(way=stages.groupby("rank").cumcount()).set_index(["rank", "stage"])["way"]
+    places = pd.MultiIndex.from_frame(compute[["rank", "stage"]])
+    return np.asarray(way.reindex(places), np.int64)
+
+
+def _of_op(step: Step, op: Op, is_op: npt.NDArray[np.bool_], ways: Ints) -> Marks:
+    at = np.flatnonzero(is_op)
+    bars = step.waits.spans.iloc[at]
+    most = int(ways.max())
+    lines = [
+        f"<b>{OP_WORDS[op]}</b>",
+        "microbatch %{customdata[2]}",
+        "rank %{customdata[0]}, stage %{customdata[1]}",
+        *_times(3),
+        "%{hovertext}",
+    ]
+    shades = [tinted(OP_COLORS[op], LIGHTEST * way / max(1, most)) for way in range(most + 1)]
+    kind = Kind(OP_WORDS[op], Lane.COMPUTE, shades, _hover(lines), has_text=True)
+    numbers = {name: (bars[name].to_numpy(np.int64), 1.0) for name in _PLACE}
+    said = _gap_before(step, at)
+    return _marks(kind, step, bars, numbers, ways[at], said)
+
+
+_PLACE = ("rank", "stage", "microbatch")
+
+
+def _times(num_numbers: int) -> tuple[str, str]:
+    return "start %{base:,.3f} ms", f"duration %{{customdata[{num_numbers}]:,.3f}} ms"
+
+
+def _gap_before(step: Step, at: Ints) -> Said:
+    """How long the rank was idle before each computation, and mostly why."""
+    found = step.waits
+    pieces = np.diff(np.stack(moments(found))[:, at], axis=0)
+    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
+    words, codes = [NO_GAP], np.zeros(len(at), np.int64)
+    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.HOST):
+        chosen = np.flatnonzero((mostly == cause) & (gap > 0))
+        phrases, which = _worded(step, cause, found.spans.iloc[at[chosen]])
+        codes[chosen] = which + len(words)
+        words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
+    return Said(words, codes, gap)
+
+
+def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
+    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
+    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines))
+    numbers = {"rank": (bars["rank"].to_numpy(np.int64), 1.0)}
+    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
+
+
+def _transfers(step: Step, sizes: _Sizes) -> list[Marks]:
+    is_transfer = step.spans["op"].isin([op.value for op in TRANSFERS])
+    spans = step.spans[is_transfer]
+    if "waiting_ns" in spans and spans["waiting_ns"].notna().all():
+        waited = spans["waiting_ns"].to_numpy(np.int64)
+    else:
+        waited = waiting_ns(step.spans)[is_transfer].to_numpy(np.int64)
+    posted = spans["start_ns"].to_numpy(np.int64)
+    began = posted + waited
+    shown_from = np.minimum(np.maximum(posted, step.origin_ns), began)
+    waiting = spans.assign(start_ns=shown_from, end_ns=began, waited=waited)
+    moving = spans.assign(start_ns=began, waited=waited)
+    by_rank = [frame.sort_values(["rank", "start_ns"]) for frame in (waiting, moving)]
+    return [
+        _of_transfer(step, op, frame[frame["op"] == op.value], sizes, is_waiting=is_waiting)
+        for op in Op
+        if op in TRANSFERS
+        for frame, is_waiting in zip(by_rank, (True, False), strict=True)
+    ]
+
+
+def _of_transfer(
+    step: Step, op: Op, bars: pd.DataFrame, sizes: _Sizes, *, is_waiting: bool
+) -> Marks:
+    if is_waiting:
+        bars = bars[bars["end_ns"] > bars["start_ns"]]
+    name = OP_WORDS[op]
+    place = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
+    size = f"%{{customdata[3]:,.1f}} {sizes.unit}"
+    heading = f"<b>{name}{', waiting for the other end' if is_waiting else ''}</b>"
+    lines = [heading, *place, *_times(5), size, "posted %{customdata[4]:,.3f} ms before it moved"]
+    color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
+    kind = Kind(
+        f"{name}, waiting" if is_waiting else name,
+        lane_of(op),
+        [color],
+        _hover(lines),
+        group=name,
+        is_listed=not is_waiting,
+    )
+    numbers = {
+        **{column: (bars[column].to_numpy(np.int64), 1.0) for column in _PLACE},
+        "num_bytes": (bars["num_bytes"].to_numpy(np.int64), 1 / sizes.unit_bytes),
+        "waited_ns": (bars["waited"].to_numpy(np.int64), 1 / NS_PER_MS),
+    }
+    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
+
+
+def _marks(
+    kind: Kind,
+    step: Step,
+    bars: pd.DataFrame,
+    numbers: dict[str, tuple[Ints, float]],
+    shade: Ints,
+    said: Said | None = None,
+) -> Marks:
+    start = bars["start_ns"].to_numpy(np.int64)
+    return Marks(
+        kind,
+        bars["rank"].to_numpy(np.int64),
+        start - step.origin_ns,
+        np.maximum(bars["end_ns"].to_numpy(np.int64) - start, 0),
+        numbers,
+        shade,
+        said,
+    )
+
+
+def _hover(lines: list[str]) -> str:
+    return "<br>".join(lines) + "<extra></extra>"
