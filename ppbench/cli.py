@@ -15,7 +15,7 @@ import typer
 
 from ppbench import __version__
 from ppbench.errors import PpbenchError
-from ppbench.format import Format
+from ppbench.format import Format, TableFormat, Theme
 
 app = typer.Typer(
     help="Benchmark and profile pipeline-parallel training in PyTorch.",
@@ -218,6 +218,74 @@ def timeline(
     print(path)
     if open_it:
         typer.launch(str(path))
+
+
+@app.command()
+def trace(
+    run: Run,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.json.gz", help="Where to write it."),
+    ] = None,
+    step: Annotated[
+        str, typer.Option("--step", metavar="K|median|slowest|all", help="Which steps.")
+    ] = "all",
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Perfetto's protobuf, into FILE.pftrace.")
+    ] = False,
+    results: Results = RESULTS,
+) -> None:
+    """Write a run as a Chrome trace, for Perfetto and other viewers."""
+    from ppbench import exporting
+
+    print(exporting.trace(run, output, step, results, REPORTS, is_perfetto=perfetto))
+
+
+@app.command()
+def export(
+    how: Annotated[TableFormat, typer.Option("--format", help="How to write it.")],
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; by default all.")
+    ] = None,
+    table: Annotated[
+        str, typer.Option("--table", metavar="NAME", help="runs, steps, ranks, spans, ...")
+    ] = "runs",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to; printed by default."),
+    ] = None,
+    results: Results = RESULTS,
+) -> None:
+    """Write a table of the store: of all runs, or of some."""
+    from ppbench import exporting
+
+    print(exporting.export(runs or [], table, how, output, results))
+
+
+@app.command("figure")
+def draw_figure(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="timeline, throughput, bubble, memory, ...")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE.png|.svg|.pdf|.html|.json", help="Where to."),
+    ],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs; by default those of the last sweep."),
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
+    height: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
+    scale: Annotated[float, typer.Option(help="Of a PNG's pixels.", min=0.1, max=10)] = 2,
+    theme: Annotated[Theme, typer.Option(help="What it is drawn on.")] = Theme.light,
+    results: Results = RESULTS,
+) -> None:
+    """Draw one figure into a file."""
+    from ppbench.picturing import picture
+    from ppbench.report.images import Size
+
+    print(picture(name, runs or [], output, Size(width, height, scale), theme, results))
 
 
 @app.command()

@@ -262,7 +262,7 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
         every = store.runs()
         runs = every[every["run_id"].isin(ids)]
     else:
-        runs = _last_sweep(store)
+        runs = store.last_sweep()
     last = runs.iloc[-1]
     title = str(last["sweep_name"])
     # Chosen runs get a file of their own: the sweep's report stays as it is.
@@ -274,13 +274,6 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     if path.parent.resolve() == reports.resolve():
         _update_index(reports)
     return path
-
-
-def _last_sweep(store: Store) -> pd.DataFrame:
-    """The newest run of each case and launch of the sweep that the last run belongs to."""
-    last, every = store.find("last"), store.runs()
-    runs: pd.DataFrame = every[every["sweep_id"] == last["sweep_id"]]
-    return runs.drop_duplicates("resume_key", keep="last")
 
 
 def _sweep_text(runs: pd.DataFrame) -> str | None:

@@ -1,4 +1,4 @@
-"""The formats that every listing takes; apart, so that the command line can name them for free."""
+"""What output can look like; apart, so that the command line can name it for free."""
 
 from __future__ import annotations
 
@@ -12,3 +12,18 @@ class Format(StrEnum):
     json = "json"
     csv = "csv"
     markdown = "markdown"
+
+
+class TableFormat(StrEnum):
+    """How a table of the store is written out."""
+
+    csv = "csv"
+    parquet = "parquet"
+    markdown = "markdown"
+
+
+class Theme(StrEnum):
+    """What a picture is drawn on."""
+
+    light = "light"
+    dark = "dark"

@@ -13,6 +13,7 @@ One file per run, so that sweeps never write the same file and a crash costs one
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -444,17 +445,7 @@ class Store:
     def _write(self, name: str, run_id: str, frame: pd.DataFrame) -> None:
         path = self.folder / name / f"{run_id}.parquet"
         table = _as_table(frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION), TABLES[name])
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as file:
-                pq.write_table(table, file, compression="zstd")
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        _write_parquet(table, path)
 
     def profiles_of(self, run_id: str) -> Path:
         """The folder of a run's Chrome traces; it exists if there are any."""
@@ -473,6 +464,15 @@ class Store:
         paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
         return self._read(name, [path for path in paths if path.exists()])
 
+    def copy_table(self, name: str, run_ids: Iterable[str], path: Path) -> None:
+        """Write the rows that the given runs have in a table to one parquet file.
+
+        Columns have the types that the store documents. Raises StoreError.
+        """
+        wanted = set(run_ids)
+        frame = self.runs() if name == "runs" else self.table(name, sorted(wanted))
+        _write_parquet(_as_table(frame[frame["run_id"].isin(wanted)], TABLES[name]), path)
+
     def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
         tables = [_empty(TABLES[name])]
         for path in paths:
@@ -483,11 +483,19 @@ class Store:
         table = pa.concat_tables(tables, promote_options="permissive")
         return _with_settings_read(table) if name == "runs" else table.to_pandas()
 
-    def find(self, name: str) -> pd.Series:
-        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+    def every_run(self) -> pd.DataFrame:
+        """As `runs`, at least one. Raises UsageError."""
         runs = self.runs()
         if runs.empty:
             raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
+        return runs
+
+    def find(self, name: str, among: pd.DataFrame | None = None) -> pd.Series:
+        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError.
+
+        `among` are rows of `runs`, at least one; by default all of them.
+        """
+        runs = self.every_run() if among is None else among
         if name == LAST:
             return runs.iloc[-1]
         found = runs[runs["run_id"].str.startswith(name)]
@@ -497,6 +505,31 @@ class Store:
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
         some = ", ".join(found["run_id"].tail(5))
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
+
+    def last_sweep(self) -> pd.DataFrame:
+        """The newest run of each case and launch of the sweep that the last run belongs to.
+
+        Raises UsageError when there is no run.
+        """
+        last, every = self.find(LAST), self.runs()
+        runs: pd.DataFrame = every[every["sweep_id"] == last["sweep_id"]]
+        return runs.drop_duplicates("resume_key", keep="last")
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    """Aside first, then renamed: a file exists wholly or not at all. Raises StoreError."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _with_settings_read(table: pa.Table) -> pd.DataFrame:

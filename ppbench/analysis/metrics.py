@@ -108,3 +108,9 @@ def median_step(steps: pd.DataFrame) -> int:
     """The step whose full time is the median (the lower of the two middle ones)."""
     ordered = steps.sort_values(["step_with_optimizer_ns", "step"])
     return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
+
+
+def slowest_step(steps: pd.DataFrame) -> int:
+    """The step whose full time is the longest (the first of several)."""
+    ordered = steps.sort_values(["step_with_optimizer_ns", "step"], ascending=[False, True])
+    return int(ordered.iloc[0]["step"])

@@ -97,6 +97,15 @@ def settled_end_ns(spans: pd.DataFrame, *, is_noted_when_taken: bool) -> pd.Seri
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 
+def message_numbers(spans: pd.DataFrame) -> pd.Series:
+    """For each transfer, the number of its message: the same at both ends, from 0 on.
+
+    Indexed as `spans`, without its computations.
+    """
+    ends = _ends(spans, SEND_OPS | RECV_OPS)
+    return ends.groupby(MESSAGE, sort=False).ngroup()
+
+
 def _of_each_end(spans: pd.DataFrame, found: pd.DataFrame, column: str) -> pd.Series:
     """A column of the messages, at both ends of each; null for spans that are no transfer."""
     ends = _ends(spans, SEND_OPS | RECV_OPS)[MESSAGE]

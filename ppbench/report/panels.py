@@ -17,6 +17,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -177,20 +178,25 @@ def _elided(name: str) -> str:
 
 def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
     """Layout settings (dotted keys) that put the panels in so many columns."""
-    num_panels = len(panels.titles)
-    rows, gap_px = math.ceil(num_panels / columns), _gap_px(panels)
-    plot_px = rows * panels.panel_px + (rows - 1) * gap_px
-    update: Update = {"height": plot_px + panels.top_px + panels.bottom_px}
+    return arrangement_of(panels_meta(panels, y_title), columns)
+
+
+def arrangement_of(meta: Mapping[str, Any], columns: int) -> Update:
+    """The same, of a figure by its `layout.meta.panels`."""
+    num_panels = len(meta["titles"])
+    rows, panel_px, gap_px = math.ceil(num_panels / columns), meta["panelPx"], meta["gapPx"]
+    plot_px = rows * panel_px + (rows - 1) * gap_px
+    update: Update = {"height": plot_px + meta["topPx"] + meta["bottomPx"]}
     width = (1 - (columns - 1) * _GAP_X) / columns
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         left = column * (width + _GAP_X)
-        top = 1 - row * (panels.panel_px + gap_px) / plot_px
+        top = 1 - row * (panel_px + gap_px) / plot_px
         key = axis_key(panel)
         update[f"xaxis{key}.domain"] = [left, min(1.0, left + width)]
-        update[f"yaxis{key}.domain"] = [max(0.0, top - panels.panel_px / plot_px), top]
+        update[f"yaxis{key}.domain"] = [max(0.0, top - panel_px / plot_px), top]
         update[f"yaxis{key}.showticklabels"] = column == 0
-        update[f"yaxis{key}.title.text"] = y_title if column == 0 else ""
+        update[f"yaxis{key}.title.text"] = meta["yTitle"] if column == 0 else ""
     return update
 
 

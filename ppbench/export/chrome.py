@@ -1,0 +1,113 @@
+"""Chrome's trace events as JSON, for Perfetto, `chrome://tracing` and whatever else reads them.
+
+The format: Duan and others, *Trace Event Format*, 2016, the object form. Times in it are
+microseconds; they are written as decimals of whole nanoseconds, never as rounded floats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from engine.plan.action import SEND_OPS, Op
+from ppbench.export.tracks import Level, Slice, Trace
+
+_COLORS: dict[str, str] = {  # of the names that viewers reserve, those nearest to ppbench's palette
+    Op.F: "rail_response",
+    Op.B: "rail_idle",
+    Op.I: "rail_animation",
+    Op.W: "startup",
+    Op.OPT: "rail_load",
+    Op.SEND_F: "thread_state_runnable",
+    Op.RECV_F: "thread_state_runnable",
+    Op.SEND_B: "thread_state_uninterruptible",
+    Op.RECV_B: "thread_state_uninterruptible",
+}
+
+
+def chrome_trace(trace: Trace) -> Iterator[str]:
+    """The file piece by piece, an event on each line; the same for the same run."""
+    yield f'{{"displayTimeUnit":"ms","otherData":{_json(trace.facts)},"traceEvents":[\n'
+    separator = ""
+    for event in _events(trace):
+        yield separator + event
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(trace: Trace) -> Iterator[str]:
+    threads = _thread_ids(trace)
+    yield from _names(trace, threads)
+    for row in trace.slices():
+        yield _slice(row, threads[row.track])
+    for row in trace.slices():
+        if row.has_flow:
+            yield _end_of_arrow(row, threads[row.track])
+    for level in trace.levels():
+        yield _level(level)
+
+
+def _names(trace: Trace, threads: Mapping[int, int]) -> Iterator[str]:
+    for rank, name in trace.processes.items():
+        yield _metadata(rank, _process_id(rank), "process_name", {"name": name})
+        yield _metadata(rank, _process_id(rank), "process_sort_index", {"sort_index": rank})
+    for track in trace.tracks:
+        thread = threads[track.number]
+        yield _metadata(track.rank, thread, "thread_name", {"name": track.name})
+        yield _metadata(track.rank, thread, "thread_sort_index", {"sort_index": track.number})
+
+
+def _metadata(rank: int, thread: int, name: str, arguments: Mapping[str, object]) -> str:
+    where = {"pid": _process_id(rank), "tid": thread}
+    return _json({"ph": "M", **where, "name": name, "args": arguments})
+
+
+def _slice(row: Slice, thread: int) -> str:
+    times = f'"ts":{_us(row.start_ns)},"dur":{_us(row.end_ns - row.start_ns)}'
+    what = f'"name":"{row.name}","cat":"{row.op}","cname":"{_COLORS[row.op]}"'
+    return f'{{"ph":"X",{_place(row, thread)},{times},{what},"args":{_json(row.details())}}}'
+
+
+def _end_of_arrow(row: Slice, thread: int) -> str:
+    """From the start of the send to the last nanosecond of the receive: a point inside each."""
+    if row.op in SEND_OPS:
+        kind, time_ns = '"ph":"s"', row.start_ns
+    else:
+        kind, time_ns = '"ph":"f","bp":"e"', max(row.start_ns, row.end_ns - 1)
+    what = f'"id":{row.flow},"name":"message","cat":"message"'
+    return f'{{{kind},{what},{_place(row, thread)},"ts":{_us(time_ns)}}}'
+
+
+def _level(level: Level) -> str:
+    where = f'"pid":{_process_id(level.rank)},"ts":{_us(level.time_ns)}'
+    return f'{{"ph":"C",{where},"name":"memory","args":{{"bytes":{level.num_bytes}}}}}'
+
+
+def _process_id(rank: int) -> int:
+    """From 1 on: viewers take process 0 for the idle task."""
+    return rank + 1
+
+
+def _thread_ids(trace: Trace) -> dict[int, int]:
+    """Of each track: the first of a rank is its main thread, whose id is the process's."""
+    firsts = {track.rank: track.number for track in reversed(trace.tracks)}
+    others = len(trace.processes) + 1
+    return {
+        track.number: _process_id(track.rank)
+        if firsts[track.rank] == track.number
+        else others + track.number
+        for track in trace.tracks
+    }
+
+
+def _place(row: Slice, thread: int) -> str:
+    return f'"pid":{_process_id(row.rank)},"tid":{thread}'
+
+
+def _us(time_ns: int) -> str:
+    sign, size = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
+    return f"{sign}{size // 1000}.{size % 1000:03d}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

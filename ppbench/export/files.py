@@ -1,0 +1,54 @@
+"""Files as they are written out: whole or not at all, and the same bytes for the same content."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from ppbench.errors import StoreError, UsageError
+
+GZIPPED = ".gz"
+_LEVEL = 6
+
+
+def check_suffix(path: Path, expected: Sequence[str], hint: str = "") -> None:
+    """Raises UsageError when the name ends in none of the `expected` suffixes."""
+    if not path.name.endswith(tuple(expected)):
+        *others, last = expected
+        names = f"{', '.join(others)} or {last}" if others else last
+        raise UsageError(f"{path}: what to write is told by the name; it must end in {names}{hint}")
+
+
+def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:
+    """Write the pieces one after the other, gzipped if the name ends so. Raises StoreError."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            _write(file, pieces, is_gzipped=path.name.endswith(GZIPPED))
+        aside.replace(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}; choose another path with -o FILE"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def _write(file: IO[bytes], pieces: Iterable[str | bytes], *, is_gzipped: bool) -> None:
+    if not is_gzipped:
+        _copy(file, pieces)
+        return
+    # A gzip file holds its name and time unless it is told others.
+    with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as zipped:
+        _copy(cast("IO[bytes]", zipped), pieces)
+
+
+def _copy(file: IO[bytes], pieces: Iterable[str | bytes]) -> None:
+    for piece in pieces:
+        file.write(piece.encode() if isinstance(piece, str) else piece)

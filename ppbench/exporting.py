@@ -1,0 +1,140 @@
+"""What goes out of ppbench: traces for other viewers, tables for other programs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.analysis.metrics import median_step, slowest_step
+from ppbench.errors import UsageError, nearest
+from ppbench.export.chrome import chrome_trace
+from ppbench.export.files import check_suffix, write_file
+from ppbench.export.perfetto import perfetto_trace
+from ppbench.export.tracks import Trace, trace_of
+from ppbench.format import Format, TableFormat
+from ppbench.listing import render
+from ppbench.results import Results, check_ok, no_spans
+from ppbench.store import TABLES, Store
+
+ALL_STEPS, MEDIAN, SLOWEST = "all", "median", "slowest"
+CHROME_SUFFIXES = (".json.gz", ".json")
+PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
+RUN_COLUMNS = [
+    "run_id",
+    "sweep_name",
+    "status",
+    "device",
+    "model_preset",
+    "schedule",
+    "world_size",
+    "stages_per_rank",
+    "num_microbatches",
+    "seq_len",
+    "launch",
+    "tokens_per_s",
+    "step_ns",
+    "bubble_fraction",
+    "bubble_fraction_theory",
+    "peak_memory_bytes",
+    "cautions",
+    "commit",
+]
+"""Of the table `runs`, what people see."""
+_FACTS = ("run_id", "sweep_name", "device", "model_preset", "schedule", "world_size")
+_MORE_FACTS = ("stages_per_rank", "num_microbatches", "seq_len", "commit", "ppbench_version")
+_MEMORY_NOTE = "of an extra step that was not timed, drawn from the start of the first step"
+
+
+def trace(
+    name: str, output: Path | None, step: str, results: Path, reports: Path, *, is_perfetto: bool
+) -> Path:
+    """Write a run for a trace viewer; returns the path. Raises UsageError, StoreError."""
+    store = open_store(results)
+    run = store.find(name)
+    suffixes = PERFETTO_SUFFIXES if is_perfetto else CHROME_SUFFIXES
+    path = output or reports / f"trace-{run['run_id']}{suffixes[0]}"
+    hint = "; leave --perfetto away for Chrome's JSON" if is_perfetto else ", or add --perfetto"
+    check_suffix(path, suffixes, hint)
+    made = _trace_of(store, run, step)
+    write_file(path, perfetto_trace(made) if is_perfetto else chrome_trace(made))
+    return path
+
+
+def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
+    check_ok(run, "spans")
+    ids = [run["run_id"]]
+    spans, ranks, memory, steps = (
+        store.table(name, ids) for name in ("spans", "ranks", "memory", "steps")
+    )
+    if spans.empty or steps.empty:
+        raise no_spans(run)
+    chosen = _chosen_steps(steps, step)
+    shown = spans[spans["step"].isin(chosen)]
+    if shown.empty:
+        raise no_spans(run)
+    told = [name for name in (*_FACTS, *_MORE_FACTS) if not pd.isna(run[name])]
+    facts = {name: str(run[name]) for name in told}
+    facts["steps"] = ", ".join(map(str, chosen))
+    if not memory.empty:
+        facts["memory"] = _MEMORY_NOTE
+    return trace_of(facts, shown, ranks, memory)
+
+
+def _chosen_steps(steps: pd.DataFrame, wanted: str) -> list[int]:
+    """The numbers of the steps that `--step` names. Raises UsageError."""
+    known = [int(number) for number in steps["step"]]
+    if wanted == ALL_STEPS:
+        return known
+    if wanted in (MEDIAN, SLOWEST):
+        return [median_step(steps) if wanted == MEDIAN else slowest_step(steps)]
+    if wanted.isdecimal() and int(wanted) in known:
+        return [int(wanted)]
+    raise UsageError(
+        f'--step {wanted}: no such step; expected "{MEDIAN}", "{SLOWEST}", "{ALL_STEPS}" or one of '
+        f"the measured steps, {min(known)} to {max(known)}"
+    )
+
+
+def export(
+    names: Sequence[str], table: str, how: TableFormat, output: Path | None, results: Path
+) -> str:
+    """A table of the named runs, or of all: its text, or the path it was written to."""
+    if table not in TABLES:
+        raise UsageError(f'--table: unknown table "{table}"{nearest(table, TABLES)}')
+    runs = chosen(open_store(results), names)
+    if how is TableFormat.parquet:
+        if output is None:
+            raise UsageError("--format parquet: is no text to print; name a file with -o FILE")
+        runs.store.copy_table(table, runs.runs["run_id"], output)
+        return str(output)
+    text = _as_text(runs.table(table), table, Format(how.value))
+    if output is None:
+        return text
+    write_file(output, [text, "\n"])
+    return str(output)
+
+
+def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:
+    """All columns for programs; for people those that hold something."""
+    candidates = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
+    told = [n for n in candidates if n != "schema_version" and frame[n].notna().any()]
+    return render(frame, how, told or candidates)
+
+
+def chosen(store: Store, names: Sequence[str]) -> Results:
+    """The named runs, or all of them. Raises UsageError."""
+    every = Results(store, store.every_run())
+    return every.named(names) if names else every
+
+
+def open_store(results: Path) -> Store:
+    """A store that names the files it has to skip, each once."""
+    return Store(results, functools.cache(_warn))
+
+
+def _warn(problem: str) -> None:
+    print(f"warning: {problem}", file=sys.stderr)

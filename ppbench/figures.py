@@ -1,0 +1,187 @@
+"""Every figure of ppbench, by name: runs in, a plotly figure out, ready for a notebook.
+
+    results = ppbench.load().last()
+    ppbench.figures.throughput(results)
+    ppbench.figures.timeline(results, run="20261121T2026", theme="dark")
+
+A figure shows the ok runs that it is given. What they do not have is a UsageError that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ppbench.analysis.metrics import median_step
+from ppbench.errors import UsageError, nearest
+from ppbench.format import Theme
+from ppbench.report import charts, levels
+from ppbench.report.cases import Axes, by_case, case_text, ok_runs, varying_axes
+from ppbench.report.charts.idleness import PART_COLUMNS
+from ppbench.report.charts.speed import has_scaling
+from ppbench.report.gantt import gantt
+from ppbench.report.themes import styled
+from ppbench.results import Results, check_ok, no_spans
+
+__all__ = [
+    "FIGURES",
+    "bubble",
+    "draw",
+    "idle",
+    "levels_of_memory",
+    "memory",
+    "pareto",
+    "scaling",
+    "steps",
+    "throughput",
+    "timeline",
+]
+
+
+def throughput(results: Results, theme: str = "light") -> go.Figure:
+    """Tokens/s of every case."""
+    runs, axes = _measured(results)
+    return _styled(charts.throughput(runs, axes), theme)
+
+
+def scaling(results: Results, theme: str = "light") -> go.Figure:
+    """Tokens/s of each rank over those of one rank alone, against the number of ranks."""
+    runs, axes = _measured(results)
+    if not has_scaling(by_case(runs, axes), axes):
+        raise UsageError("scaling: needs cases that differ in world_size and in nothing else")
+    return _styled(charts.scaling(runs, axes), theme)
+
+
+def bubble(results: Results, theme: str = "light") -> go.Figure:
+    """The share of rank-time without compute, as measured and in theory."""
+    runs, axes = _measured(results)
+    return _styled(charts.bubble(runs, axes), theme)
+
+
+def idle(results: Results, theme: str = "light") -> go.Figure:
+    """Where the idle time of every case went, by cause."""
+    runs, axes = _measured(results, list(PART_COLUMNS.values()), "where their idle time went")
+    return _styled(charts.idle(runs, axes), theme)
+
+
+def memory(results: Results, theme: str = "light") -> go.Figure:
+    """Peak memory of every case, and of each of its ranks."""
+    runs, axes = _measured(results, ["peak_memory_bytes"], "their memory")
+    return _styled(charts.peak_memory(runs, _rows(results, "ranks", runs), axes), theme)
+
+
+def pareto(results: Results, theme: str = "light") -> go.Figure:
+    """Throughput against peak memory, and which cases no other beats in both."""
+    runs, axes = _measured(results, ["peak_memory_bytes"], "their memory")
+    return _styled(charts.pareto(runs, axes), theme)
+
+
+def steps(results: Results, theme: str = "light") -> go.Figure:
+    """How long the measured steps of every case took, and how they spread."""
+    runs, axes = _measured(results)
+    return _styled(charts.step_times(runs, _rows(results, "steps", runs), axes), theme)
+
+
+def timeline(
+    results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
+    """The Gantt chart of the median step of the named runs; by default of the last ok one."""
+    return _styled(_gantt(results, _rows_named(results, run)), theme)
+
+
+def levels_of_memory(
+    results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
+    """What each rank of a run had allocated over time; by default of the last ok one."""
+    row = _only(_rows_named(results, run), "levels_of_memory")
+    check_ok(row, "memory over time")
+    table = results.table("memory", [row["run_id"]])
+    if table.empty:
+        raise UsageError(f"run {row['run_id']}: its memory over time is not in the store")
+    return _styled(levels.memory(table), theme)
+
+
+OF_RUNS: dict[str, Callable[[Results, Sequence[str] | None, str], go.Figure]] = {
+    "timeline": timeline,
+    "levels_of_memory": levels_of_memory,
+}
+OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
+    "throughput": throughput,
+    "scaling": scaling,
+    "bubble": bubble,
+    "idle": idle,
+    "memory": memory,
+    "pareto": pareto,
+    "steps": steps,
+}
+FIGURES = (*OF_RUNS, *OF_CASES)
+"""What `ppbench figure` draws, by name."""
+
+
+def draw(
+    name: str, results: Results, runs: Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
+    """The figure of that name, of the named runs or of all. Raises UsageError."""
+    if name in OF_RUNS:
+        return OF_RUNS[name](results, runs, theme)
+    if name in OF_CASES:
+        return OF_CASES[name](results if runs is None else results.named(runs), theme)
+    raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
+
+
+def _gantt(results: Results, rows: list[pd.Series]) -> go.Figure:
+    """The one place that draws a timeline."""
+    row = _only(rows, "timeline")
+    return gantt(_median_spans(results, row), case_text(row, ()))
+
+
+def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Series]:
+    """The named runs, or the last ok one."""
+    if run is None:
+        return [_measured(results)[0].iloc[-1]]
+    chosen = results.named([run] if isinstance(run, str) else run).runs
+    return [row for _, row in chosen.iterrows()]
+
+
+def _only(rows: list[pd.Series], name: str) -> pd.Series:
+    if len(rows) > 1:
+        raise UsageError(f"{name}: shows one run; {len(rows)} were named")
+    return rows[0]
+
+
+def _median_spans(results: Results, run: pd.Series) -> pd.DataFrame:
+    check_ok(run, "timeline")
+    of_run = [run["run_id"]]
+    spans, timed = results.table("spans", of_run), results.table("steps", of_run)
+    shown = spans[spans["step"] == median_step(timed)] if len(timed) else timed
+    if shown.empty:
+        raise no_spans(run)
+    return shown
+
+
+def _measured(
+    results: Results, columns: Sequence[str] = (), what: str = ""
+) -> tuple[pd.DataFrame, Axes]:
+    """The ok runs that have figures in the columns, and what varies among them."""
+    measured = ok_runs(results.runs)
+    if measured.empty:
+        failed = ", ".join(results.runs["status"].unique())
+        raise UsageError(
+            f"none of the {len(results)} runs is ok (status {failed}); nothing to draw"
+        )
+    told = measured.dropna(subset=list(columns))
+    if told.empty:
+        raise UsageError(f"none of the {len(results)} runs tells {what}; nothing to draw")
+    return told, varying_axes(told)
+
+
+def _rows(results: Results, table: str, runs: pd.DataFrame) -> pd.DataFrame:
+    return results.store.table(table, runs["run_id"])
+
+
+def _styled(figure: go.Figure, theme: str) -> go.Figure:
+    if theme not in list(Theme):
+        raise UsageError(f'theme: unknown "{theme}"{nearest(theme, Theme)}')
+    return styled(figure, Theme(theme))

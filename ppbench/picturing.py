@@ -1,0 +1,25 @@
+"""Figures as files: what `ppbench figure` does. Apart, since only it needs plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppbench import figures
+from ppbench.export.files import check_suffix, write_file
+from ppbench.exporting import chosen, open_store
+from ppbench.format import Theme
+from ppbench.report.images import IMAGE_SUFFIXES, Size, drawn
+from ppbench.results import Results
+
+
+def picture(
+    name: str, names: Sequence[str], output: Path, size: Size, theme: Theme, results: Path
+) -> Path:
+    """Draw one figure into a file; of the last sweep when no runs are named. Returns the path."""
+    check_suffix(output, IMAGE_SUFFIXES)
+    store = open_store(results)
+    runs = chosen(store, names) if names else Results(store, store.last_sweep())
+    drawing = figures.draw(name, runs, names or None, theme)
+    write_file(output, [drawn(drawing, output.suffix, size)])
+    return output

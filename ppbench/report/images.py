@@ -1,0 +1,140 @@
+"""Figures as files: pictures, a page, or plotly's JSON; the same bytes for the same figure.
+
+Pictures are drawn by kaleido in the Chromium of the machine, without the network. A browser gives
+an SVG's parts random ids and dates a PDF; neither is left.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import plotly.graph_objects as go
+
+from ppbench.errors import UsageError
+from ppbench.report.panels import arrangement_of
+
+_PICTURES = (".png", ".svg", ".pdf")
+IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
+_WIDTH_PX, _HEIGHT_PX = 1100, 450
+_LEAST_PANEL_PX = 240
+_SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
+_PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
+_EPOCH = rb"/\1 (D:19700101000000"
+_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';
+ img-src data: blob:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>body {{ margin: 0; background: {paper}; }}</style>
+</head>
+<body>
+{drawing}
+</body>
+</html>
+"""
+_BROWSER_HINT = (
+    "install Chromium (Debian: apt-get install chromium), or name a browser's path in BROWSER_PATH"
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """In CSS pixels; what is not given is the figure's own. PNG has `scale` times as many."""
+
+    width: int | None = None
+    height: int | None = None
+    scale: float = 2.0
+
+
+def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
+    """The content of a file of one of `IMAGE_SUFFIXES`. Raises UsageError."""
+    width = size.width or figure.layout.width or _WIDTH_PX
+    sized = _arranged(figure, width)
+    height = size.height or sized.layout.height or _HEIGHT_PX
+    sized.update_layout(width=width, height=height)
+    if suffix == ".json":
+        return str(sized.to_json()) + "\n"
+    if suffix == ".html":
+        return _page(sized)
+    options = {"format": suffix[1:], "width": width, "height": height}
+    return _picture(sized, {**options, "scale": size.scale if suffix == ".png" else 1})
+
+
+def _arranged(figure: go.Figure, width: int) -> go.Figure:
+    """A copy with its panels in as many columns as there is room for."""
+    copy = go.Figure(figure)
+    meta = copy.layout.meta
+    panels = meta.get("panels") if isinstance(meta, Mapping) else None
+    if panels is None:
+        return copy
+    most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
+    return copy.update_layout(arrangement_of(panels, max(1, most)))
+
+
+def _page(figure: go.Figure) -> str:
+    """Complete in itself; its policy forbids every network request."""
+    drawing = figure.to_html(
+        config=_CONFIG, full_html=False, include_plotlyjs=True, div_id="figure"
+    )
+    return _PAGE.format(
+        title=html.escape(str(figure.layout.title.text or "ppbench")),
+        paper=figure.layout.template.layout.paper_bgcolor,
+        drawing=drawing,
+    )
+
+
+def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
+    kaleido = _kaleido()
+    errors = kaleido.errors
+    for number, trace in enumerate(figure.data):
+        trace.uid = f"{number:06}"  # else the browser makes one up, and puts it into an SVG
+    try:
+        picture: bytes = kaleido.calc_fig_sync(
+            figure.to_dict(), opts=dict(options), kopts={"mathjax": False}
+        )
+    except errors.ChromeNotFoundError as error:
+        raise UsageError(f"no browser found, which draws the picture; {_BROWSER_HINT}") from error
+    except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
+        said = str(error.args[0] if error.args else error).rstrip(".")
+        raise UsageError(f"the browser gave no picture: {said}; {_BROWSER_HINT}") from error
+    return _settled(picture)
+
+
+def _kaleido() -> ModuleType:
+    try:
+        import kaleido
+        import kaleido.errors
+    except ImportError as error:
+        raise UsageError(
+            "pictures need the package kaleido; install it with: pip install 'ppbench[images]', "
+            "or write .html or .json"
+        ) from error
+    # It tells of every message that it does not understand, and goes on.
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
+    module: ModuleType = kaleido
+    return module
+
+
+def _settled(picture: bytes) -> bytes:
+    """Without what differs from one drawing to the next: an SVG's ids, a PDF's dates."""
+    if picture.startswith(b"%PDF"):
+        return _PDF_DATE.sub(_EPOCH, picture)
+    if not picture.startswith(b"<svg"):
+        return picture
+    text = picture.decode()
+    found = _SVG_ID.search(text)
+    if found is None:
+        return picture
+    # Only where an id is given or referred to: six such characters may also be in a name.
+    random = re.compile(rf'((?:\bid="|url\(["\']?#|href="#)[\w-]*?){found[1]}')
+    return random.sub(r"\g<1>000000", text).encode()

@@ -1,0 +1,145 @@
+"""Runs as a notebook takes them: DataFrames, read when they are asked for, and narrowing.
+
+    results = ppbench.load("results").last().select(schedule=["afab", "1f1b"])
+    results.steps.groupby("run_id")["step_ns"].median()
+    ppbench.figures.throughput(results)
+
+Columns and units are those of the store, documented in `results/README.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.errors import StoreError, UsageError, nearest
+from ppbench.store import TABLES, Store
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Some runs of a store, at least one, oldest first."""
+
+    store: Store
+    runs: pd.DataFrame
+    """A row per run: its workload, figures and circumstances."""
+
+    @functools.cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row per measured step of each run."""
+        return self.table("steps")
+
+    @functools.cached_property
+    def ranks(self) -> pd.DataFrame:
+        """A row per rank of each run."""
+        return self.table("ranks")
+
+    @functools.cached_property
+    def edges(self) -> pd.DataFrame:
+        """A row per channel of each run: its messages and their speed."""
+        return self.table("edges")
+
+    @functools.cached_property
+    def attribution(self) -> pd.DataFrame:
+        """A row per step and rank of each run: idle time by cause."""
+        return self.table("attribution")
+
+    @functools.cached_property
+    def memory(self) -> pd.DataFrame:
+        """Bytes allocated over time, by run and rank."""
+        return self.table("memory")
+
+    @functools.cached_property
+    def planned(self) -> pd.DataFrame:
+        """The spans of the step that each run's own mean costs predict."""
+        return self.table("planned")
+
+    @functools.cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """What was watched beside each run, over time."""
+        return self.table("telemetry")
+
+    @functools.cached_property
+    def spans(self) -> pd.DataFrame:
+        """Every timed action of every run; `table("spans", ["RUN"])` reads those of some."""
+        return self.table("spans")
+
+    def table(self, name: str, runs: Iterable[str] | None = None) -> pd.DataFrame:
+        """A table of the store by its name, of all these runs or of the given ids or prefixes."""
+        if name not in TABLES:
+            raise UsageError(f'table: unknown "{name}"{nearest(name, TABLES)}')
+        chosen = self if runs is None else self.named(runs)
+        if name == "runs":
+            return chosen.runs
+        return self.store.table(name, chosen.runs["run_id"])
+
+    def run(self, name: str) -> Results:
+        """The one run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+        return self.named([name])
+
+    def last(self) -> Results:
+        """Those of the sweep that the last run belongs to: the newest of each case and launch."""
+        sweep_id = self.runs.iloc[-1]["sweep_id"]
+        of_sweep = self.runs[self.runs["sweep_id"] == sweep_id]
+        return Results(self.store, of_sweep.drop_duplicates("resume_key", keep="last"))
+
+    def select(self, **wanted: object) -> Results:
+        """The runs whose columns have these values: `select(schedule="1f1b", world_size=[2, 4])`.
+
+        Raises UsageError for an unknown column, and when no run is left.
+        """
+        runs = self.runs
+        for column, value in wanted.items():
+            if column not in runs:
+                raise UsageError(
+                    f'select: unknown column "{column}"{nearest(column, map(str, runs))}'
+                )
+            known = runs[column]
+            allowed = value if isinstance(value, list | tuple | set | range) else [value]
+            runs = runs[known.isin(list(allowed))]
+            if runs.empty:
+                values = ", ".join(map(str, known.drop_duplicates().head(8)))
+                raise UsageError(f"select: no run has {column} {value!r}; there are: {values}")
+        return Results(self.store, runs)
+
+    def named(self, names: Iterable[str]) -> Results:
+        ids = [self.store.find(name, self.runs)["run_id"] for name in names]
+        return Results(self.store, self.runs[self.runs["run_id"].isin(ids)])
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __repr__(self) -> str:
+        schedules = ", ".join(dict.fromkeys(map(str, self.runs["schedule"])))
+        return f"Results({len(self)} runs in {self.store.folder}; {schedules})"
+
+
+def load(results: str | Path = "results") -> Results:
+    """Every run of a results folder. Raises UsageError when there is none.
+
+    A file that cannot be read is warned of and left out.
+    """
+    store = Store(Path(results), functools.cache(_warn))
+    return Results(store, store.every_run())
+
+
+def check_ok(run: pd.Series, what: str) -> None:
+    """Raises UsageError for a run that was not measured to its end."""
+    if run["status"] != "ok":
+        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
+
+
+def no_spans(run: pd.Series) -> StoreError:
+    return StoreError(
+        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        "measure it again with: ppbench sweep FILE --rerun"
+    )
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, stacklevel=2)
