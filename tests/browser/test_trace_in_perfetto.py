@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,17 +12,19 @@ from trace_processor import Bridge, web_pages
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
+from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
+from ppbench.export.tracks import MOVING
 from ppbench.exporting import trace
 from ppbench.store import Store
 
 MS = 1_000_000
 RANKS, MICROBATCHES, STEPS = 3, 4, (1, 2)
-HOSTS = ['a "b" <i>', "ü\\", "c"]
+HOSTS = ['a "b" <i>', "ü", "c"]
 LANES = {"compute": "compute", "send": "send", "receive": "recv"}
 SLICES = """
     select slice.id, pid - 1 as rank, ifnull(thread.name, process_track.name) as track,
-        ts as start_ns, dur as duration_ns, slice.name as action, depth,
+        ts as start_ns, dur as duration_ns, slice.name as action, depth, slice.parent_id,
         ifnull(extract_arg(slice.arg_set_id, 'args.step'),
                extract_arg(slice.arg_set_id, 'debug.step')) as step,
         ifnull(extract_arg(slice.arg_set_id, 'args.bytes'),
@@ -35,21 +36,21 @@ SLICES = """
 """
 LEVELS = """
     select pid - 1 as rank, ts as time_ns, cast(value as int) as num_bytes
-    from counter join process_counter_track as track on track_id = track.id join process using (upid)
+    from counter
+        join process_counter_track as track on track_id = track.id
+        join process using (upid)
     order by rank, time_ns, counter.id
 """
 SPAN = ["rank", "lane", "step", "action", "start_ns", "duration_ns", "num_bytes"]
 
 
 def spans_of_step(step: int) -> pd.DataFrame:
-    """A simulated step: receives posted 25 ms ahead overlap; one message takes no time at all."""
+    """A simulated step, with most receives posted 25 ms ahead, so that they overlap."""
     program = build_program("1f1b", RANKS, MICROBATCHES)
     durations = uniform(program.placement, 10 * MS + 1, 20 * MS + 1, 1)
     transfers = TransferModel(latency_ns=MS + 1, message_bytes=4096)
     spans = pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=step)
-    is_instant = (spans["microbatch"] == 0) & spans["op"].isin(["SEND_F", "RECV_F"])
-    spans.loc[is_instant, "start_ns"] = spans["end_ns"]
-    spans.loc[(spans["lane"] == "recv") & ~is_instant, "start_ns"] -= 25 * MS
+    spans.loc[(spans["lane"] == "recv") & (spans["microbatch"] > 0), "start_ns"] -= 25 * MS
     return spans.assign(**{name: spans[name] + step * 400 * MS for name in ("start_ns", "end_ns")})
 
 
@@ -108,9 +109,8 @@ def rows(frame: pd.DataFrame, columns: list[str]) -> list[tuple]:
 
 
 def test_every_span_is_a_slice_of_its_rank_and_lane_to_the_nanosecond(opened, store) -> None:
-    found = slices(opened)
+    found = slices(opened).query("depth == 0")
     assert rows(found, SPAN) == rows(stored(store), SPAN)
-    assert set(found["depth"]) == {0}  # none lies within another
     assert "receive activations 2" in set(found["track"])  # there was something to keep apart
 
 
@@ -121,15 +121,31 @@ def test_ranks_are_processes_named_as_in_the_store(opened) -> None:
 
 
 def test_an_arrow_leads_from_each_send_to_the_receive_of_its_message(opened, store) -> None:
-    places = slices(opened).set_index("id")[["step", "action", "rank"]].apply(tuple, axis=1)
+    shown = slices(opened).set_index("id")
+    places = shown[["step", "action", "rank"]].apply(tuple, axis=1)
     arrows = table(opened, "select slice_out, slice_in from flow")
+    ends = shown.loc[arrows["slice_in"], "parent_id"].to_numpy()
+    ends = pd.Series(ends).fillna(arrows["slice_in"])  # the receive, of what moves within it
     expected = []
     for send in stored(store).query("lane == 'send'").itertuples():
         to = send.stage + (1 if send.op == "SEND_F" else -1)
         received = f"{to}{send.op.replace('SEND', 'RECV')}{send.microbatch}"
         expected.append(((send.step, send.action, send.rank), (send.step, received, to)))
-    found = zip(places[arrows["slice_out"]], places[arrows["slice_in"]], strict=True)
+    found = zip(places[arrows["slice_out"]], places[ends], strict=True)
     assert sorted(found) == sorted(expected)
+
+
+def test_within_a_receive_that_waited_its_bytes_move_to_its_end(opened, store) -> None:
+    shown = slices(opened).set_index("id")
+    moving = shown[shown["depth"] == 1].set_index("parent_id")
+    receives = shown.loc[moving.index]
+    assert set(moving["action"]) == {MOVING}
+    assert set(receives["lane"]) == {"recv"}
+    ends = [part["start_ns"] + part["duration_ns"] for part in (moving, receives)]
+    assert ends[0].to_list() == ends[1].to_list()
+    spans = stored(store)
+    waits = waiting_ns(spans)[spans["lane"] == "recv"]
+    assert sorted(moving["start_ns"] - receives["start_ns"]) == sorted(waits[waits > 0])
 
 
 def test_memory_is_a_counter_of_its_rank_in_bytes(opened, store) -> None:
