@@ -191,7 +191,7 @@ _BUBBLES = (
     _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
 )
 _PART_HEADINGS = {
-    "structure": "schedule",
+    "structure": "structure",
     "imbalance": "imbalance",
     "transfer": "transfer",
     "jitter": "jitter",

@@ -15,9 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn, Self
-
-import pytest
+from typing import Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -39,13 +37,6 @@ os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _QUIET = subprocess.DEVNULL
-SCREENSHOTS = Path(os.environ.get("PPBENCH_SCREENSHOTS", Path(__file__).parent / "screenshots"))
-"""Where tests leave pictures of the pages, for people to look at."""
-
-
-def missing(what: str) -> NoReturn:
-    """Skips the test that needs it; in CI, which has to have everything, fails."""
-    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"needs {what}")
 
 
 class Browser:
@@ -158,7 +149,6 @@ class Tab:
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chromium import CHROMIUM, Browser, missing
+from chromium import CHROMIUM, Browser
+from screens import NEEDED
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Where there is none the tests are skipped; not in CI, which has to have one."""
+    """Where there is none the tests are skipped (`needs_browser`); in CI they fail here."""
     if CHROMIUM is None:
-        missing("a browser: apt-get install chromium")
+        pytest.fail(NEEDED)
     with Browser(tmp_path_factory.mktemp("profile")) as started:
         yield started

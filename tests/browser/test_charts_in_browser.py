@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chromium import CHROMIUM, Browser, Tab
+from chromium import Browser, Tab
+from screens import needs_browser
 
 from ppbench.analysis.front import pareto_front
 from ppbench.config.case import Case
@@ -18,9 +19,7 @@ from ppbench.report.page import write_report
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from stored_runs import run_row, store_with
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
-)
+pytestmark = needs_browser
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
 SMALL = replace(AFAB, num_microbatches=4)
 FIGURES = ((AFAB, 1000.0, 400), (OTHER, 900.0, 100), (SMALL, 800.0, 200))

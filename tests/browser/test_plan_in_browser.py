@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chromium import SCREENSHOTS, Browser, Tab
+from chromium import Browser, Tab
+from screens import DESK, PHONE, keep, needs_browser
 
 from ppbench.planning import schedules as planning
 from ppbench.planning.programs import Wanted
 
-DESK, PHONE = 1440, 390
+pytestmark = needs_browser
 DRAWN = """new Promise(async (done) => {
   const pause = () => new Promise((go) => setTimeout(go, 20));
   for (let n = 0; n < 250 && !document.querySelector(".chart .main-svg"); n++) await pause();
@@ -34,7 +35,7 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Tab:
     width, scheme = request.param
     opened = Tab(browser, page, width, scheme)
     assert opened.evaluate(DRAWN)
-    opened.screenshot(SCREENSHOTS / f"plan-{width}-{scheme}.png")
+    keep(opened, f"plan-{width}-{scheme}")
     return opened
 
 

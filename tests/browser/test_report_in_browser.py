@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from chromium import SCREENSHOTS, Browser, Tab
+from chromium import Browser, Tab
+from screens import DESK, PHONE, keep, needs_browser
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
@@ -20,7 +21,7 @@ from ppbench.report.page import write_report
 from ppbench.store import Store
 
 MS = 1_000_000
-DESK, PHONE = 1440, 390
+pytestmark = needs_browser
 ERROR = "</script><script>document.title = 'taken over'</script>"
 NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
 
@@ -117,7 +118,7 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
       for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
       scrollTo(0, 0);
     })()""")
-    tab.screenshot(SCREENSHOTS / f"report-{width}-{scheme}.png")
+    keep(tab, f"report-{width}-{scheme}")
     return tab
 
 
@@ -239,6 +240,23 @@ def test_charts_take_the_colours_of_the_scheme(desk: Tab, phone: Tab) -> None:
     title = "getComputedStyle(chart('throughput').querySelector('.annotation-text')).fill"
     assert desk.evaluate(title) == "rgb(26, 28, 31)"
     assert phone.evaluate(title) == "rgb(230, 232, 234)"
+
+
+def test_the_command_is_copied_offline(desk: Tab) -> None:
+    desk.evaluate("""(() => {
+      document.addEventListener("copy", () => { globalThis.copied = String(getSelection()); });
+      Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true });
+      document.querySelector("#reproduce .copy").focus();
+    })()""")
+    press(desk, "Enter", "Enter", "\r")
+    script = "until(() => document.querySelector('#reproduce .copy').textContent === 'Copied')"
+    desk.evaluate(script)
+    assert str(desk.evaluate("globalThis.copied")).strip() == "ppbench"
+
+
+def press(tab: Tab, code: str, key: str, text: str) -> None:
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=code, text=text)
 
 
 # Filters
@@ -404,8 +422,7 @@ def test_a_sorted_row_keeps_its_detail_beneath_it(desk: Tab) -> None:
 
 def test_filters_are_reached_and_changed_by_keyboard(desk: Tab) -> None:
     desk.evaluate("chips('schedule')[0].focus()")
-    for kind in ("keyDown", "keyUp"):
-        desk.call("Input.dispatchKeyEvent", type=kind, key=" ", code="Space", text=" ")
+    press(desk, "Space", " ", " ")
     assert desk.evaluate("document.activeElement.checked")
     assert desk.evaluate("(clear(), chips('schedule')[0].checked)") is False
 
@@ -433,7 +450,7 @@ def test_paper_is_white_as_wide_as_a_page_and_without_controls(phone: Tab) -> No
       return [ink, width, isFitting, controls, paper];
     })()"""
     shown = phone.evaluate(script)
-    phone.screenshot(SCREENSHOTS / "report-print.png")
+    keep(phone, "report-print")
     phone.evaluate("dispatchEvent(new Event('afterprint'))")
     dark = {"name": "prefers-color-scheme", "value": "dark"}
     phone.call("Emulation.setEmulatedMedia", media="", features=[dark])
@@ -444,7 +461,7 @@ def test_the_index_sorts_and_fits_and_has_no_error(browser: Browser, page: Path)
     write_index(page.parent)
     for width, scheme in ((DESK, "light"), (PHONE, "dark")):
         tab = Tab(browser, page.parent / "index.html", width, scheme)
-        tab.screenshot(SCREENSHOTS / f"index-{width}-{scheme}.png")
+        keep(tab, f"index-{width}-{scheme}")
         assert tab.problems() == []
         assert tab.requests() == [(page.parent / "index.html").as_uri()]
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

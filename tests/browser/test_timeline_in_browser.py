@@ -132,6 +132,7 @@ def hovered(tab: Tab, trace: str, at: object) -> list[str]:
     """What the page says when the mouse stands on the middle of a bar."""
     tab.evaluate("div.scrollIntoView()")
     x, y = tab.evaluate(BAR % (trace, at))
+    tab.evaluate("(Plotly.Fx.unhover(div), until(() => !div.querySelector('.hovertext')))")
     for dx in (2, 0):
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + dx, y=y)
         tab.evaluate("pause()")

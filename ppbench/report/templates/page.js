@@ -22,16 +22,21 @@
     figures.redrawAll();
   });
 
-  // A file that is opened offline may have no clipboard of its own; then the selection is copied.
-  async function copy(button) {
-    const source = button.parentElement.querySelector("pre");
+  // A file that is opened offline may have no clipboard of its own; then the selection is copied,
+  // or stays for the reader to copy.
+  async function copied(source) {
     try {
       await navigator.clipboard.writeText(source.textContent);
+      return true;
     } catch {
       getSelection().selectAllChildren(source);
-      document.execCommand("copy");
+      return document.execCommand("copy");
     }
-    button.textContent = "Copied";
+  }
+
+  async function copy(button) {
+    const isDone = await copied(button.parentElement.querySelector("pre"));
+    button.textContent = isDone ? "Copied" : "Selected";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
 
