@@ -263,7 +263,7 @@ def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monk
 
 
 def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
-    with pytest.raises(UsageError, match=r'--step 9: .*"median".* 1 to 3'):
+    with pytest.raises(UsageError, match=r"--step 9: .* median, slowest, all or one of 1 to 3"):
         trace("last", None, "9", results, tmp_path, is_perfetto=False)
     failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
     with pytest.raises(UsageError, match="status is oom; it has no spans"):
