@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.analysis.metrics import median_step, slowest_step
+from ppbench.analysis.metrics import chosen_step
 from ppbench.errors import UsageError, nearest
 from ppbench.export.chrome import chrome_trace
 from ppbench.export.files import check_suffix, write_file
@@ -20,7 +20,7 @@ from ppbench.listing import render
 from ppbench.results import Results, check_ok, no_spans
 from ppbench.store import TABLES, Store
 
-ALL_STEPS, MEDIAN, SLOWEST = "all", "median", "slowest"
+ALL_STEPS = "all"
 CHROME_SUFFIXES = (".json.gz", ".json")
 PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
 RUN_COLUMNS = [
@@ -72,7 +72,8 @@ def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
     )
     if spans.empty or steps.empty:
         raise no_spans(run)
-    chosen = _chosen_steps(steps, step)
+    every = [int(number) for number in steps["step"]]
+    chosen = every if step == ALL_STEPS else [chosen_step(steps, step, ALL_STEPS)]
     shown = spans[spans["step"].isin(chosen)]
     if shown.empty:
         raise no_spans(run)
@@ -82,21 +83,6 @@ def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
     if not memory.empty:
         facts["memory"] = _MEMORY_NOTE
     return trace_of(facts, shown, ranks, memory)
-
-
-def _chosen_steps(steps: pd.DataFrame, wanted: str) -> list[int]:
-    """The numbers of the steps that `--step` names. Raises UsageError."""
-    known = [int(number) for number in steps["step"]]
-    if wanted == ALL_STEPS:
-        return known
-    if wanted in (MEDIAN, SLOWEST):
-        return [median_step(steps) if wanted == MEDIAN else slowest_step(steps)]
-    if wanted.isdecimal() and int(wanted) in known:
-        return [int(wanted)]
-    raise UsageError(
-        f'--step {wanted}: no such step; expected "{MEDIAN}", "{SLOWEST}", "{ALL_STEPS}" or one of '
-        f"the measured steps, {min(known)} to {max(known)}"
-    )
 
 
 def export(

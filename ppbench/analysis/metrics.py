@@ -15,6 +15,10 @@ from collections.abc import Mapping
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
+from ppbench.errors import UsageError
+
+MEDIAN, SLOWEST = "median", "slowest"
+"""Steps that can be asked for by what they are."""
 
 STEP_FIGURES = (
     "step_ns",
@@ -114,3 +118,23 @@ def slowest_step(steps: pd.DataFrame) -> int:
     """The step whose full time is the longest (the first of several)."""
     ordered = steps.sort_values(["step_with_optimizer_ns", "step"], ascending=[False, True])
     return int(ordered.iloc[0]["step"])
+
+
+def chosen_step(steps: pd.DataFrame, choice: str, *others: str) -> int:
+    """The step that `--step` means: `median`, `slowest` or the number of a measured one.
+
+    Raises UsageError for any other; it also tells the words that the caller knows besides,
+    `others`.
+    """
+    if choice == MEDIAN:
+        return median_step(steps)
+    if choice == SLOWEST:
+        return slowest_step(steps)
+    numbers = {str(number): int(number) for number in steps["step"]}
+    if choice in numbers:
+        return numbers[choice]
+    words = ", ".join((MEDIAN, SLOWEST, *others))
+    raise UsageError(
+        f"--step {choice}: no such step was measured; expected {words} or one of "
+        f"{min(numbers.values())} to {max(numbers.values())}"
+    )

@@ -3,13 +3,17 @@
     rank 0 (node, cpu)            a process for each rank
       compute                     |  0F0  |  0F1  |      |  0B0  |
       send activations                    |-|     |-|
-      receive gradients              |----------------|              from when it was posted
+      receive gradients              |------|~~moving~|              from when it was posted
       memory                      ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 
 Viewers nest the slices of a track, and drop or misdraw those that overlap without nesting. Receives
 are posted ahead, so several are open at once: activations and gradients have tracks of their own,
 and what still overlaps goes to a further track, `receive activations 2`. The first word of a
 track's name is its lane.
+
+An arrow leads from each send to its receive. Viewers let it lead from the slice that begins first
+to the other, and a receive is posted before its message is sent: so what of a receive is no waiting
+is a slice of its own within it, and the arrow ends there.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ _TRACK_NAMES: dict[Op, str] = {
 _ORDER = tuple(dict.fromkeys(_TRACK_NAMES.values()))
 _TRANSFERS = frozenset(op.value for op in SEND_OPS | RECV_OPS)
 _NO_FLOW = -1
+MOVING = "moving"
+"""The name of the slice within a receive that has waited."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,16 @@ class Slice(NamedTuple):
     @property
     def has_flow(self) -> bool:
         return self.flow != _NO_FLOW
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it is a receive whose bytes began to move only after a while."""
+        return self.op in RECV_OPS and self.moving_start_ns > self.start_ns
+
+    @property
+    def moving_start_ns(self) -> int:
+        """At least a nanosecond before the end, for an arrow to end in."""
+        return max(self.start_ns, min(self.start_ns + self.waiting_ns, self.end_ns - 1))
 
     def details(self) -> dict[str, int | str]:
         """What a viewer shows of a slice that was picked."""
@@ -124,15 +140,25 @@ def _complete(spans: pd.DataFrame) -> pd.DataFrame:
     spans = spans.reset_index(drop=True)
     waits = waiting_ns(spans)
     stored = spans["waiting_ns"] if "waiting_ns" in spans else pd.Series(index=spans.index)
-    numbers = message_numbers(spans)
-    has_both_ends = numbers.groupby(numbers).transform("size") == 2
-    flow = numbers.where(has_both_ends, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
     return spans.assign(
         waiting_ns=stored.where(stored.notna(), waits).astype("int64"),
         name=_names(spans),
-        flow=flow.astype("int64"),
+        flow=_flows(spans),
         kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
     )
+
+
+def _flows(spans: pd.DataFrame) -> pd.Series:
+    """The numbers of messages; of those alone that have two ends and arrive after they are sent.
+
+    The clocks of two machines agree up to an error; no viewer draws an arrow back in time.
+    """
+    numbers = message_numbers(spans)
+    is_send = spans["op"].isin([op.value for op in SEND_OPS]).reindex(numbers.index)
+    begun = spans["start_ns"].reindex(numbers.index).where(is_send).groupby(numbers)
+    ended = spans["end_ns"].reindex(numbers.index).mask(is_send).groupby(numbers)
+    is_drawn = ended.transform("max") > begun.transform("max")
+    return numbers.where(is_drawn, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
 
 
 def _names(spans: pd.DataFrame) -> list[str]:

@@ -94,7 +94,9 @@ class Browser:
 class Tab:
     """A page of a given width, in light or dark."""
 
-    def __init__(self, browser: Browser, page: Path, width: int, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Browser, page: Path | str, width: int, scheme: str = "light"
+    ) -> None:
         self._browser = browser
         self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         attached = browser.call("Target.attachToTarget", targetId=self._target, flatten=True)
@@ -105,8 +107,8 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[feature])
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=page.as_uri())
-        loaded = "document.readyState === 'complete' && location.protocol === 'file:'"
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
+        loaded = "document.readyState === 'complete' && location.protocol !== 'about:'"
         while not self.evaluate(loaded):
             pass
 

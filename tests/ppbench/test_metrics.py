@@ -7,11 +7,13 @@ from spans import TWO_RANKS
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import (
+    chosen_step,
     median_step,
     rank_figures,
     run_figures,
     step_figures,
 )
+from ppbench.errors import UsageError
 
 
 def test_a_step_lasts_from_the_first_start_to_the_last_end_and_the_optimizer_is_apart():
@@ -97,3 +99,14 @@ def test_a_runs_figures_are_medians_and_one_slow_step_does_not_move_them():
 
 def test_the_median_step_is_a_step_that_was_measured():
     assert median_step(steps_of(10, 30, 20, 40)) == 2
+
+
+@pytest.mark.parametrize(("choice", "step"), [("median", 2), ("slowest", 3), ("0", 0)])
+def test_a_step_is_chosen_by_what_it_is_or_by_its_number(choice, step):
+    assert chosen_step(steps_of(10, 30, 20, 40), choice) == step
+
+
+@pytest.mark.parametrize("choice", ["4", "01", "fastest", ""])
+def test_a_step_that_was_not_measured_is_refused_with_what_can_be_chosen(choice):
+    with pytest.raises(UsageError, match="expected median, slowest, all or one of 0 to 3"):
+        chosen_step(steps_of(10, 30, 20, 40), choice, "all")

@@ -16,7 +16,7 @@ from stored_runs import MS, demo_store, run_row, spans, store_with
 
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
-from ppbench.export.tracks import trace_of
+from ppbench.export.tracks import MOVING, trace_of
 from ppbench.exporting import trace
 from ppbench.store import Store
 
@@ -47,14 +47,23 @@ def stored(results: Path, steps=(1, 2, 3)) -> dict:
     return {key: sorted(values) for key, values in found.items()}
 
 
-def chrome(results: Path, step: str = "all") -> dict:
+def written(results: Path, step: str = "all") -> str:
     path = results.parent / "trace.json.gz"
     trace("last", path, step, results, results, is_perfetto=False)
-    return json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def chrome(results: Path, step: str = "all") -> dict:
+    return json.loads(written(results, step), parse_float=Decimal)
 
 
 def events(data: dict, kind: str) -> list[dict]:
     return [event for event in data["traceEvents"] if event["ph"] == kind]
+
+
+def slices(data: dict) -> list[dict]:
+    """The slices that are spans; not those within them."""
+    return [event for event in events(data, "X") if event["name"] != MOVING]
 
 
 def names(data: dict, what: str) -> dict:
@@ -69,7 +78,7 @@ def test_each_rank_is_a_process_with_the_spans_of_each_lane_to_the_nanosecond(re
     data = chrome(results)
     tracks = names(data, "thread_name")
     found = defaultdict(list)
-    for event in events(data, "X"):
+    for event in slices(data):
         duration_ns = event["dur"] * NS_PER_US
         assert duration_ns == int(duration_ns)
         lane = tracks[event["pid"], event["tid"]].split()[0]
@@ -82,26 +91,26 @@ def test_each_rank_is_a_process_with_the_spans_of_each_lane_to_the_nanosecond(re
 
 
 def test_a_slice_tells_its_action_and_its_circumstances(results):
-    slices = {(e["pid"], e["name"], e["args"]["step"]): e for e in events(chrome(results), "X")}
-    sent = slices[1, "0SEND_F0", 2]
+    known = {(e["pid"], e["name"], e["args"]["step"]): e for e in slices(chrome(results))}
+    sent = known[1, "0SEND_F0", 2]
     assert (sent["ts"], sent["dur"]) == (Decimal("115000.000"), Decimal("2000.001"))
     assert sent["args"] == {
         "step": 2, "op": "SEND_F", "stage": 0, "microbatch": 0, "bytes": 4096, "waiting_ns": 0,
     }  # fmt: skip
     # Posted at 17 ms, and the send at its other end begins at 39.
-    assert slices[1, "0RECV_B0", 1]["args"]["waiting_ns"] == 22 * MS
-    assert slices[2, "OPT", 1]["args"] == {"step": 1, "op": "OPT"}
-    assert slices[2, "1B0", 1]["cat"] == "B"
+    assert known[1, "0RECV_B0", 1]["args"]["waiting_ns"] == 22 * MS
+    assert known[2, "OPT", 1]["args"] == {"step": 1, "op": "OPT"}
+    assert known[2, "1B0", 1]["cat"] == "B"
 
 
 def test_an_arrow_leads_from_every_send_into_the_receive_of_its_message(results):
     data = chrome(results)
-    slices = events(data, "X")
+    spans = slices(data)
 
     def owner(end):
         place = (end["pid"], end["tid"])
         (found,) = [
-            s for s in slices
+            s for s in spans
             if (s["pid"], s["tid"]) == place and s["ts"] <= end["ts"] < s["ts"] + s["dur"]
         ]  # fmt: skip
         return found["args"]["step"], found["name"]
@@ -112,6 +121,33 @@ def test_an_arrow_leads_from_every_send_into_the_receive_of_its_message(results)
     assert len(starts) == len(finishes) == 6
     for flow, (step, name) in starts.items():
         assert finishes[flow] == (step, pairs[name])
+
+
+def test_a_receive_that_waited_holds_a_slice_for_its_bytes_and_the_arrow_ends_there(results):
+    data = chrome(results, "1")
+    moving = [e for e in events(data, "X") if e["name"] == MOVING]
+    # 1RECV_F0 and 0RECV_B0: the sends begin at 15 and 39 ms, the receives end at 17 and 41.
+    assert [(e["pid"], e["cat"], e["ts"] // 1000, e["dur"] // 1000) for e in moving] == [
+        (1, "RECV_B", 39, 2),
+        (2, "RECV_F", 15, 2),
+    ]
+    ends = {end["pid"]: end["ts"] for end in events(data, "f")}
+    for slice_ in moving:
+        assert slice_["ts"] <= ends[slice_["pid"]] < slice_["ts"] + slice_["dur"]
+
+
+@pytest.mark.parametrize(("end_ns", "has_arrow"), [(9, False), (10, False), (11, True)])
+def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow):
+    ends = pd.DataFrame(
+        [(0, 0, "SEND_F", "send", 10, 20), (1, 1, "RECV_F", "recv", 1, end_ns)],
+        columns=["rank", "stage", "op", "lane", "start_ns", "end_ns"],
+    ).assign(step=0, microbatch=0, num_bytes=1)
+    made = trace_of({}, ends, _no_rows("rank", "hostname", "device"), _no_memory())
+    assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
+
+
+def test_names_are_written_as_they_are_for_viewers_that_read_no_escapes(results):
+    assert "rank 1 (ü, cuda:1)" in written(results)
 
 
 def test_slices_of_one_track_never_overlap_however_early_receives_are_posted():
@@ -145,7 +181,7 @@ def test_memory_is_a_counter_from_the_start_of_the_first_step(results):
     ("step", "shown"), [("2", {2}), ("median", {1}), ("slowest", {2}), ("all", {1, 2, 3})]
 )
 def test_steps_are_chosen_by_number_or_by_what_they_are(results, step, shown):
-    assert {event["args"]["step"] for event in events(chrome(results, step), "X")} == shown
+    assert {event["args"]["step"] for event in slices(chrome(results, step))} == shown
 
 
 def perfetto(results: Path, name: str = "trace.pftrace") -> perfetto_trace_pb2.Trace:
@@ -163,17 +199,19 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
     processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
     tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
     assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
-    found, opened = defaultdict(list), {}
+    found, opened = defaultdict(list), defaultdict(list)
     timed = [packet for packet in read.packet if packet.HasField("track_event")]
     for packet in sorted(timed, key=lambda packet: packet.timestamp):
         event = packet.track_event
         if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
-            assert event.track_uuid not in opened
-            opened[event.track_uuid] = packet.timestamp
+            opened[event.track_uuid].append((packet.timestamp, event.name))
         elif event.type == pb.TrackEvent.TYPE_SLICE_END:
             process, name = tracks[event.track_uuid]
             lane = (list(processes).index(process), name.split()[0])
-            found[lane].append(packet.timestamp - opened.pop(event.track_uuid))
+            start_ns, action = opened[event.track_uuid].pop()
+            if not opened[event.track_uuid]:
+                found[lane].append(packet.timestamp - start_ns)
+            assert (action == MOVING) == bool(opened[event.track_uuid])
     assert {key: sorted(values) for key, values in found.items()} == stored(results)
 
 
@@ -225,7 +263,7 @@ def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monk
 
 
 def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
-    with pytest.raises(UsageError, match=r'--step 9: .*"median".* 1 to 3'):
+    with pytest.raises(UsageError, match=r"--step 9: .* median, slowest, all or one of 1 to 3"):
         trace("last", None, "9", results, tmp_path, is_perfetto=False)
     failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
     with pytest.raises(UsageError, match="status is oom; it has no spans"):

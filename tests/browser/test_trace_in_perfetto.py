@@ -1,0 +1,163 @@
+"""Both forms of a trace, opened in Perfetto's own trace processor, against the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from chromium import Browser
+from perfetto.trace_processor import TraceProcessor
+from screens import needs_browser
+from trace_processor import Bridge, needs_perfetto
+
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import TransferModel, simulate, uniform
+from ppbench.analysis.transfers import waiting_ns
+from ppbench.config.case import Case
+from ppbench.export.tracks import MOVING
+from ppbench.exporting import trace
+from ppbench.store import Store
+
+pytestmark = [needs_browser, needs_perfetto]
+MS = 1_000_000
+RANKS, MICROBATCHES, STEPS = 3, 4, (1, 2)
+HOSTS = ['a "b" <i>', "ü", "c"]
+LANES = {"compute": "compute", "send": "send", "receive": "recv"}
+SLICES = """
+    select slice.id, pid - 1 as rank, ifnull(thread.name, process_track.name) as track,
+        ts as start_ns, dur as duration_ns, slice.name as action, depth, slice.parent_id,
+        ifnull(extract_arg(slice.arg_set_id, 'args.step'),
+               extract_arg(slice.arg_set_id, 'debug.step')) as step,
+        ifnull(extract_arg(slice.arg_set_id, 'args.bytes'),
+               extract_arg(slice.arg_set_id, 'debug.bytes')) as num_bytes
+    from slice
+        left join thread_track on track_id = thread_track.id left join thread using (utid)
+        left join process_track on track_id = process_track.id
+        join process on process.upid = ifnull(thread.upid, process_track.upid)
+"""
+LEVELS = """
+    select pid - 1 as rank, ts as time_ns, cast(value as int) as num_bytes
+    from counter
+        join process_counter_track as track on track_id = track.id
+        join process using (upid)
+    order by rank, time_ns, counter.id
+"""
+SPAN = ["rank", "lane", "step", "action", "start_ns", "duration_ns", "num_bytes"]
+
+
+def spans_of_step(step: int) -> pd.DataFrame:
+    """A simulated step, with most receives posted 25 ms ahead, so that they overlap."""
+    program = build_program("1f1b", RANKS, MICROBATCHES)
+    durations = uniform(program.placement, 10 * MS + 1, 20 * MS + 1, 1)
+    transfers = TransferModel(latency_ns=MS + 1, message_bytes=4096)
+    spans = pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=step)
+    spans.loc[(spans["lane"] == "recv") & (spans["microbatch"] > 0), "start_ns"] -= 25 * MS
+    return spans.assign(**{name: spans[name] + step * 400 * MS for name in ("start_ns", "end_ns")})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("results"))
+    case = Case(schedule="1f1b", world_size=RANKS, num_microbatches=MICROBATCHES)
+    run = {"run_id": "20260101T000000001-abcdef", "case_id": case.case_id, "launch": 0}
+    ranks = {"rank": range(RANKS), "hostname": HOSTS, "device": "cpu"}
+    memory = {"rank": [0, 0, 2], "time_ns": [0, 7001, 7001], "num_bytes": [10, 2**40 + 1, 0]}
+    tables = {
+        "spans": pd.concat([spans_of_step(step) for step in STEPS], ignore_index=True),
+        "steps": pd.DataFrame({"step": STEPS, "step_with_optimizer_ns": 400 * MS}),
+        "ranks": pd.DataFrame(ranks),
+        "memory": pd.DataFrame(memory),
+    }
+    store.write_run({**run, "status": "ok", **case.settings()}, tables)
+    return store
+
+
+@pytest.fixture(scope="module", params=["trace.json.gz", "trace.pftrace"])
+def opened(
+    request: pytest.FixtureRequest,
+    browser: Browser,
+    store: Store,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TraceProcessor]:
+    path = tmp_path_factory.mktemp("traces") / request.param
+    is_perfetto = path.suffix == ".pftrace"
+    trace("last", path, "all", store.folder, path.parent, is_perfetto=is_perfetto)
+    with Bridge(browser) as bridge, TraceProcessor(str(path), addr=bridge.address) as processor:
+        yield processor
+
+
+def table(opened: TraceProcessor, query: str) -> pd.DataFrame:
+    return opened.query(query).as_pandas_dataframe()
+
+
+def slices(opened: TraceProcessor) -> pd.DataFrame:
+    found = table(opened, SLICES)
+    found["lane"] = found["track"].str.split().str[0].map(LANES)
+    found["num_bytes"] = found["num_bytes"].fillna(0)
+    return found
+
+
+def stored(store: Store) -> pd.DataFrame:
+    spans = store.table("spans", list(store.runs()["run_id"]))
+    actions = spans["stage"].astype(str) + spans["op"] + spans["microbatch"].astype(str)
+    return spans.assign(action=actions, duration_ns=spans["end_ns"] - spans["start_ns"])
+
+
+def rows(frame: pd.DataFrame, columns: list[str]) -> list[tuple]:
+    return sorted(frame[columns].astype({"step": int}).itertuples(index=False, name=None))
+
+
+def test_every_span_is_a_slice_of_its_rank_and_lane_to_the_nanosecond(opened, store) -> None:
+    found = slices(opened).query("depth == 0")
+    assert rows(found, SPAN) == rows(stored(store), SPAN)
+    assert "receive activations 2" in set(found["track"])  # there was something to keep apart
+
+
+def test_ranks_are_processes_named_as_in_the_store(opened) -> None:
+    found = table(opened, "select name from process where pid > 0 order by pid")
+    expected = [f"rank {rank} ({host}, cpu)" for rank, host in enumerate(HOSTS)]
+    assert found["name"].to_list() == expected
+
+
+def test_an_arrow_leads_from_each_send_to_the_receive_of_its_message(opened, store) -> None:
+    shown = slices(opened).set_index("id")
+    places = shown[["step", "action", "rank"]].apply(tuple, axis=1)
+    arrows = table(opened, "select slice_out, slice_in from flow")
+    ends = shown.loc[arrows["slice_in"], "parent_id"].to_numpy()
+    ends = pd.Series(ends).fillna(arrows["slice_in"])  # the receive, of what moves within it
+    expected = []
+    for send in stored(store).query("lane == 'send'").itertuples():
+        to = send.stage + (1 if send.op == "SEND_F" else -1)
+        received = f"{to}{send.op.replace('SEND', 'RECV')}{send.microbatch}"
+        expected.append(((send.step, send.action, send.rank), (send.step, received, to)))
+    found = zip(places[arrows["slice_out"]], places[ends], strict=True)
+    assert sorted(found) == sorted(expected)
+
+
+def test_within_a_receive_that_waited_its_bytes_move_to_its_end(opened, store) -> None:
+    shown = slices(opened).set_index("id")
+    moving = shown[shown["depth"] == 1].set_index("parent_id")
+    receives = shown.loc[moving.index]
+    assert set(moving["action"]) == {MOVING}
+    assert set(receives["lane"]) == {"recv"}
+    ends = [part["start_ns"] + part["duration_ns"] for part in (moving, receives)]
+    assert ends[0].to_list() == ends[1].to_list()
+    spans = stored(store)
+    waits = waiting_ns(spans)[spans["lane"] == "recv"]
+    assert sorted(moving["start_ns"] - receives["start_ns"]) == sorted(waits[waits > 0])
+
+
+def test_memory_is_a_counter_of_its_rank_in_bytes(opened, store) -> None:
+    memory = store.table("memory", list(store.runs()["run_id"]))
+    memory["time_ns"] += stored(store)["start_ns"].min()
+    expected = memory[["rank", "time_ns", "num_bytes"]].to_numpy().tolist()
+    assert table(opened, LEVELS).to_numpy().tolist() == expected
+
+
+def test_the_trace_processor_found_nothing_wrong(opened) -> None:
+    """Nor dropped anything: it counts that in its table of statistics."""
+    complaints = table(opened, "select name, severity, value from stats where value != 0")
+    is_wrong = (complaints["severity"] != "info") | complaints["name"].str.startswith("flow_")
+    assert complaints[is_wrong].to_dict("records") == []
+    assert len(complaints)  # it does count
