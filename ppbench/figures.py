@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from ppbench.analysis.metrics import MEDIAN
 from ppbench.errors import UsageError, nearest
 from ppbench.format import Theme
 from ppbench.report import charts, levels
@@ -23,8 +24,9 @@ from ppbench.report.charts.speed import has_scaling
 from ppbench.report.gantt import PATH, gantt
 from ppbench.report.themes import styled
 from ppbench.report.timeline_page import run_names
-from ppbench.report.timelines import MEDIAN, steps_of
-from ppbench.results import Results, check_ok
+from ppbench.report.timelines import steps_of
+from ppbench.results import Results
+from ppbench.store import check_ok
 
 __all__ = [
     "FIGURES",
