@@ -20,7 +20,7 @@ def picture(
     size: Size,
     theme: Theme,
     results: Path,
-    options: Mapping[str, object],
+    options: Mapping[str, object] | None = None,
 ) -> Path:
     """Draw one figure into a file; of the last sweep when no runs are named. Returns the path.
 
@@ -29,6 +29,6 @@ def picture(
     check_suffix(output, IMAGE_SUFFIXES)
     store = open_store(results)
     runs = chosen(store, names) if names else Results(store, store.last_sweep())
-    drawing = figures.draw(name, runs, names or None, theme, **options)
+    drawing = figures.draw(name, runs, names or None, theme, **(options or {}))
     write_file(output, [drawn(drawing, output.suffix, size)])
     return output

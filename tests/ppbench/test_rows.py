@@ -173,5 +173,8 @@ def test_the_memory_of_each_rank_is_stored_from_the_first_ones_start(tmp_path):
     assert levels[["rank", "time_ns", "num_bytes"]].to_numpy().tolist() == [
         [0, 0, 7], [0, 500, 9], [1, 200, 5],
     ]  # fmt: skip
-    figure = memory(levels)
-    assert [trace.name for trace in figure.data] == ["rank 0", "rank 1"]
+    ranks = pd.DataFrame({"rank": [0, 1], "predicted_peak_memory_bytes": [8, None]})
+    figure = memory(levels, ranks)
+    names = [trace.name for trace in figure.data]
+    assert names == ["rank 0", "rank 0, predicted peak", "rank 1"]
+    assert list(figure.data[1].y) == [8 / 1024] * 2
