@@ -279,13 +279,24 @@ def draw_figure(
     height: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
     scale: Annotated[float, typer.Option(help="Of a PNG's pixels.", min=0.1, max=10)] = 2,
     theme: Annotated[Theme, typer.Option(help="What it is drawn on.")] = Theme.light,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="K|median|slowest", help="Of timelines: which step."),
+    ] = None,
+    planned: Annotated[
+        bool, typer.Option("--planned", help="Of timelines: the plan under each step.")
+    ] = False,
+    path: Annotated[bool, typer.Option("--path", help="Of timelines: the critical path.")] = False,
     results: Results = RESULTS,
 ) -> None:
     """Draw one figure into a file."""
     from ppbench.picturing import picture
     from ppbench.report.images import Size
 
-    print(picture(name, runs or [], output, Size(width, height, scale), theme, results))
+    size = Size(width, height, scale)
+    options = {"step": step, "planned": planned, "path": path}
+    chosen = {name: value for name, value in options.items() if value}
+    print(picture(name, runs or [], output, size, theme, results, chosen))
 
 
 @app.command()

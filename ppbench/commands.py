@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.status import Status
 
 from ppbench import explain as explaining
+from ppbench.analysis.metrics import MEDIAN
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import LaunchError, StoreError, UsageError
+from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
@@ -27,13 +29,13 @@ from ppbench.report.index import write_index
 from ppbench.report.page import write_report
 from ppbench.report.terminal import draw_steps
 from ppbench.report.timeline_page import run_names, write_timeline
-from ppbench.report.timelines import MEDIAN, steps_of
+from ppbench.report.timelines import steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
-from ppbench.store import Store, check_writable
+from ppbench.store import Store, check_ok, check_writable
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
@@ -152,7 +154,7 @@ def sweep(
     When the workers cannot go on, what is finished is reported all the same.
     """
     read = read_sweep(file, overrides, default_device())
-    store = _open(results)
+    store = open_store(results)
     plan = plan_sweep(read, store, is_rerun)
     check_writable(results, "--results")
     check_writable(reports, "--reports")
@@ -179,11 +181,6 @@ def _is_emulated(read: Sweep) -> bool:
     return any(case.is_emulated for case, _ in read.cases)
 
 
-def _open(results: Path) -> Store:
-    """A store that names the files it has to skip, each once."""
-    return Store(results, functools.cache(lambda problem: _tell(f"warning: {problem}")))
-
-
 def _tell(text: str) -> None:
     """To the user, not into the results."""
     print(text, file=sys.stderr)
@@ -201,7 +198,7 @@ def _command_line(file: Path, overrides: Sequence[str]) -> str:
 
 def list_runs(results: Path, how: Format) -> str:
     """Every run of the store."""
-    runs = _open(results).runs().drop(columns=BULKY)
+    runs = open_store(results).runs().drop(columns=BULKY)
     if runs.empty:
         _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
     brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
@@ -211,7 +208,7 @@ def list_runs(results: Path, how: Format) -> str:
 
 def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its stages, its ranks, its steps."""
-    store = _open(results)
+    store = open_store(results)
     run = store.find(name)
     profiles = store.profiles_of(run["run_id"])
     row = as_records(pd.DataFrame([run]))[0]
@@ -251,12 +248,12 @@ def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
 
 def explain(name: str, results: Path, how: Format) -> str:
     """Where one run's idle time went."""
-    return explaining.explain(name, _open(results), how)
+    return explaining.explain(name, open_store(results), how)
 
 
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
-    store = _open(results)
+    store = open_store(results)
     if names:
         ids = [store.find(name)["run_id"] for name in names]
         every = store.runs()
@@ -294,7 +291,7 @@ class Shown:
 
 def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timelines of runs on one time axis; returns the page's path."""
-    store = _open(results)
+    store = open_store(results)
     runs = _measured(store, shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
@@ -306,7 +303,7 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
 
 def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
-    store = _open(results)
+    store = open_store(results)
     runs = _measured(store, shown.names)
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
@@ -316,10 +313,8 @@ def timeline_text(shown: Shown, results: Path) -> str:
 def _measured(store: Store, names: Sequence[str]) -> pd.DataFrame:
     """The named runs, in this order. Raises UsageError for one that failed."""
     runs = pd.DataFrame([store.find(name) for name in names])
-    failed = runs[runs["status"] != "ok"]
-    if len(failed):
-        first = failed.iloc[0]
-        raise UsageError(f"run {first['run_id']}: status is {first['status']}; it has no timeline")
+    for _, run in runs.iterrows():
+        check_ok(run, "timeline")
     return runs.reset_index(drop=True)
 
 

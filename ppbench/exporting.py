@@ -17,8 +17,8 @@ from ppbench.export.perfetto import perfetto_trace
 from ppbench.export.tracks import Trace, trace_of
 from ppbench.format import Format, TableFormat
 from ppbench.listing import render
-from ppbench.results import Results, check_ok, no_spans
-from ppbench.store import TABLES, Store
+from ppbench.results import Results
+from ppbench.store import TABLES, Store, check_ok, no_spans
 
 ALL_STEPS = "all"
 CHROME_SUFFIXES = (".json.gz", ".json")

@@ -14,16 +14,19 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.analysis.metrics import median_step
+from ppbench.analysis.metrics import MEDIAN
 from ppbench.errors import UsageError, nearest
 from ppbench.format import Theme
 from ppbench.report import charts, levels
-from ppbench.report.cases import Axes, by_case, case_text, ok_runs, varying_axes
+from ppbench.report.cases import Axes, by_case, ok_runs, varying_axes
 from ppbench.report.charts.idleness import PART_COLUMNS
 from ppbench.report.charts.speed import has_scaling
-from ppbench.report.gantt import gantt
+from ppbench.report.gantt import PATH, gantt
 from ppbench.report.themes import styled
-from ppbench.results import Results, check_ok, no_spans
+from ppbench.report.timeline_page import run_names
+from ppbench.report.timelines import steps_of
+from ppbench.results import Results
+from ppbench.store import check_ok
 
 __all__ = [
     "FIGURES",
@@ -85,10 +88,28 @@ def steps(results: Results, theme: str = "light") -> go.Figure:
 
 
 def timeline(
-    results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
+    results: Results,
+    run: str | Sequence[str] | None = None,
+    theme: str = "light",
+    *,
+    step: str | int = MEDIAN,
+    planned: bool = False,
+    path: bool = False,
 ) -> go.Figure:
-    """The Gantt chart of the median step of the named runs; by default of the last ok one."""
-    return _styled(_gantt(results, _rows_named(results, run)), theme)
+    """A step of each named run on one time axis; by default of the last ok run.
+
+    `step` is `median`, `slowest` or a number; `planned` draws under each what its program predicts,
+    `path` the critical path.
+    """
+    rows = _rows_named(results, run)
+    for row in rows:
+        check_ok(row, "timeline")
+    names = run_names(pd.DataFrame(rows))
+    steps = steps_of(results.store, rows, names, choice=str(step), has_plan=planned)
+    figure = gantt(steps)
+    if path:
+        figure.update_traces(visible=True, selector={"name": PATH})
+    return _styled(figure, theme)
 
 
 def levels_of_memory(
@@ -100,10 +121,11 @@ def levels_of_memory(
     table = results.table("memory", [row["run_id"]])
     if table.empty:
         raise UsageError(f"run {row['run_id']}: its memory over time is not in the store")
-    return _styled(levels.memory(table), theme)
+    ranks = results.table("ranks", [row["run_id"]])
+    return _styled(levels.memory(table, ranks), theme)
 
 
-OF_RUNS: dict[str, Callable[[Results, Sequence[str] | None, str], go.Figure]] = {
+OF_RUNS: dict[str, Callable[..., go.Figure]] = {
     "timeline": timeline,
     "levels_of_memory": levels_of_memory,
 }
@@ -121,20 +143,25 @@ FIGURES = (*OF_RUNS, *OF_CASES)
 
 
 def draw(
-    name: str, results: Results, runs: Sequence[str] | None = None, theme: str = "light"
+    name: str,
+    results: Results,
+    runs: Sequence[str] | None = None,
+    theme: str = "light",
+    **options: object,
 ) -> go.Figure:
-    """The figure of that name, of the named runs or of all. Raises UsageError."""
+    """The figure of that name, of the named runs or of all; `options` are those of `timeline`.
+
+    Raises UsageError.
+    """
+    if options and name != "timeline":
+        *others, last = (f"--{option}" for option in options)
+        told = f"{', '.join(others)} and {last}" if others else last
+        raise UsageError(f"{told}: only for the figure timeline, not for {name}")
     if name in OF_RUNS:
-        return OF_RUNS[name](results, runs, theme)
+        return OF_RUNS[name](results, runs, theme, **options)
     if name in OF_CASES:
         return OF_CASES[name](results if runs is None else results.named(runs), theme)
     raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
-
-
-def _gantt(results: Results, rows: list[pd.Series]) -> go.Figure:
-    """The one place that draws a timeline."""
-    row = _only(rows, "timeline")
-    return gantt(_median_spans(results, row), case_text(row, ()))
 
 
 def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Series]:
@@ -149,16 +176,6 @@ def _only(rows: list[pd.Series], name: str) -> pd.Series:
     if len(rows) > 1:
         raise UsageError(f"{name}: shows one run; {len(rows)} were named")
     return rows[0]
-
-
-def _median_spans(results: Results, run: pd.Series) -> pd.DataFrame:
-    check_ok(run, "timeline")
-    of_run = [run["run_id"]]
-    spans, timed = results.table("spans", of_run), results.table("steps", of_run)
-    shown = spans[spans["step"] == median_step(timed)] if len(timed) else timed
-    if shown.empty:
-        raise no_spans(run)
-    return shown
 
 
 def _measured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ppbench import figures
@@ -14,12 +14,21 @@ from ppbench.results import Results
 
 
 def picture(
-    name: str, names: Sequence[str], output: Path, size: Size, theme: Theme, results: Path
+    name: str,
+    names: Sequence[str],
+    output: Path,
+    size: Size,
+    theme: Theme,
+    results: Path,
+    options: Mapping[str, object],
 ) -> Path:
-    """Draw one figure into a file; of the last sweep when no runs are named. Returns the path."""
+    """Draw one figure into a file; of the last sweep when no runs are named. Returns the path.
+
+    `options` are those of `figures.timeline` that differ from its defaults.
+    """
     check_suffix(output, IMAGE_SUFFIXES)
     store = open_store(results)
     runs = chosen(store, names) if names else Results(store, store.last_sweep())
-    drawing = figures.draw(name, runs, names or None, theme)
+    drawing = figures.draw(name, runs, names or None, theme, **options)
     write_file(output, [drawn(drawing, output.suffix, size)])
     return output

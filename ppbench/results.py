@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.errors import StoreError, UsageError, nearest
+from ppbench.errors import UsageError, nearest
 from ppbench.store import TABLES, Store
 
 
@@ -126,19 +126,6 @@ def load(results: str | Path = "results") -> Results:
     """
     store = Store(Path(results), functools.cache(_warn))
     return Results(store, store.every_run())
-
-
-def check_ok(run: pd.Series, what: str) -> None:
-    """Raises UsageError for a run that was not measured to its end."""
-    if run["status"] != "ok":
-        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
-
-
-def no_spans(run: pd.Series) -> StoreError:
-    return StoreError(
-        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
-        "measure it again with: ppbench sweep FILE --rerun"
-    )
 
 
 def _warn(problem: str) -> None:

@@ -13,9 +13,7 @@ One file per run, so that sweeps never write the same file and a crash costs one
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ import pyarrow.parquet as pq
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import VARIABLE, Case
 from ppbench.errors import StoreError, UsageError
+from ppbench.files import whole_file
 
 SCHEMA_VERSION = 4
 """Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name
@@ -516,20 +515,23 @@ class Store:
         return runs.drop_duplicates("resume_key", keep="last")
 
 
+def check_ok(run: pd.Series, what: str) -> None:
+    """Raises UsageError for a run that was not measured to its end, and so has no such thing."""
+    if run["status"] != "ok":
+        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
+
+
+def no_spans(run: pd.Series) -> StoreError:
+    """To be raised where a run's spans are wanted and are not there."""
+    return StoreError(
+        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        "measure it again with: ppbench sweep FILE --rerun"
+    )
+
+
 def _write_parquet(table: pa.Table, path: Path) -> None:
-    """Aside first, then renamed: a file exists wholly or not at all. Raises StoreError."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+    with whole_file(path) as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def _with_settings_read(table: pa.Table) -> pd.DataFrame:

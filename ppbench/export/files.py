@@ -1,15 +1,14 @@
-"""Files as they are written out: whole or not at all, and the same bytes for the same content."""
+"""Files as they are written out: the same bytes for the same content."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import UsageError
+from ppbench.files import whole_file
 
 GZIPPED = ".gz"
 _LEVEL = 6
@@ -25,19 +24,8 @@ def check_suffix(path: Path, expected: Sequence[str], hint: str = "") -> None:
 
 def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:
     """Write the pieces one after the other, gzipped if the name ends so. Raises StoreError."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            _write(file, pieces, is_gzipped=path.name.endswith(GZIPPED))
-        aside.replace(path)
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written: {error.strerror}; choose another path with -o FILE"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+    with whole_file(path, "-o") as file:
+        _write(file, pieces, is_gzipped=path.name.endswith(GZIPPED))
 
 
 def _write(file: IO[bytes], pieces: Iterable[str | bytes], *, is_gzipped: bool) -> None:

@@ -299,6 +299,7 @@ class _Drawing:
         """One above the first rank of each step."""
         return [
             {
+                "name": "title",  # a page shortens it where it does not fit
                 "text": f"<b>{figure_text(step.title)}</b>",
                 "showarrow": False,
                 "x": 0,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
+from ppbench.analysis.metrics import MEDIAN
 from ppbench.report import levels
 from ppbench.report.about import About, about_timeline
 from ppbench.report.cases import Axes, case_text, cautions_of, varying_axes
-from ppbench.report.timelines import MEDIAN, Timeline, planned, timeline
+from ppbench.report.timelines import Timeline, planned, timeline
 from ppbench.report.units import held, milliseconds, percent, size, tokens_per_s
 from ppbench.report.writing import render, write_page
 from ppbench.store import Store

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.analysis.metrics import median_step
+from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.detail import Detail
@@ -21,11 +21,10 @@ from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt_with_detail
 from ppbench.report.marks import Step
 from ppbench.report.units import MISSING, milliseconds, percent, tokens_per_s
-from ppbench.store import Store
+from ppbench.store import Store, no_spans
 
 NS_PER_S = 1e9
 NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
-MEDIAN, SLOWEST = "median", "slowest"
 
 
 @dataclass(frozen=True)
@@ -49,23 +48,6 @@ class Group:
     is_open: bool
 
 
-def chosen_step(steps: pd.DataFrame, choice: str) -> pd.Series:
-    """The row of `steps` that `choice` means: `median`, `slowest` or the number of a step.
-
-    Raises UsageError for a step that was not measured.
-    """
-    if choice == SLOWEST:
-        return steps.iloc[int(steps["step_with_optimizer_ns"].argmax())]
-    wanted = str(median_step(steps)) if choice == MEDIAN else choice
-    found = steps[steps["step"].astype(str) == wanted]
-    if found.empty:
-        raise UsageError(
-            f"--step {choice}: no such step was measured; expected {MEDIAN}, {SLOWEST} or one of "
-            f"{steps['step'].min()} to {steps['step'].max()}"
-        )
-    return found.iloc[0]
-
-
 def planned_step(store: Store, run: pd.Series, title: str) -> Step:
     """What a run's program predicts at the run's mean costs and transfers.
 
@@ -78,13 +60,6 @@ def planned_step(store: Store, run: pd.Series, title: str) -> Step:
             "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
         )
     return Step(title, spans.assign(num_bytes=0))
-
-
-def _missing(run: pd.Series) -> str:
-    return (
-        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
-        "measure it again with: ppbench sweep FILE --rerun"
-    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +82,8 @@ def timeline(
 ) -> Timeline:
     """A step of each run, one above the other, each with its plan beneath if that is wanted.
 
-    Raises StoreError when spans are not there, UsageError as `chosen_step` and `planned_step`.
+    Raises StoreError when spans are not there, UsageError for a step that was not measured and for
+    a run without a plan.
     """
     return _drawn(store, _all_shown(store, runs, names, choice, has_plan=has_plan))
 
@@ -135,11 +111,12 @@ def _all_shown(
 def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool) -> _Shown:
     steps, spans = (store.table(table, [run["run_id"]]) for table in ("steps", "spans"))
     if steps.empty or spans.empty:
-        raise StoreError(_missing(run))
-    step = chosen_step(steps, choice)
-    of_step = spans[spans["step"] == step["step"]]
+        raise no_spans(run)
+    number = chosen_step(steps, choice)
+    step = steps[steps["step"] == number].iloc[0]
+    of_step = spans[spans["step"] == number]
     if of_step.empty:
-        raise StoreError(_missing(run))
+        raise no_spans(run)
     told = facts(run, step, choice)
     drawn = [Step(f"{name} · {told}", of_step)]
     if has_plan:

@@ -7,9 +7,7 @@ them at once. The pages' policy forbids every network request.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from ppbench.errors import StoreError
+from ppbench.files import whole_file
 from ppbench.report.packed import pack_bytes, pack_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -66,14 +64,5 @@ def write_page(path: Path, text: str, option: str = "-o") -> None:
 
     Raises StoreError, naming the option to change, when it cannot be done.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise StoreError(
-            f"{path}: cannot be written: {error.strerror}; choose another path with {option} FILE"
-        ) from error
+    with whole_file(path, option) as file:
+        file.write(text.encode("utf-8"))

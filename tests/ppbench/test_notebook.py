@@ -149,9 +149,23 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
 
 def test_a_timeline_shows_the_median_step_of_the_named_run(results: Results) -> None:
     name = results.runs["run_id"].iloc[1]
-    titles = {figures.timeline(results, run=run).layout.title.text for run in (name, [name])}
-    assert titles == {"afab, 2 ranks, 8 microbatches, 128 tokens"}
-    assert "4 ranks" in figures.timeline(results).layout.title.text  # of the last ok run
+    one, same = (figures.timeline(results, run=run) for run in (name, [name]))
+    assert one == same
+    (title,) = one.layout.annotations
+    assert title.text.startswith(
+        "<b>afab, 2 ranks, 8 microbatches, 128 tokens · step 2, the median"
+    )
+    assert "4 ranks" in figures.timeline(results).layout.annotations[0].text  # of the last ok run
+
+
+def test_timelines_of_several_runs_stand_on_one_axis(results: Results) -> None:
+    names = list(results.runs["run_id"].iloc[[0, 1]])
+    drawn = figures.timeline(results, names, step="slowest", path=True)
+    assert [a.text.split(" · ")[1] for a in drawn.layout.annotations] == ["step 3, the slowest"] * 2
+    (path,) = [trace for trace in drawn.data if trace.name == "critical path"]
+    assert path.visible is True
+    with pytest.raises(UsageError, match="--step and --path: only for the figure timeline"):
+        figures.draw("throughput", results, step="slowest", path=True)
 
 
 def test_the_example_of_the_readme_runs(

@@ -98,10 +98,11 @@ const figures = (() => {
     if (isHidden(div)) return wait(div);
     const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
-    if (typeof placeNote === "function") placeNote(div, layout);
+    fitTitles(div, layout);
+    placeNote(div, layout);
     Plotly.react(div, data, layout, CONFIG);
     withRoomForLegend(div);
-    if (layout.meta?.detail && typeof attachDetail === "function") attachDetail(div);
+    if (layout.meta?.detail) attachDetail(div, CONFIG);
   }
 
   // What is packed is unpacked the first time, which takes a moment; everything else is at once.

@@ -198,6 +198,18 @@ function showView(data, told, traces, view) {
   return told.note;
 }
 
+// A step's title tells most first; a narrow figure leaves the end of it out.
+const TITLE_CHARACTER = 7.5; // px
+
+function fitTitles(div, layout) {
+  const room = (div.clientWidth - layout.margin.l - layout.margin.r) / TITLE_CHARACTER;
+  for (const title of (layout.annotations ?? []).filter((one) => one.name === "title")) {
+    const parts = title.text.replace(/<\/?b>/g, "").split(" · ");
+    while (parts.length > 1 && parts.join(" · ").length > room) parts.pop();
+    title.text = `<b>${parts.join(" · ")}</b>`;
+  }
+}
+
 // The note on what was merged stands above the figure, as text that wraps.
 function placeNote(div, layout) {
   const note = layout.annotations?.find((one) => one.name === "note");
@@ -222,13 +234,19 @@ function attachDetail(div, config) {
   const told = div.layout.meta.detail;
   told.note = noteOf(div).textContent;
   if (columnsOf.has(div)) return;
-  // Not before the overview is on the screen.
-  const painted = new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  const bytes = painted.then(() => unpackBytes(document.getElementById(told.columns)));
+  // When the columns, at the page's end, have been read, and the overview is on the screen.
+  const ahead = globalThis.requestIdleCallback ?? setTimeout;
+  const idle = parsed().then(() => new Promise((done) => ahead(done, { timeout: 500 })));
+  const bytes = idle.then(() => unpackBytes(document.getElementById(told.columns)));
   columnsOf.set(div, bytes.then((unpacked) => readColumns(told, unpacked)));
   div.on("plotly_relayout", (change) => {
     if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div, config);
   });
+}
+
+async function parsed() {
+  if (document.readyState !== "loading") return;
+  await new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }));
 }
 
 async function showInView(div, config) {
