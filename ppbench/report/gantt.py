@@ -27,9 +27,10 @@ import plotly.graph_objects as go
 
 from engine.plan.spans import Lane
 from ppbench.report.detail import Detail, Trace, packed
-from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, size_of
-from ppbench.report.overview import MOST_SHARE, Overview, overview
-from ppbench.report.palette import MIXED_COLOR, TRACK_COLOR, ink_on
+from ppbench.report.heat_map import NUM_SLICES, heat_map
+from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, sizes_of
+from ppbench.report.overview import MOST_SHARE
+from ppbench.report.palette import TRACK_COLOR, ink_on
 from ppbench.report.panels import Update, figure_text
 from ppbench.report.style import PLAIN, legend
 from ppbench.report.units import NS_PER_MS, counted
@@ -37,8 +38,7 @@ from ppbench.report.units import NS_PER_MS, counted
 MOST_BARS = 5000
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
-NUM_SLICES = 600
-PATH, SEVERAL = "critical path", "several"
+PATH = "critical path"
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
 _LANES_NAMED_PX = 60  # of a row; in a lower one there is no room for `send` and `recv`
 _TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 44
@@ -94,8 +94,8 @@ class _Stacked:
 class _Drawing:
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = list(steps)
-        unit, unit_bytes = size_of(self._steps)
-        self._marks = [marks_of(step, unit_bytes, unit) for step in self._steps]
+        sizes = sizes_of(self._steps)
+        self._marks = [marks_of(step, sizes) for step in self._steps]
         self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
         heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
         tops = [0.0, *accumulate(heights)]
@@ -184,27 +184,11 @@ class _Drawing:
         )
 
     def _grid(self, number: int) -> go.Heatmap:
-        """The overview of one step: the colour of what took most of a cell, faint where idle."""
-        step = self._steps[number]
-        kinds = [m for m in self._marks[number] if m.kind.has_text]
-        seen = overview(kinds, step.num_ranks, 0, step.end_ns, NUM_SLICES)
-        width_ms = step.end_ns / NUM_SLICES / NS_PER_MS
-        return go.Heatmap(
-            z=_codes(seen),
-            x0=width_ms / 2,
-            dx=width_ms,
-            y0=self._first_row[number] + LANE_CENTRES[Lane.COMPUTE],
-            dy=1,
-            zmin=0,
-            zmax=len(kinds) + 1,
-            colorscale=_colorscale(kinds),
-            showscale=False,
-            ygap=max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE]) / 2)),
-            customdata=np.stack([seen.busy, seen.counts], axis=-1),
-            text=np.array([*(m.kind.name for m in kinds), SEVERAL], dtype=object)[seen.mostly],
-            hovertemplate="<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
-            "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
-        )
+        step, row = self._steps[number], self._first_row[number]
+        kinds = [marks for marks in self._marks[number] if marks.kind.has_text]
+        gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE]) / 2))
+        middle = row + LANE_CENTRES[Lane.COMPUTE]
+        return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px)
 
     def _note(self, *, has_detail: bool) -> Update:
         num_spans = sum(len(step.spans) for step in self._steps)
@@ -432,22 +416,3 @@ def _path_points(path: pd.DataFrame, first_row: float) -> tuple[Floats, Floats]:
     x = np.stack(times, axis=1).ravel() / NS_PER_MS
     y = np.repeat(rank[starts] + first_row + LANE_CENTRES[Lane.COMPUTE], 2)
     return np.r_[x, np.nan], np.r_[y, np.nan]
-
-
-def _codes(seen: Overview) -> Floats:
-    """The kind that took most, and as its fraction how busy the cell was; nothing where idle."""
-    busy = seen.busy
-    return np.where(busy > 0, seen.mostly + np.clip(busy, 0.001, 0.999), np.nan)
-
-
-def _colorscale(kinds: list[Marks]) -> list[list[object]]:
-    """A ramp for each kind, and for several at once, from nearly clear to its colour."""
-    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
-    scale: list[list[object]] = []
-    for number, color in enumerate(colors):
-        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
-        scale += [
-            [number / len(colors), f"rgba({channels},0.08)"],
-            [(number + 1) / len(colors), f"rgba({channels},1)"],
-        ]
-    return scale

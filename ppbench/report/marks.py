@@ -6,7 +6,8 @@ there are too many to draw at once, the packed columns from which a page takes t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -98,7 +99,6 @@ class Step:
 
     title: str
     spans: pd.DataFrame
-    unit_bytes: int = field(default=0)
 
     @cached_property
     def waits(self) -> Waits:
@@ -137,25 +137,26 @@ class Step:
         )
 
 
-def marks_of(step: Step, unit_bytes: int, unit: str) -> list[Marks]:
+@dataclass(frozen=True)
+class Sizes:
+    """The unit in which messages are told."""
+
+    unit: str = "bytes"
+    unit_bytes: int = 1
+
+
+def sizes_of(steps: Sequence[Step]) -> Sizes:
+    """What suits the messages of all these steps."""
+    return Sizes(*size_unit(max(int(step.spans["num_bytes"].max()) for step in steps)))
+
+
+def marks_of(step: Step, sizes: Sizes) -> list[Marks]:
     """Idle time by cause, computations by op, transfers by op and by whether they wait or move.
 
-    Sizes are told in `unit`, of `unit_bytes` bytes. Kinds without a mark are left out.
+    Kinds without a mark are left out.
     """
-    sizes = _Sizes(unit, unit_bytes)
     found = [*_idle(step), *_computations(step), *_transfers(step, sizes)]
     return [marks for marks in found if len(marks)]
-
-
-def size_of(steps: list[Step]) -> tuple[str, int]:
-    """The unit in which the messages of some steps are told, and its bytes."""
-    return size_unit(max(int(step.spans["num_bytes"].max()) for step in steps))
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    unit: str
-    unit_bytes: int
 
 
 def _idle(step: Step) -> list[Marks]:
@@ -282,7 +283,7 @@ def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
     return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
 
 
-def _transfers(step: Step, sizes: _Sizes) -> list[Marks]:
+def _transfers(step: Step, sizes: Sizes) -> list[Marks]:
     is_transfer = step.spans["op"].isin([op.value for op in TRANSFERS])
     spans = step.spans[is_transfer]
     if "waiting_ns" in spans and spans["waiting_ns"].notna().all():
@@ -304,7 +305,7 @@ def _transfers(step: Step, sizes: _Sizes) -> list[Marks]:
 
 
 def _of_transfer(
-    step: Step, op: Op, bars: pd.DataFrame, sizes: _Sizes, *, is_waiting: bool
+    step: Step, op: Op, bars: pd.DataFrame, sizes: Sizes, *, is_waiting: bool
 ) -> Marks:
     if is_waiting:
         bars = bars[bars["end_ns"] > bars["start_ns"]]

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from engine.plan.action import Op
 from ppbench.analysis.gaps import Cause
-from ppbench.report.marks import CAUSE_WORDS, Ints, Marks, Step, marks_of
+from ppbench.report.marks import CAUSE_WORDS, Ints, Marks, Sizes, Step, marks_of
 from ppbench.report.overview import overview
 from ppbench.report.palette import OP_COLORS, OP_WORDS, ink_on
 from ppbench.report.units import NS_PER_MS
@@ -91,7 +91,7 @@ def _legend(steps: Sequence[Step], *, has_colors: bool) -> Text:
 
 def _computations_and_idle(step: Step) -> list[Marks]:
     """The ops first, in their order."""
-    marks = [one for one in marks_of(step, 1, "bytes") if one.kind.lane == "compute"]
+    marks = [one for one in marks_of(step, Sizes()) if one.kind.lane == "compute"]
     return sorted(marks, key=lambda one: one.kind.name not in _OP_OF)
 
 

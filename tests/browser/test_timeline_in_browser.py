@@ -17,7 +17,7 @@ from screens import DESK, PHONE, keep, needs_browser
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.config.case import Case
-from ppbench.report.marks import Step, marks_of
+from ppbench.report.marks import Sizes, Step, marks_of
 from ppbench.report.overview import overview
 from ppbench.report.timeline_page import write_timeline
 from ppbench.store import Store
@@ -225,7 +225,7 @@ def test_too_many_spans_open_as_an_overview_that_says_what_was_merged(big: Tab) 
 def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) -> None:
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     step = Step("", spans)
-    kinds = [m for m in marks_of(step, 1, "B") if m.kind.has_text]
+    kinds = [m for m in marks_of(step, Sizes()) if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
     found = json.loads(
         str(

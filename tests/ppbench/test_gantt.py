@@ -15,7 +15,8 @@ from engine.plan.action import Op
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
 from ppbench.report.detail import packed
-from ppbench.report.gantt import MOST_BARS, NUM_SLICES, PATH, gantt, gantt_with_detail
+from ppbench.report.gantt import MOST_BARS, PATH, gantt, gantt_with_detail
+from ppbench.report.heat_map import NUM_SLICES
 from ppbench.report.marks import Step
 from ppbench.report.palette import LIGHTEST, OP_COLORS, OP_WORDS, tinted
 

@@ -3,12 +3,12 @@
 import numpy as np
 from stored_runs import MS, spans
 
-from ppbench.report.marks import Step, marks_of
+from ppbench.report.marks import Sizes, Step, marks_of
 from ppbench.report.overview import overview
 
 
 def seen(num_slices: int, start_ms: float = 0, end_ms: float = 60):
-    kinds = [m for m in marks_of(Step("", spans()), 1, "B") if m.kind.has_text]
+    kinds = [m for m in marks_of(Step("", spans()), Sizes()) if m.kind.has_text]
     return overview(kinds, 2, start_ms * MS, end_ms * MS, num_slices)
 
 
