@@ -1,8 +1,6 @@
 """Perfetto's own protobuf: what its viewer and its SQL read with nothing lost on the way.
 
 Unlike Chrome's JSON it counts in nanoseconds, has counters with units, and orders tracks as told.
-Ranks are groups of tracks and no processes here: of processes the viewer (52, and those before)
-shows those with the most slices first, and neighbours of a pipeline belong beside each other.
 A message's arrow is attached to the beginning of its send and the end of its receive: events are
 read in order of time, and an arrow cannot end before it has begun.
 """
@@ -18,7 +16,6 @@ from ppbench.errors import UsageError
 from ppbench.export.tracks import MOVING, Level, Slice, Trace
 
 _SEQUENCE = 1
-_RUN_UUID = 1
 
 
 def perfetto_trace(trace: Trace) -> Iterator[bytes]:
@@ -47,22 +44,20 @@ def _packets(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
 
 
 def _descriptors(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
-    run = pb.TrackDescriptor(uuid=_RUN_UUID, name=f"run {trace.facts['run_id']}")
-    run.child_ordering = pb.TrackDescriptor.EXPLICIT
-    yield _written(pb, pb.TracePacket(track_descriptor=run))
     for rank, name in trace.processes.items():
-        descriptor = pb.TrackDescriptor(uuid=_rank_uuid(rank), name=name, parent_uuid=_RUN_UUID)
-        descriptor.sibling_order_rank = rank
+        descriptor = pb.TrackDescriptor(uuid=_process_uuid(rank))
+        descriptor.process.pid = _process_uuid(rank)
+        descriptor.process.process_name = name
         descriptor.child_ordering = pb.TrackDescriptor.EXPLICIT
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
     for track in trace.tracks:
         descriptor = pb.TrackDescriptor(uuid=_track_uuid(trace, track.number), name=track.name)
-        descriptor.parent_uuid = _rank_uuid(track.rank)
+        descriptor.parent_uuid = _process_uuid(track.rank)
         descriptor.sibling_order_rank = track.number
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
     for rank in sorted({level.rank for level in trace.levels()}):
         descriptor = pb.TrackDescriptor(uuid=_memory_uuid(trace, rank), name="memory")
-        descriptor.parent_uuid = _rank_uuid(rank)
+        descriptor.parent_uuid = _process_uuid(rank)
         descriptor.counter.unit = pb.CounterDescriptor.UNIT_SIZE_BYTES
         descriptor.sibling_order_rank = len(trace.tracks)
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
@@ -121,13 +116,14 @@ def _flow_id(row: Slice) -> int:
     return row.flow + 1
 
 
-def _rank_uuid(rank: int) -> int:
-    return _RUN_UUID + 1 + rank
+def _process_uuid(rank: int) -> int:
+    """Also its process id, from 1 on: 0 is the idle task's."""
+    return rank + 1
 
 
 def _track_uuid(trace: Trace, number: int) -> int:
-    return _rank_uuid(len(trace.processes)) + number
+    return len(trace.processes) + 1 + number
 
 
 def _memory_uuid(trace: Trace, rank: int) -> int:
-    return _track_uuid(trace, len(trace.tracks)) + rank
+    return len(trace.processes) + len(trace.tracks) + 1 + rank

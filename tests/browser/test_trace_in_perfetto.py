@@ -24,26 +24,24 @@ MS = 1_000_000
 RANKS, MICROBATCHES, STEPS = 3, 4, (1, 2)
 HOSTS = ['a "b" <i>', "ü", "c"]
 LANES = {"compute": "compute", "send": "send", "receive": "recv"}
-PLACES = """
-    left join track as own on own.id = track_id
-    left join track as parent on parent.id = own.parent_id
-    left join thread_track on thread_track.id = track_id left join thread using (utid)
-    left join process_counter_track on process_counter_track.id = track_id
-    left join process on process.upid = ifnull(thread.upid, process_counter_track.upid)
-"""
-SLICES = f"""
-    select slice.id, ifnull(process.name, parent.name) as rank,
-        ifnull(thread.name, own.name) as track, ts as start_ns, dur as duration_ns,
-        slice.name as action, depth, slice.parent_id,
+SLICES = """
+    select slice.id, pid - 1 as rank, ifnull(thread.name, process_track.name) as track,
+        ts as start_ns, dur as duration_ns, slice.name as action, depth, slice.parent_id,
         ifnull(extract_arg(slice.arg_set_id, 'args.step'),
                extract_arg(slice.arg_set_id, 'debug.step')) as step,
         ifnull(extract_arg(slice.arg_set_id, 'args.bytes'),
                extract_arg(slice.arg_set_id, 'debug.bytes')) as num_bytes
-    from slice {PLACES}
+    from slice
+        left join thread_track on track_id = thread_track.id left join thread using (utid)
+        left join process_track on track_id = process_track.id
+        join process on process.upid = ifnull(thread.upid, process_track.upid)
 """
-LEVELS = f"""
-    select ifnull(process.name, parent.name) as rank, ts as time_ns, cast(value as int) as num_bytes
-    from counter {PLACES} order by rank, time_ns, counter.id
+LEVELS = """
+    select pid - 1 as rank, ts as time_ns, cast(value as int) as num_bytes
+    from counter
+        join process_counter_track as track on track_id = track.id
+        join process using (upid)
+    order by rank, time_ns, counter.id
 """
 SPAN = ["rank", "lane", "step", "action", "start_ns", "duration_ns", "num_bytes"]
 
@@ -90,13 +88,7 @@ def opened(
 
 
 def table(opened: TraceProcessor, query: str) -> pd.DataFrame:
-    """An answer; `rank` as a number, from what its process or group of tracks is called."""
-    found = opened.query(query).as_pandas_dataframe()
-    return (
-        found.assign(rank=found["rank"].str.split().str[1].astype(int))
-        if "rank" in found
-        else found
-    )
+    return opened.query(query).as_pandas_dataframe()
 
 
 def slices(opened: TraceProcessor) -> pd.DataFrame:
@@ -122,14 +114,10 @@ def test_every_span_is_a_slice_of_its_rank_and_lane_to_the_nanosecond(opened, st
     assert "receive activations 2" in set(found["track"])  # there was something to keep apart
 
 
-def test_ranks_are_named_as_in_the_store_and_in_their_order(opened) -> None:
+def test_ranks_are_processes_named_as_in_the_store(opened) -> None:
+    found = table(opened, "select name from process where pid > 0 order by pid")
     expected = [f"rank {rank} ({host}, cpu)" for rank, host in enumerate(HOSTS)]
-    processes = opened.query("select name from process where pid > 0 order by pid")
-    groups = opened.query("""
-        select name from track where name like 'rank %' order by
-            extract_arg(source_arg_set_id, 'sibling_order_rank')
-    """)
-    assert [row.name for answer in (processes, groups) for row in answer] == expected
+    assert found["name"].to_list() == expected
 
 
 def test_an_arrow_leads_from_each_send_to_the_receive_of_its_message(opened, store) -> None:

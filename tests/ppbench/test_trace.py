@@ -196,10 +196,9 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
     pb = perfetto_trace_pb2
     read = perfetto(results, "trace.pftrace.gz")
     described = [p.track_descriptor for p in read.packet if p.HasField("track_descriptor")]
-    (run,) = [d.uuid for d in described if not d.parent_uuid]
-    ranks = {d.uuid: d.name for d in described if d.parent_uuid == run}
+    processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
     tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
-    assert list(ranks.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
+    assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
     found, opened = defaultdict(list), defaultdict(list)
     timed = [packet for packet in read.packet if packet.HasField("track_event")]
     for packet in sorted(timed, key=lambda packet: packet.timestamp):
@@ -207,8 +206,8 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
         if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
             opened[event.track_uuid].append((packet.timestamp, event.name))
         elif event.type == pb.TrackEvent.TYPE_SLICE_END:
-            rank, name = tracks[event.track_uuid]
-            lane = (list(ranks).index(rank), name.split()[0])
+            process, name = tracks[event.track_uuid]
+            lane = (list(processes).index(process), name.split()[0])
             start_ns, action = opened[event.track_uuid].pop()
             if not opened[event.track_uuid]:
                 found[lane].append(packet.timestamp - start_ns)
