@@ -2,7 +2,7 @@
 
 Unlike Chrome's JSON it counts in nanoseconds, has counters with units, and orders tracks as told.
 A message's arrow is attached to the beginning of its send and the end of its receive: events are
-read in order of time, and an arrow cannot end before it has begun.
+read in order of time, and a receive may begin before the arrow does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.plan.action import SEND_OPS
 from ppbench.errors import UsageError
-from ppbench.export.tracks import MOVING, Level, Slice, Trace
+from ppbench.export.tracks import Level, Slice, Trace
 
 _SEQUENCE = 1
 
@@ -65,30 +65,19 @@ def _descriptors(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
 
 def _slice(pb: ModuleType, trace: Trace, row: Slice) -> Iterator[bytes]:
     uuid = _track_uuid(trace, row.track)
-    begin = _begin(pb, uuid, row, row.name, row.start_ns)
+    begin = _event(pb, uuid, row.start_ns, pb.TrackEvent.TYPE_SLICE_BEGIN)
+    begin.track_event.name = row.name
+    begin.track_event.categories.append(row.op)
     for name, value in row.details().items():
         kind = "string_value" if isinstance(value, str) else "int_value"
         begin.track_event.debug_annotations.add(name=name, **{kind: value})
     end = _event(pb, uuid, row.end_ns, pb.TrackEvent.TYPE_SLICE_END)
-    innermost_end = _event(pb, uuid, row.end_ns, pb.TrackEvent.TYPE_SLICE_END)
     if row.has_flow and row.op in SEND_OPS:
         begin.track_event.flow_ids.append(_flow_id(row))
     elif row.has_flow:
-        innermost_end.track_event.terminating_flow_ids.append(_flow_id(row))
+        end.track_event.terminating_flow_ids.append(_flow_id(row))
     yield _written(pb, begin)
-    if row.has_waited:
-        yield _written(pb, _begin(pb, uuid, row, MOVING, row.moving_start_ns))
-        yield _written(pb, innermost_end)
-        yield _written(pb, end)
-    else:
-        yield _written(pb, innermost_end)
-
-
-def _begin(pb: ModuleType, uuid: int, row: Slice, name: str, time_ns: int) -> Any:
-    packet = _event(pb, uuid, time_ns, pb.TrackEvent.TYPE_SLICE_BEGIN)
-    packet.track_event.name = name
-    packet.track_event.categories.append(row.op)
-    return packet
+    yield _written(pb, end)
 
 
 def _level(pb: ModuleType, trace: Trace, level: Level) -> bytes:
