@@ -14,7 +14,6 @@ from trace_processor import Bridge, needs_perfetto
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.config.case import Case
-
 from ppbench.exporting import trace
 from ppbench.store import Store
 
@@ -130,7 +129,9 @@ def test_ranks_are_processes_named_as_in_the_store(opened) -> None:
 
 def test_an_arrow_joins_each_send_and_the_receive_of_its_message(opened, store) -> None:
     shown = slices(opened).set_index("id")
-    shown["place"] = list(zip(shown["step"].astype(int), shown["rank"], shown["action"]))
+    shown["place"] = list(
+        zip(shown["step"].astype(int), shown["rank"], shown["action"], strict=True)
+    )
     arrows = table(opened, "select slice_out, slice_in from flow")
     first, second = (shown.loc[arrows[name]] for name in ("slice_out", "slice_in"))
     is_from_send = (first["lane"] == "send").to_numpy()
