@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
-from ppbench.export.tracks import MOVING, Level, Slice, Trace
+from ppbench.export.tracks import Level, Slice, Trace
 
 _COLORS: dict[str, str] = {  # of the names that viewers reserve, those nearest to ppbench's palette
     Op.F: "rail_response",
@@ -39,7 +39,7 @@ def _events(trace: Trace) -> Iterator[str]:
     threads = _thread_ids(trace)
     yield from _names(trace, threads)
     for row in trace.slices():
-        yield from _slice(row, threads[row.track])
+        yield _slice(row, threads[row.track])
     for ops in (SEND_OPS, RECV_OPS):  # of two events at one time, viewers read first what is first
         for row in trace.slices():
             if row.has_flow and row.op in ops:
@@ -63,17 +63,11 @@ def _metadata(rank: int, thread: int, name: str, arguments: Mapping[str, object]
     return _json({"ph": "M", **where, "name": name, "args": arguments})
 
 
-def _slice(row: Slice, thread: int) -> Iterator[str]:
-    details = f',"args":{_json(row.details())}'
-    yield _complete_event(row, thread, row.name, row.start_ns, details)
-    if row.has_waited:
-        yield _complete_event(row, thread, MOVING, row.moving_start_ns)
-
-
-def _complete_event(row: Slice, thread: int, name: str, start_ns: int, details: str = "") -> str:
-    times = f'"ts":{_us(start_ns)},"dur":{_us(row.end_ns - start_ns)}'
-    what = f'"name":"{name}","cat":"{row.op}","cname":"{_COLORS[row.op]}"'
-    return f'{{"ph":"X",{_place(row, thread)},{times},{what}{details}}}'
+def _slice(row: Slice, thread: int) -> str:
+    times = f'"ts":{_us(row.start_ns)},"dur":{_us(row.end_ns - row.start_ns)}'
+    what = f'"name":"{row.name}","cat":"{row.op}","cname":"{_COLORS[row.op]}"'
+    details = f'"args":{_json(row.details())}'
+    return f'{{"ph":"X",{_place(row, thread)},{times},{what},{details}}}'
 
 
 def _end_of_arrow(row: Slice, thread: int) -> str:

@@ -1,10 +1,8 @@
 """Perfetto's own protobuf: what its viewer and its SQL read with nothing lost on the way.
 
 Unlike Chrome's JSON it counts in nanoseconds, has counters with units, and orders tracks as told.
-Ranks are groups of tracks and no processes here: of processes the viewer (52, and those before)
-shows those with the most slices first, and neighbours of a pipeline belong beside each other.
 A message's arrow is attached to the beginning of its send and the end of its receive: events are
-read in order of time, and an arrow cannot end before it has begun.
+read in order of time, and a receive may begin before the arrow does.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ from typing import Any
 
 from engine.plan.action import SEND_OPS
 from ppbench.errors import UsageError
-from ppbench.export.tracks import MOVING, Level, Slice, Trace
+from ppbench.export.tracks import Level, Slice, Trace
 
 _SEQUENCE = 1
-_RUN_UUID = 1
 
 
 def perfetto_trace(trace: Trace) -> Iterator[bytes]:
@@ -47,22 +44,20 @@ def _packets(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
 
 
 def _descriptors(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
-    run = pb.TrackDescriptor(uuid=_RUN_UUID, name=f"run {trace.facts['run_id']}")
-    run.child_ordering = pb.TrackDescriptor.EXPLICIT
-    yield _written(pb, pb.TracePacket(track_descriptor=run))
     for rank, name in trace.processes.items():
-        descriptor = pb.TrackDescriptor(uuid=_rank_uuid(rank), name=name, parent_uuid=_RUN_UUID)
-        descriptor.sibling_order_rank = rank
+        descriptor = pb.TrackDescriptor(uuid=_process_uuid(rank))
+        descriptor.process.pid = _process_uuid(rank)
+        descriptor.process.process_name = name
         descriptor.child_ordering = pb.TrackDescriptor.EXPLICIT
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
     for track in trace.tracks:
         descriptor = pb.TrackDescriptor(uuid=_track_uuid(trace, track.number), name=track.name)
-        descriptor.parent_uuid = _rank_uuid(track.rank)
+        descriptor.parent_uuid = _process_uuid(track.rank)
         descriptor.sibling_order_rank = track.number
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
     for rank in sorted({level.rank for level in trace.levels()}):
         descriptor = pb.TrackDescriptor(uuid=_memory_uuid(trace, rank), name="memory")
-        descriptor.parent_uuid = _rank_uuid(rank)
+        descriptor.parent_uuid = _process_uuid(rank)
         descriptor.counter.unit = pb.CounterDescriptor.UNIT_SIZE_BYTES
         descriptor.sibling_order_rank = len(trace.tracks)
         yield _written(pb, pb.TracePacket(track_descriptor=descriptor))
@@ -70,30 +65,19 @@ def _descriptors(pb: ModuleType, trace: Trace) -> Iterator[bytes]:
 
 def _slice(pb: ModuleType, trace: Trace, row: Slice) -> Iterator[bytes]:
     uuid = _track_uuid(trace, row.track)
-    begin = _begin(pb, uuid, row, row.name, row.start_ns)
+    begin = _event(pb, uuid, row.start_ns, pb.TrackEvent.TYPE_SLICE_BEGIN)
+    begin.track_event.name = row.name
+    begin.track_event.categories.append(row.op)
     for name, value in row.details().items():
         kind = "string_value" if isinstance(value, str) else "int_value"
         begin.track_event.debug_annotations.add(name=name, **{kind: value})
     end = _event(pb, uuid, row.end_ns, pb.TrackEvent.TYPE_SLICE_END)
-    innermost_end = _event(pb, uuid, row.end_ns, pb.TrackEvent.TYPE_SLICE_END)
     if row.has_flow and row.op in SEND_OPS:
         begin.track_event.flow_ids.append(_flow_id(row))
     elif row.has_flow:
-        innermost_end.track_event.terminating_flow_ids.append(_flow_id(row))
+        end.track_event.terminating_flow_ids.append(_flow_id(row))
     yield _written(pb, begin)
-    if row.has_waited:
-        yield _written(pb, _begin(pb, uuid, row, MOVING, row.moving_start_ns))
-        yield _written(pb, innermost_end)
-        yield _written(pb, end)
-    else:
-        yield _written(pb, innermost_end)
-
-
-def _begin(pb: ModuleType, uuid: int, row: Slice, name: str, time_ns: int) -> Any:
-    packet = _event(pb, uuid, time_ns, pb.TrackEvent.TYPE_SLICE_BEGIN)
-    packet.track_event.name = name
-    packet.track_event.categories.append(row.op)
-    return packet
+    yield _written(pb, end)
 
 
 def _level(pb: ModuleType, trace: Trace, level: Level) -> bytes:
@@ -121,13 +105,14 @@ def _flow_id(row: Slice) -> int:
     return row.flow + 1
 
 
-def _rank_uuid(rank: int) -> int:
-    return _RUN_UUID + 1 + rank
+def _process_uuid(rank: int) -> int:
+    """Also its process id, from 1 on: 0 is the idle task's."""
+    return rank + 1
 
 
 def _track_uuid(trace: Trace, number: int) -> int:
-    return _rank_uuid(len(trace.processes)) + number
+    return len(trace.processes) + 1 + number
 
 
 def _memory_uuid(trace: Trace, rank: int) -> int:
-    return _track_uuid(trace, len(trace.tracks)) + rank
+    return len(trace.processes) + len(trace.tracks) + 1 + rank

@@ -3,7 +3,7 @@
     rank 0 (node, cpu)            a process for each rank
       compute                     |  0F0  |  0F1  |      |  0B0  |
       send activations                    |-|     |-|
-      receive gradients              |------|~~moving~|              from when it was posted
+      receive gradients              |---------------|              from when it was posted
       memory                      ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 
 Viewers nest the slices of a track, and drop or misdraw those that overlap without nesting. Receives
@@ -11,9 +11,10 @@ are posted ahead, so several are open at once: activations and gradients have tr
 and what still overlaps goes to a further track, `receive activations 2`. The first word of a
 track's name is its lane.
 
-An arrow leads from each send to its receive. Viewers let it lead from the slice that begins first
-to the other, and a receive is posted before its message is sent: so what of a receive is no waiting
-is a slice of its own within it, and the arrow ends there.
+An arrow joins each send and its receive, and is written as leading from the one to the other.
+Perfetto lets it lead from the slice that begins first, however it is written, so from a receive
+that was posted ahead. Only a further slice within the receive would turn it round, and slices are
+the spans and nothing else: their number and their sums are compared with the store's.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ _TRACK_NAMES: dict[Op, str] = {
 _ORDER = tuple(dict.fromkeys(_TRACK_NAMES.values()))
 _TRANSFERS = frozenset(op.value for op in SEND_OPS | RECV_OPS)
 _NO_FLOW = -1
-MOVING = "moving"
-"""The name of the slice within a receive that has waited."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,6 @@ class Slice(NamedTuple):
     @property
     def has_flow(self) -> bool:
         return self.flow != _NO_FLOW
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether it is a receive whose bytes began to move only after a while."""
-        return self.op in RECV_OPS and self.moving_start_ns > self.start_ns
-
-    @property
-    def moving_start_ns(self) -> int:
-        """At least a nanosecond before the end, for an arrow to end in."""
-        return max(self.start_ns, min(self.start_ns + self.waiting_ns, self.end_ns - 1))
 
     def details(self) -> dict[str, int | str]:
         """What a viewer shows of a slice that was picked."""

@@ -16,7 +16,7 @@ from stored_runs import MS, demo_store, run_row, spans, store_with
 
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
-from ppbench.export.tracks import MOVING, trace_of
+from ppbench.export.tracks import trace_of
 from ppbench.exporting import trace
 from ppbench.store import Store
 
@@ -62,8 +62,7 @@ def events(data: dict, kind: str) -> list[dict]:
 
 
 def slices(data: dict) -> list[dict]:
-    """The slices that are spans; not those within them."""
-    return [event for event in events(data, "X") if event["name"] != MOVING]
+    return events(data, "X")
 
 
 def names(data: dict, what: str) -> dict:
@@ -123,17 +122,15 @@ def test_an_arrow_leads_from_every_send_into_the_receive_of_its_message(results)
         assert finishes[flow] == (step, pairs[name])
 
 
-def test_a_receive_that_waited_holds_a_slice_for_its_bytes_and_the_arrow_ends_there(results):
+def test_an_arrow_ends_in_the_last_nanosecond_of_a_receive_however_early_it_was_posted(results):
     data = chrome(results, "1")
-    moving = [e for e in events(data, "X") if e["name"] == MOVING]
     # 1RECV_F0 and 0RECV_B0: the sends begin at 15 and 39 ms, the receives end at 17 and 41.
-    assert [(e["pid"], e["cat"], e["ts"] // 1000, e["dur"] // 1000) for e in moving] == [
-        (1, "RECV_B", 39, 2),
-        (2, "RECV_F", 15, 2),
+    assert [(end["pid"], end["ts"]) for end in events(data, "s")] == [(1, 15000), (2, 39000)]
+    assert [(end["pid"], end["ts"]) for end in events(data, "f")] == [
+        (1, Decimal("40999.999")),
+        (2, Decimal("16999.999")),
     ]
-    ends = {end["pid"]: end["ts"] for end in events(data, "f")}
-    for slice_ in moving:
-        assert slice_["ts"] <= ends[slice_["pid"]] < slice_["ts"] + slice_["dur"]
+    assert {end["bp"] for end in events(data, "f")} == {"e"}  # of the slice around it
 
 
 @pytest.mark.parametrize(("end_ns", "has_arrow"), [(9, False), (10, False), (11, True)])
@@ -196,23 +193,20 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
     pb = perfetto_trace_pb2
     read = perfetto(results, "trace.pftrace.gz")
     described = [p.track_descriptor for p in read.packet if p.HasField("track_descriptor")]
-    (run,) = [d.uuid for d in described if not d.parent_uuid]
-    ranks = {d.uuid: d.name for d in described if d.parent_uuid == run}
+    processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
     tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
-    assert list(ranks.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
-    found, opened = defaultdict(list), defaultdict(list)
+    assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
+    found, opened = defaultdict(list), {}
     timed = [packet for packet in read.packet if packet.HasField("track_event")]
     for packet in sorted(timed, key=lambda packet: packet.timestamp):
         event = packet.track_event
         if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
-            opened[event.track_uuid].append((packet.timestamp, event.name))
+            assert event.track_uuid not in opened  # one at a time, none within another
+            opened[event.track_uuid] = packet.timestamp
         elif event.type == pb.TrackEvent.TYPE_SLICE_END:
-            rank, name = tracks[event.track_uuid]
-            lane = (list(ranks).index(rank), name.split()[0])
-            start_ns, action = opened[event.track_uuid].pop()
-            if not opened[event.track_uuid]:
-                found[lane].append(packet.timestamp - start_ns)
-            assert (action == MOVING) == bool(opened[event.track_uuid])
+            process, name = tracks[event.track_uuid]
+            lane = (list(processes).index(process), name.split()[0])
+            found[lane].append(packet.timestamp - opened.pop(event.track_uuid))
     assert {key: sorted(values) for key, values in found.items()} == stored(results)
 
 
