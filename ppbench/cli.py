@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
-from ppbench.errors import PpbenchError
+from ppbench.errors import PpbenchError, UsageError
 from ppbench.format import Format, TableFormat, Theme
 
 app = typer.Typer(
@@ -211,6 +211,8 @@ def timeline(
     from ppbench import commands
 
     shown = commands.Shown(runs, step, planned)
+    if terminal and (output or open_it):
+        raise UsageError("--terminal: draws here and writes no page; leave -o and --open out")
     if terminal:
         print(commands.timeline_text(shown, results))
         return

@@ -261,7 +261,7 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     else:
         runs = store.last_sweep()
     last = runs.iloc[-1]
-    title = str(last["sweep_name"])
+    title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
     default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
     path = output or reports / f"{default}.html"
@@ -274,10 +274,14 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
 
 
 def _sweep_text(runs: pd.DataFrame) -> str | None:
-    """The sweep file, if all runs come from one and it is still there."""
-    files = runs["sweep_file"].unique()
-    path = Path(files[0])
-    return path.read_text(encoding="utf-8") if len(files) == 1 and path.is_file() else None
+    """The sweep file, if all runs come from one and it can still be read."""
+    files = runs["sweep_file"].dropna().unique()
+    if len(files) != 1:
+        return None
+    try:
+        return Path(files[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 @dataclass(frozen=True)

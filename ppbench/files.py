@@ -18,6 +18,8 @@ def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
 
     Raises StoreError, which names the `option` to change if there is one, when it cannot be done.
     """
+    if not path.name:
+        raise StoreError(f"{path}: names no file{_fix(option)}")
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,8 +29,11 @@ def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        fix = f"; choose another path with {option} FILE" if option else ""
-        raise StoreError(f"{path}: cannot be written: {error.strerror}{fix}") from error
+        raise StoreError(f"{path}: cannot be written: {error.strerror}{_fix(option)}") from error
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
+
+
+def _fix(option: str) -> str:
+    return f"; choose another path with {option} FILE" if option else ""

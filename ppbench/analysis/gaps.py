@@ -127,7 +127,7 @@ def moments(found: Waits) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def gaps(found: Waits) -> pd.DataFrame:
-    """Every idle stretch of every rank, in pieces of one cause each.
+    """Every idle stretch of every rank that computes, in pieces of one cause each.
 
     Columns: `rank`, `cause` (see Cause), `start_ns`, `end_ns`, `position` of the computation that
     it comes before (NONE after the last), ordered by rank and start. Together with the computations

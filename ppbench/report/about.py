@@ -70,14 +70,16 @@ def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
 
 def read_about(path: Path) -> About | None:
     """What the page says of itself; None for a page of somebody else's, or one not readable."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_READ_BYTES).decode("utf-8", errors="replace")
-    except OSError:
+    if not path.is_file():
         return None
     parser = _Head()
-    parser.feed(head)
-    return _parsed(parser.content)
+    try:
+        with path.open("rb") as file:
+            parser.feed(file.read(_READ_BYTES).decode("utf-8", errors="replace"))
+        return _parsed(parser.content)
+    # Whatever is wrong with somebody else's page: the parser asserts, deep JSON recurses.
+    except (OSError, ValueError, AssertionError, RecursionError):
+        return None
 
 
 class _Head(HTMLParser):
@@ -92,11 +94,12 @@ class _Head(HTMLParser):
 
 
 def _parsed(content: str | None) -> About | None:
-    """Only what this version would have written: names, and each with its type."""
-    try:
-        told = json.loads(content or "null")
-    except ValueError:
-        return None
+    """Only what this version would have written: names, and each with its type.
+
+    Raises ValueError for what is no JSON or no text.
+    """
+    told = json.loads(content or "null")
+    json.dumps(told, ensure_ascii=False).encode()  # what could not be written again is refused
     if not isinstance(told, dict):
         return None
     fields = {field.name: field.default for field in dataclasses.fields(About)}

@@ -46,6 +46,7 @@ _SMALL = '<span style="font-size:9px">{}</span>'
 _MAX_OUTLINED = 1500  # with more bars than this, outlines would hide them
 _MOST_PATH_POINTS = 4000
 _ROOM = 1.005  # to the right of the end
+_PATH_CENTRE = 0.06  # in the compute lane, below the numbers
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,12 @@ class _Drawing:
             "mostShare": MOST_SHARE,
             "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
             "grids": [
-                {"trace": grid_at + n, "firstRow": row, "ranks": step.num_ranks}
+                {
+                    "trace": grid_at + n,
+                    "firstRow": row,
+                    "ranks": step.num_ranks,
+                    "kinds": [m.kind.name for m in self._marks[n] if m.kind.has_text],
+                }
                 for n, (row, step) in enumerate(zip(self._first_row, self._steps, strict=True))
             ],
         }
@@ -166,7 +172,7 @@ class _Drawing:
         return _Stacked(found, np.concatenate(rows), colors, np.concatenate(shades))
 
     def _path_line(self) -> go.Scatter:
-        """From bar to bar through the middle of the computations, in the ink of the page."""
+        """From bar to bar along the foot of the computations, in the ink of the page."""
         points = [
             _path_points(step.path(), first)
             for step, first in zip(self._steps, self._first_row, strict=True)
@@ -198,10 +204,10 @@ class _Drawing:
             else "The page of ppbench timeline shows more where one zooms in."
         )
         text = (
-            f"{counted(num_spans, 'span')}, too many to draw one by one: what is in view is "
-            f"merged into {NUM_SLICES} slices of time per rank.<br>Each has the colour of the op "
-            "that took four fifths of its work or more, else slate, and is fainter the more it "
-            f"idles. {more}"
+            f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
+            f"one: what is in view is merged into {NUM_SLICES} slices of time per rank.<br>Each "
+            "has the colour of the op that took four fifths of its work or more, else slate, and "
+            f"is fainter the more it idles. {more}"
         )
         note = {
             "name": "note",
@@ -265,7 +271,7 @@ class _Drawing:
             "xaxis": {
                 "range": [0, self._end_ms * _ROOM],
                 "ticksuffix": " ms",
-                "showticksuffix": "last",
+                "showticksuffix": "first",  # the last is on the edge, where it is left out
                 "exponentformat": "none",
                 "separatethousands": True,
                 "zeroline": False,
@@ -330,24 +336,26 @@ def _rank_of_kind(name: str) -> tuple[bool, bool]:
 
 def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
     kind, marks = stacked.kind, stacked.marks
-    names = list(marks[0].numbers)
+    # By shade, since the legend has the first bar's colour: that of a rank's first stage.
+    order = np.argsort(stacked.shade, kind="stable")
+    shade = stacked.shade[order]
     width_ms = np.concatenate([m.width_ns for m in marks]) / NS_PER_MS
-    columns = [*(_joined(marks, name) for name in names), width_ms]
+    columns = [*(_joined(marks, name) for name in marks[0].numbers), width_ms]
     said = [text for m in marks if m.said is not None for text in m.said.texts()]
     trace = _no_bars(stacked, is_outlined=is_outlined)
     trace.update(
-        y=stacked.row + LANE_CENTRES[kind.lane],
-        base=np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS,
-        x=width_ms,
-        customdata=np.column_stack(columns),
-        hovertext=said or None,
+        y=(stacked.row + LANE_CENTRES[kind.lane])[order],
+        base=(np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS)[order],
+        x=width_ms[order],
+        customdata=np.column_stack(columns)[order],
+        hovertext=[said[n] for n in order] if said else None,
     )
     if kind.has_text:
         microbatch = np.concatenate([m.numbers["microbatch"][0] for m in marks])
-        trace.update(text=microbatch.astype(str).tolist())
+        trace.update(text=microbatch[order].astype(str).tolist())
     if len(stacked.colors) > 1:
-        trace.marker.color = [stacked.colors[n] for n in stacked.shade]
-        trace.insidetextfont.color = [stacked.inks[n] for n in stacked.shade]
+        trace.marker.color = [stacked.colors[n] for n in shade]
+        trace.insidetextfont.color = [stacked.inks[n] for n in shade]
     return trace
 
 
@@ -414,5 +422,5 @@ def _path_points(path: pd.DataFrame, first_row: float) -> tuple[Floats, Floats]:
         starts, ends = starts[kept], ends[kept]
     times = [path["start_ns"].to_numpy()[starts], path["end_ns"].to_numpy()[ends]]
     x = np.stack(times, axis=1).ravel() / NS_PER_MS
-    y = np.repeat(rank[starts] + first_row + LANE_CENTRES[Lane.COMPUTE], 2)
+    y = np.repeat(rank[starts] + first_row + _PATH_CENTRE, 2)
     return np.r_[x, np.nan], np.r_[y, np.nan]

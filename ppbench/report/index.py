@@ -20,10 +20,14 @@ NAME = "index.html"
 
 @dataclass(frozen=True)
 class Entry:
-    """A page of the folder: its address relative to the index, and what it says of itself."""
+    """A page of the folder: its file's name, and what it says of itself."""
 
-    address: str
+    name: str
     about: About
+
+    @property
+    def address(self) -> str:
+        return quote(os.fsencode(self.name))
 
 
 def write_index(folder: Path) -> None:
@@ -52,8 +56,8 @@ def render_index(folder: Path) -> str:
 def entries(folder: Path) -> list[Entry]:
     """ppbench's own pages in the folder, newest first; anything else is passed over."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
-    told = [(quote(os.fsencode(path.name)), read_about(path)) for path in paths]
-    found = [Entry(address, about) for address, about in told if about is not None]
+    told = [(path.name, read_about(path)) for path in paths]
+    found = [Entry(name, about) for name, about in told if about is not None]
     return sorted(found, key=lambda entry: entry.about.measured, reverse=True)
 
 

@@ -65,6 +65,6 @@ def _layout(unit: str) -> dict[str, object]:
         "hovermode": "closest",
         "showlegend": True,
         "legend": legend(),
-        "xaxis": {"ticksuffix": " ms", "showticksuffix": "last", "rangemode": "tozero"},
+        "xaxis": {"ticksuffix": " ms", "showticksuffix": "first", "rangemode": "tozero"},
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
     }

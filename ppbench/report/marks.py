@@ -27,10 +27,10 @@ TRANSFERS = SEND_OPS | RECV_OPS
 WAITING_TINT = 0.55
 """How white the waiting part of a transfer is."""
 CAUSE_WORDS = {
-    Cause.STAGE: "idle: waits for a stage",
-    Cause.TRANSFER: "idle: waits for a message",
+    Cause.STAGE: "idle: another stage",
+    Cause.TRANSFER: "idle: message",
     Cause.HOST: "idle: host",
-    Cause.NO_WORK: "idle: nothing left to do",
+    Cause.NO_WORK: "idle: no work left",
 }
 NO_GAP = "no gap before it"
 

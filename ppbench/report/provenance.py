@@ -13,8 +13,10 @@ def origin(runs: pd.DataFrame) -> str:
     """How many runs of how many cases, on what, measured when."""
     days = sorted({str(moment)[:10] for moment in runs["created_at"].dropna()})
     when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    num_failed = int((runs["status"] != "ok").sum())
     parts = [
         f"{counted(len(runs), 'run')} of {counted(runs['case_id'].nunique(), 'case')}",
+        f"{num_failed} failed" if num_failed else "",
         common(runs, "model_preset"),
         common(runs, "device"),
         when,

@@ -29,7 +29,7 @@ from ppbench.report.units import NS_PER_MS
 
 _IDLE_SIGNS = {Cause.STAGE: ".", Cause.TRANSFER: "~", Cause.HOST: ":", Cause.NO_WORK: " "}
 _PIPED_WIDTH = 120  # of a file or a pipe, which has no edge
-_LEAST_WIDTH = 40
+_LEAST_WIDTH = 8
 _LEAST_TICK_GAP = 12
 _DIM, _BOLD = Style(dim=True), Style(bold=True)
 _OP_OF = {words: op for op, words in OP_WORDS.items()}
@@ -59,7 +59,7 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
 
 def _ruler(num_slices: int, end_ns: int) -> str:
     """A tick at every round number of milliseconds that has room for it."""
-    end_ms = end_ns / NS_PER_MS
+    end_ms = max(end_ns, 1) / NS_PER_MS
     gap_ms = _round_up(end_ms * _LEAST_TICK_GAP / num_slices)
     ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
     for number in range(int(end_ms / gap_ms) + 1):
@@ -143,13 +143,15 @@ def _put_labels(
     for rank, begin, end, stage, microbatch in zip(
         marks.rank, first, after, stages, microbatches, strict=True
     ):
-        if begin >= end or mostly[rank, begin] != number:
+        mine = np.flatnonzero(mostly[rank, begin:end] == number)
+        if not len(mine):
             continue
+        at = begin + int(mine[0])
         text = labels.text(op, stage, microbatch)
-        if len(text) < end - begin + (0 if text.isdecimal() else 1):
-            rows[rank][begin : begin + len(text)] = text
+        if len(text) < end - at + (0 if text.isdecimal() else 1):
+            rows[rank][at : at + len(text)] = text
         elif not text.isdecimal():
-            rows[rank][begin] = op.value
+            rows[rank][at] = op.value
 
 
 def _painted(row: list[str], kinds: Sequence[Marks], mostly: Ints, has_colors: bool) -> Text:

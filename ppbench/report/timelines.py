@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step
+from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.detail import Detail
@@ -48,8 +48,13 @@ class Group:
     is_open: bool
 
 
-def planned_step(store: Store, run: pd.Series, title: str) -> Step:
+ACTION = ["op", "stage", "microbatch"]
+
+
+def planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFrame) -> Step:
     """What a run's program predicts at the run's mean costs and transfers.
+
+    Messages have the bytes of the `measured` spans.
 
     Raises UsageError when the run did not store it.
     """
@@ -59,7 +64,9 @@ def planned_step(store: Store, run: pd.Series, title: str) -> Step:
             f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
             "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
         )
-    return Step(title, spans.assign(num_bytes=0))
+    sizes = measured.drop_duplicates(ACTION).set_index(ACTION)["num_bytes"]
+    actions = pd.MultiIndex.from_frame(spans[ACTION])
+    return Step(title, spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int)))
 
 
 @dataclass(frozen=True)
@@ -115,13 +122,13 @@ def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bo
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
     of_step = spans[spans["step"] == number]
-    if of_step.empty:
+    if compute_spans(of_step).empty:
         raise no_spans(run)
     told = facts(run, step, choice)
     drawn = [Step(f"{name} · {told}", of_step)]
     if has_plan:
-        title = f"{name}, planned: replayed with its own mean costs and transfers"
-        drawn.append(planned_step(store, run, title))
+        title = " · ".join([f"{name}, planned with its own mean costs", *_told_of_plan(run)])
+        drawn.append(planned_step(store, run, title, of_step))
     return _Shown(run, name, told, tuple(drawn))
 
 
@@ -164,6 +171,10 @@ def in_seconds(figure: go.Figure) -> go.Figure:
             trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
         if trace.type == "bar" and trace.hovertext is not None:
             trace.hovertext = [text.replace(" ms", " s") for text in trace.hovertext]
+    if figure.layout.meta and "detail" in figure.layout.meta:
+        for trace in figure.layout.meta["detail"]["traces"]:
+            said = trace.get("said", {"words": []})
+            said["words"] = [text.replace(" ms", " s") for text in said["words"]]
     return figure
 
 
@@ -176,6 +187,11 @@ def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
         f"theory {percent(run['bubble_fraction_theory'])}",
     ]
     return " · ".join([*parts, "oversubscribed"] if is_oversubscribed(run) else parts)
+
+
+def _told_of_plan(run: pd.Series) -> list[str]:
+    planned = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
+    return told_of_step(pd.Series({name: run.get(column) for name, column in planned.items()}))
 
 
 def told_of_step(step: pd.Series) -> list[str]:

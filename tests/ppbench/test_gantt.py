@@ -88,14 +88,14 @@ def test_rank_0_is_on_top_and_transfers_lie_in_thin_lanes_below_compute() -> Non
 
 def test_idle_time_has_a_bar_for_every_cause_and_says_what_it_waits_for() -> None:
     bars = traces(drawn(spans()))
-    stage = bars["idle: waits for a stage"]
+    stage = bars["idle: another stage"]
     assert list(zip(stage.base, stage.x, strict=True)) == [(10.0, 24.0), (0.0, 10.0)]
     assert stage.hovertext == (
         "until stage 1 (rank 1) has made the gradient",
         "until stage 0 (rank 0) has made the forward",
     )
-    assert list(bars["idle: waits for a message"].x) == [2.0, 2.0]
-    assert list(bars["idle: nothing left to do"].base) == [34.0]
+    assert list(bars["idle: message"].x) == [2.0, 2.0]
+    assert list(bars["idle: no work left"].base) == [34.0]
     assert "idle: host" not in bars
 
 
@@ -166,7 +166,7 @@ def test_more_bars_than_can_be_drawn_become_an_overview_and_a_plain_note(many) -
     assert np.shape(grid.z) == (4, NUM_SLICES)
     assert all(len(t.x) == 1 for t in figure.data if t.type == "bar" and t.legendgroup)
     (note,) = figure.layout.annotations
-    assert f"{len(many):,} spans, too many to draw one by one" in note.text
+    assert f"{len(many):,} spans make 24,015 bars, too many to draw one by one" in note.text
     assert f"at most {MOST_BARS:,} bars" not in note.text  # a picture cannot be zoomed
 
 

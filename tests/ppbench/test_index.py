@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class _Index(HTMLParser):
             self.cells.append("")
 
     def handle_data(self, data):
-        if self.cells and self.tags[-1] in ("td", "a", "code"):
+        if self.cells and self.tags[-1] in ("td", "a", "code", "span"):
             self.cells[-1] += data
 
 
@@ -57,7 +58,7 @@ def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: P
     page(tmp_path / "line.html", title="line", kind="timeline", measured="2026-03-01 00:00:00")
     index = _Index(render_index(tmp_path))
     assert index.links == ["./new.html", "./old.html", "./line.html"]
-    assert index.cells[:5] == ["new", "2026-02-01 00:00", "3", "7", "0"]
+    assert index.cells[:5] == ["new new.html", "2026-02-01 00:00", "3", "7", "0"]
 
 
 def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) -> None:
@@ -115,7 +116,7 @@ def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> No
     nasty = {"title": NASTY, "fastest": NASTY, "commit": NASTY, "measured": NASTY}
     page(tmp_path / "a <b>&\"' ü?#.html", **nasty)
     index = _Index(render_index(tmp_path))
-    assert index.cells[0] == NASTY
+    assert index.cells[0] == f"{NASTY} a <b>&\"' ü?#.html"
     assert "b" not in index.tags
     assert index.tags.count("script") == 1
     assert index.links == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]
@@ -189,3 +190,21 @@ def test_a_store_of_one_run_has_its_report_told(tmp_path: Path) -> None:
     store = store_with(tmp_path, [run_row(1, Case(), commit=None, created_at=None)])
     about = about_report("t", store.runs(), ())
     assert (about.measured, about.commit) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<![foo[bar]]>",
+        '<meta name="ppbench-report" content="' + "[" * 8000 + '">',
+        """<meta name="ppbench-report" content='{"kind": "report", "title": "\\ud800"}'>""",
+    ],
+)
+def test_a_page_that_cannot_be_read_is_passed_over(tmp_path: Path, head: str) -> None:
+    (tmp_path / "foreign.html").write_text(f"<!doctype html>{head}")
+    assert _Index(render_index(tmp_path)).links == []
+
+
+def test_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.html")
+    assert _Index(render_index(tmp_path)).links == []

@@ -39,7 +39,7 @@ def test_idle_time_has_the_sign_of_its_cause() -> None:
     text = draw_steps([Step("", spans())], plain())
     assert {".", "~"} <= set(row(text, 0))
     assert not row(text, 1).endswith(".")  # nothing left to do is blank
-    for words in ("F forward", "B backward", ". idle: waits for a stage", "~ idle: waits"):
+    for words in ("F forward", "B backward", ". idle: another stage", "~ idle: message"):
         assert words in text
 
 

@@ -24,7 +24,7 @@ const figures = (() => {
       },
       data: {
         bar: [{ marker: { line: { color: paper } }, error_x: { color: quiet }, error_y: { color: quiet } }],
-        scatter: [{ marker: { color: ink, line: { color: paper } } }],
+        scatter: [{ marker: { color: ink, line: { color: paper } }, line: { color: ink } }],
       },
     };
   }
@@ -39,32 +39,21 @@ const figures = (() => {
     return Math.max(1, Math.min(fitting, titles.length, maxColumns));
   }
 
-  // On a phone the legend of a timeline takes more rows, and the figure grows by them.
   const NARROW = 640;
-  const LEGEND_ROW = 20;
+  const SMALL_LEGEND = { font: { size: 11 }, maxheight: 1000 };
 
-  function withNarrowLegend(figure) {
-    const { layout } = figure;
-    const items = figure.data.filter((trace) => trace.showlegend !== false).length;
-    const small = { font: { size: 11 }, maxheight: 1000 };
-    const columns = layout.meta?.panels ? {} : { entrywidthmode: "fraction", entrywidth: 0.5 };
-    layout.legend = { ...layout.legend, ...small, ...columns };
-    if (!layout.meta?.panels) grow(layout, (Math.ceil(items / 2) - 1) * LEGEND_ROW);
-  }
-
-  function grow(layout, px) {
-    layout.margin = { ...layout.margin, t: layout.margin.t + px };
-    layout.height += px;
-  }
-
-  // Names of series are of any length: how many rows they take above panels is known once drawn.
+  // Names are of any length: how many rows a legend takes is known once it is drawn, and the figure
+  // grows by what is missing above its panels' titles or its first rank.
   const PANEL_TITLE = 34;
+  const FIRST_RANK = 10;
 
   function withRoomForLegend(div) {
     const { layout, data } = div;
-    const missing = (div._fullLayout.legend?._height ?? 0) + PANEL_TITLE - layout.margin.t;
-    if (!layout.meta?.panels || missing <= 1) return;
-    grow(layout, missing);
+    const below = layout.meta?.panels ? PANEL_TITLE : FIRST_RANK;
+    const missing = (div._fullLayout.legend?._height ?? 0) + below - layout.margin.t;
+    if (missing <= 1) return;
+    layout.margin = { ...layout.margin, t: layout.margin.t + missing };
+    layout.height += missing;
     Plotly.react(div, data, layout, CONFIG);
   }
 
@@ -77,7 +66,7 @@ const figures = (() => {
     }
     const isNarrow = div.clientWidth < NARROW;
     withFronts(figure, isNarrow);
-    if (isNarrow) withNarrowLegend(figure);
+    if (isNarrow) Object.assign(figure.layout.legend ??= {}, SMALL_LEGEND);
     div.dataset.narrow = isNarrow;
     figure.layout.template = template();
     // Of a figure that is drawn already plotly would keep the width.
@@ -94,12 +83,13 @@ const figures = (() => {
     div.toggleAttribute("data-has-cases", whole.data.some((trace) => trace.ids));
     const figure = figureOf(whole, selected);
     div.toggleAttribute("data-empty", figure === null);
-    if (figure === null) return Plotly.purge(div);
+    if (figure === null) return null; // hidden by the style sheet
     if (isHidden(div)) return wait(div);
     const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
     fitTitles(div, layout);
     placeNote(div, layout);
+    keepView(div, data, layout);
     Plotly.react(div, data, layout, CONFIG);
     withRoomForLegend(div);
     if (layout.meta?.detail) attachDetail(div, CONFIG);

@@ -64,6 +64,7 @@
     document.getElementById("clear").hidden = !selected;
     document.getElementById("nothing").hidden = !(selected && selected.size === 0);
     document.body.classList.toggle("nothing-selected", selected?.size === 0);
+    document.body.classList.toggle("filtered", selected !== null);
   }
 
   function showEntries(selected) {

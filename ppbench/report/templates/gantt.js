@@ -78,9 +78,21 @@ function marksInView(traces, view, most) {
 
 const inMs = (ms) => ms.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
+// The legend has the colour of the first bar: that of a rank's first stage, if one is in view.
+function firstShadeFirst(trace, places) {
+  const shade = trace.later("shade", trace.shade, 1);
+  const sorted = { first: [], others: [] };
+  for (let n = 0; n < places.length; n += 2) {
+    const list = shade[places[n]] === 0 ? sorted.first : sorted.others;
+    list.push(places[n], places[n + 1]);
+  }
+  return sorted.first.concat(sorted.others);
+}
+
 // The arrays with which plotly draws the marks at these places; text in those of `least` ms or more,
 // because measuring text that does not fit takes most of the time.
-function barsOf(trace, places, quantumMs, least) {
+function barsOf(trace, found, quantumMs, least) {
+  const places = trace.colors ? firstShadeFirst(trace, found) : found;
   const count = places.length / 2;
   const at = (n) => places[2 * n];
   const taken = (values) => Float64Array.from({ length: count }, (_, n) => values[at(n)]);
@@ -135,7 +147,7 @@ function slicesOf(kinds, grid, start, end, numSlices) {
 }
 
 // The overview of one step for what is in view, as plotly draws it.
-function gridOf(kinds, grid, view, { slices: numSlices, mostShare }) {
+function gridOf(kinds, grid, view, { slices: numSlices, mostShare, laneHeight }) {
   const { spent, counts } = slicesOf(kinds, grid, view.start, view.end, numSlices);
   const [z, customdata, text] = [[], [], []];
   for (let rank = 0; rank < grid.ranks; rank++) {
@@ -156,7 +168,8 @@ function gridOf(kinds, grid, view, { slices: numSlices, mostShare }) {
     text.push(words);
   }
   const dx = (view.end - view.start) / numSlices;
-  return { z, customdata, text, x0: view.start + dx / 2, dx };
+  const ygap = Math.max(1, Math.round(view.rowPx * (1 - laneHeight)));
+  return { z, customdata, text, x0: view.start + dx / 2, dx, ygap };
 }
 
 const TEXT_PX = { width: 8, height: 11 };
@@ -165,9 +178,10 @@ function viewOf(div) {
   const { xaxis, yaxis } = div._fullLayout;
   const [start, end] = xaxis.range;
   const [top, bottom] = [...yaxis.range].sort((a, b) => a - b);
-  const lanePx = (yaxis._length / (bottom - top)) * div.layout.meta.detail.laneHeight;
+  const rowPx = yaxis._length / (bottom - top);
+  const lanePx = rowPx * div.layout.meta.detail.laneHeight;
   const least = lanePx < TEXT_PX.height ? Infinity : ((end - start) / xaxis._length) * TEXT_PX.width;
-  return { start, end, top, bottom, least };
+  return { start, end, top, bottom, rowPx, least };
 }
 
 const NOTHING = { base: [null], x: [null], y: [null], customdata: null, text: null, hovertext: null };
@@ -193,8 +207,12 @@ function showView(data, told, traces, view) {
     const total = found.reduce((sum, places) => sum + places.length / 2, 0);
     return `${total.toLocaleString("en-US")} bars in view, each drawn by itself.`;
   }
-  const kinds = traces.filter((trace) => trace.hasText).map((trace) => ({ ...trace, name: data[trace.trace].name }));
-  for (const grid of told.grids) Object.assign(data[grid.trace], gridOf(kinds, grid, view, told));
+  const isHidden = (trace) => data[trace.trace].visible === "legendonly";
+  const kinds = traces.map((trace) => ({ ...trace, name: data[trace.trace].name, rows: isHidden(trace) ? [] : trace.rows }));
+  for (const grid of told.grids) {
+    const own = grid.kinds.map((name) => kinds.find((kind) => kind.name === name));
+    Object.assign(data[grid.trace], gridOf(own, grid, view, told));
+  }
   return told.note;
 }
 
@@ -206,7 +224,8 @@ function fitTitles(div, layout) {
   for (const title of (layout.annotations ?? []).filter((one) => one.name === "title")) {
     const parts = title.text.replace(/<\/?b>/g, "").split(" · ");
     while (parts.length > 1 && parts.join(" · ").length > room) parts.pop();
-    title.text = `<b>${parts.join(" · ")}</b>`;
+    const shown = parts.join(" · ");
+    title.text = `<b>${shown.length > room ? `${shown.slice(0, Math.max(1, room - 1))}…` : shown}</b>`;
   }
 }
 
@@ -233,7 +252,10 @@ const columnsOf = new WeakMap();
 function attachDetail(div, config) {
   const told = div.layout.meta.detail;
   told.note = noteOf(div).textContent;
-  if (columnsOf.has(div)) return;
+  if (columnsOf.has(div)) {
+    showInView(div, config);
+    return;
+  }
   // When the columns, at the page's end, have been read, and the overview is on the screen.
   const ahead = globalThis.requestIdleCallback ?? setTimeout;
   const idle = parsed().then(() => new Promise((done) => ahead(done, { timeout: 500 })));
@@ -242,6 +264,19 @@ function attachDetail(div, config) {
   div.on("plotly_relayout", (change) => {
     if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div, config);
   });
+  div.on("plotly_restyle", () => showInView(div, config));  // a name was clicked in the legend
+}
+
+// What one has zoomed in on and hidden stays, when a figure is drawn anew for other colours or paper.
+function keepView(div, data, layout) {
+  if (!div.layout || !div._fullLayout?.xaxis || layout.meta?.panels) return;
+  for (const axis of ["xaxis", "yaxis"]) {
+    if (layout[axis]?.range) layout[axis].range = [...div._fullLayout[axis].range];
+  }
+  const visible = new Map(div.data.filter((trace) => trace.type !== "heatmap").map((trace) => [trace.name, trace.visible]));
+  for (const trace of data) {
+    if (visible.get(trace.name) !== undefined) trace.visible = visible.get(trace.name);
+  }
 }
 
 async function parsed() {

@@ -14,8 +14,3 @@ async function unpackBytes(script) {
 async function unpackText(script) {
   return new TextDecoder().decode(await unpackBytes(script));
 }
-
-// Promise of the value whose JSON was packed.
-async function unpack(script) {
-  return JSON.parse(await unpackText(script));
-}
