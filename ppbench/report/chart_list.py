@@ -110,7 +110,8 @@ def _steps(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
     if steps["step_with_optimizer_ns"].dropna().empty:
         return []
     words = (
-        "Full times of the measured steps. A box holds the middle half of them, its whiskers the "
-        "others but for outliers. Each panel has its own scale, which need not begin at zero."
+        "Full times of the measured steps; of fewer than 8, each by itself. A box holds the "
+        "middle half, its whiskers the others but for outliers. Each panel has its own scale, "
+        "which need not begin at zero."
     )
     return [Chart("steps", "Step times", words, charts.step_times(runs, steps, axes))]

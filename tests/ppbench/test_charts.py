@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 from stored_runs import run_row, store_with, traces
 
 from ppbench.config.case import Case
@@ -255,21 +256,35 @@ def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> 
     assert [bar.marker.color for bar in drawn.values()] == list(PART_COLORS.values())
 
 
-def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> None:
+def times_of(times_ms: list[int]) -> go.Figure:
+    """One run with such steps, the last of which stands apart."""
     runs = pd.DataFrame([run_row(0, Case())])
-    times_ms = [10, 12, 14, 16, 40]
+    count = len(times_ms)
     steps = pd.DataFrame(
         {
             "run_id": runs["run_id"][0],
-            "step": range(5),
+            "step": range(count),
             "step_with_optimizer_ns": [t * 1_000_000 for t in times_ms],
-            "is_outlier": [False, False, False, False, True],
+            "is_outlier": [n == count - 1 for n in range(count)],
         }
     )
-    figure = charts.step_times(runs, steps, ())
+    return charts.step_times(runs, steps, ())
+
+
+def test_few_steps_are_points_since_their_quartiles_say_nothing() -> None:
+    figure = times_of([10, 12, 40])
+    assert not [trace for trace in figure.data if trace.type == "box"]
+    points, median, outlier = figure.data
+    assert list(points.x) == [10.0, 12.0]
+    assert list(outlier.x) == [40.0]
+    assert "of 3 steps" in median.customdata[0][1]
+
+
+def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> None:
+    figure = times_of([10, 11, 12, 13, 14, 15, 16, 17, 40])
     (box,) = [trace for trace in figure.data if trace.type == "box"]
     assert [float(end[0]) for end in (box.q1, box.median, box.q3)] == [12.0, 14.0, 16.0]
-    assert [float(end[0]) for end in (box.lowerfence, box.upperfence)] == [10.0, 16.0]
+    assert [float(end[0]) for end in (box.lowerfence, box.upperfence)] == [10.0, 17.0]
     outlier = traces(figure)["outlier"]
     assert (list(outlier.x), list(outlier.ids)) == ([40.0], [Case().case_id])
 

@@ -21,22 +21,26 @@ from ppbench.report.panels import Panels, arrange_rows, figure_text
 from ppbench.report.style import NEUTRAL
 from ppbench.report.units import NS_PER_MS, counted
 
+LEAST_FOR_BOX = 8
+"""Quartiles of fewer steps say nothing; they are shown one by one."""
 _QUARTILES = {"fastest": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "slowest": 1.0}
 
 
 def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> go.Figure:
-    """The full times of all steps of every ok case, in ms: boxes; outliers as points.
+    """The full times of all steps of every ok case, in ms: boxes, or points where steps are few.
 
     `runs` and `steps` are rows of the store's tables, `axes` the varying settings. A box goes from
     the first to the third quartile over the steps of all launches, with the median inside; its
-    whiskers reach to the fastest and the slowest step that does not stand apart. Each panel has a
-    scale of its own, which need not begin at zero.
+    whiskers reach to the fastest and the slowest step that does not stand apart; those that do are
+    points. Each panel has a scale of its own, which need not begin at zero.
     """
     told = _of_cases(ok_runs(runs), steps)
     cases = by_case(runs, axes).merge(_boxes(told), on="case_id")
     panels = arrange_rows(cases, axes)
     figure = blank(panels, "ms per step", {"tickformat": ",~r"})
-    figure.add_traces([*_drawn(panels), *_medians(panels), *_outliers(panels, told)])
+    figure.add_traces(
+        [*_drawn(panels), *_few(panels, told), *_medians(panels), *_outliers(panels, told)]
+    )
     return figure
 
 
@@ -62,7 +66,10 @@ def _boxes(steps: pd.DataFrame) -> pd.DataFrame:
 
 def _drawn(panels: Panels) -> Iterator[go.Box]:
     colors = schedule_colors(panels.cases["schedule"])
-    for schedule, panel, cases, _ in by_schedule(panels):
+    for schedule, panel, every, _ in by_schedule(panels):
+        cases = every[every["num_steps"] >= LEAST_FOR_BOX]
+        if cases.empty:
+            continue
         yield go.Box(
             **of_cases(cases, panel),
             name=figure_text(schedule),
@@ -104,11 +111,30 @@ def _box_text(cases: pd.DataFrame) -> pd.Series:
 
 
 def _case_text(case: pd.Series) -> str:
+    if case["num_steps"] < LEAST_FOR_BOX:
+        return f" of {counted(int(case['num_steps']), 'step')}"
     return (
         f"<br>half of {counted(int(case['num_steps']), 'step')}: "
         f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
         f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
     )
+
+
+def _few(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
+    colors = schedule_colors(panels.cases["schedule"])
+    few = panels.cases[panels.cases["num_steps"] < LEAST_FOR_BOX]
+    columns = ["case_id", "panel", "x", "schedule"]
+    usual = steps[~steps["is_apart"]].merge(few[columns], on="case_id")
+    for (schedule, panel), points in usual.groupby(["schedule", "panel"]):
+        yield go.Scatter(
+            **panels.at(points["x"], points["ms"]),
+            **of_cases(points, int(str(panel))),
+            name=figure_text(schedule),
+            showlegend=False,
+            mode="markers",
+            marker={"size": 7, "color": colors[str(schedule)]},
+            hoverinfo="skip",
+        )
 
 
 def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
