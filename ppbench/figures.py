@@ -145,7 +145,7 @@ FIGURES = (*OF_RUNS, *OF_CASES)
 def draw(
     name: str,
     results: Results,
-    runs: Sequence[str] | None = None,
+    runs: str | Sequence[str] | None = None,
     theme: str = "light",
     **options: object,
 ) -> go.Figure:
@@ -168,7 +168,7 @@ def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Se
     """The named runs, or the last ok one."""
     if run is None:
         return [_measured(results)[0].iloc[-1]]
-    chosen = results.named([run] if isinstance(run, str) else run).runs
+    chosen = results.named(run).runs
     return [row for _, row in chosen.iterrows()]
 
 

@@ -28,7 +28,7 @@ def picture(
     """
     check_suffix(output, IMAGE_SUFFIXES)
     store = open_store(results)
-    runs = chosen(store, names) if names else Results(store, store.last_sweep())
+    runs = chosen(store, []) if names else Results(store, store.last_sweep())
     drawing = figures.draw(name, runs, names or None, theme, **(options or {}))
     write_file(output, [drawn(drawing, output.suffix, size)])
     return output

@@ -464,15 +464,6 @@ class Store:
         paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
         return self._read(name, [path for path in paths if path.exists()])
 
-    def copy_table(self, name: str, run_ids: Iterable[str], path: Path) -> None:
-        """Write the rows that the given runs have in a table to one parquet file.
-
-        Columns have the types that the store documents. Raises StoreError.
-        """
-        wanted = set(run_ids)
-        frame = self.runs() if name == "runs" else self.table(name, sorted(wanted))
-        _write_parquet(_as_table(frame[frame["run_id"].isin(wanted)], TABLES[name]), path)
-
     def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
         tables = [_schema(TABLES[name]).empty_table()]
         for path in paths:
@@ -530,8 +521,16 @@ def no_spans(run: pd.Series) -> StoreError:
     )
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    with whole_file(path) as file:
+def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
+    """Write rows of a table to one parquet file, with the types that the store documents.
+
+    Raises StoreError, which names the `option` to change if there is one.
+    """
+    _write_parquet(_as_table(rows, TABLES[name]), path, option)
+
+
+def _write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
+    with whole_file(path, option) as file:
         pq.write_table(table, file, compression="zstd")
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import kaleido
 import pytest
-from stored_runs import NASTY, demo_store
+from stored_runs import NASTY, demo_store, run_row, store_with
 
 import ppbench
+from ppbench.config.case import Case
 from ppbench.errors import UsageError
 from ppbench.format import Theme
 from ppbench.picturing import picture
@@ -131,3 +132,12 @@ def test_dates_of_a_pdf_are_settled() -> None:
     other = dated.replace(b"2026", b"2027")
     assert images._settled(dated) == images._settled(other)
     assert len(images._settled(dated)) == len(dated)
+def test_timelines_are_drawn_in_the_order_of_the_names(tmp_path: Path) -> None:
+    rows = [run_row(n, Case(schedule=name)) for n, name in enumerate(("afab", "1f1b"))]
+    store, path = store_with(tmp_path / "results", rows), tmp_path / "a.json"
+    names = ["last", rows[0]["run_id"]]
+    picture("timeline", names, path, Size(), Theme.light, store.folder)
+    titles = json.loads(path.read_text())["layout"]["annotations"]
+    assert [title["text"][:7] for title in titles] == ["<b>1f1b", "<b>afab"]
+
+
