@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,7 +94,6 @@ def test_an_unreadable_file_is_warned_of_and_left_out(demo: Store) -> None:
         assert len(ppbench.load(demo.folder)) == 6
 
 
-def complete(folder: Path) -> Results:
 def test_runs_are_in_the_order_of_their_names_and_each_once(results: Results) -> None:
     first, second = results.runs["run_id"].iloc[[0, 1]]
     chosen = results.named([second, first, second])
@@ -118,6 +118,7 @@ def test_a_name_by_itself_is_one_run_and_no_name_is_none(results: Results) -> No
             ask()
 
 
+def complete(folder: Path) -> Results:
     """Two runs with what newer versions store as well."""
     parts = dict.fromkeys([*PART_COLUMNS.values(), "bubble_mean"], 0.05)
     rows = [
@@ -164,6 +165,9 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
         figures.levels_of_memory(results, list(results.runs["run_id"][:2]))
     with pytest.raises(UsageError, match="status is oom; it has no timeline"):
         figures.timeline(results, run="last")
+    shutil.rmtree(results.store.folder / "steps")
+    with pytest.raises(UsageError, match="none of the 7 runs tells how long its steps took"):
+        figures.steps(results)
     failed = ppbench.load(
         store_with(tmp_path / "failed", [run_row(1, Case(), status="oom", error=NASTY)]).folder
     )
