@@ -134,6 +134,7 @@ def test_dates_of_a_pdf_are_settled() -> None:
     assert len(images._settled(dated)) == len(dated)
 def test_timelines_are_drawn_in_the_order_of_the_names(tmp_path: Path) -> None:
     rows = [run_row(n, Case(schedule=name)) for n, name in enumerate(("afab", "1f1b"))]
+        ("throughput", ".svg", r"\.svg: a suffix alone; write a name before it"),
     store, path = store_with(tmp_path / "results", rows), tmp_path / "a.json"
     names = ["last", rows[0]["run_id"]]
     picture("timeline", names, path, Size(), Theme.light, store.folder)
