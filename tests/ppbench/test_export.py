@@ -17,7 +17,8 @@ from stored_runs import NASTY, run_row, store_with
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.exporting import export
-from ppbench.format import TableFormat
+from ppbench.format import Format, TableFormat
+from ppbench.listing import render
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
 
@@ -41,6 +42,12 @@ def test_markdown_has_chosen_columns_with_units_in_their_headings(demo: Store) -
     assert (told["schedule"], told["ranks"], told["tokens/s"]) == ("afab", "1", "600")
     assert (told["step ms"], told["peak MiB"], told["bubble"]) == ("56.0", "100.0", "25.0 %")
     assert "stages per rank" not in headings  # no column that is empty
+
+
+def test_a_cell_of_markdown_is_one_line_of_text() -> None:
+    frame = pd.DataFrame({"error": ["<b>a|b</b>\r\nR&D &lt;"]})
+    last = render(frame, Format.markdown, ["error"]).splitlines()[-1]
+    assert last == "| &lt;b>a\\|b&lt;/b> R&amp;D &amp;lt; |"
 
 
 def test_parquet_has_the_types_that_the_store_documents(demo: Store, tmp_path: Path) -> None:
