@@ -18,7 +18,7 @@ from ppbench.export.tracks import Trace, trace_of
 from ppbench.format import Format, TableFormat
 from ppbench.listing import render
 from ppbench.results import Results
-from ppbench.store import TABLES, Store, check_ok, no_spans
+from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
 
 ALL_STEPS = "all"
 CHROME_SUFFIXES = (".json.gz", ".json")
@@ -95,7 +95,7 @@ def export(
     if how is TableFormat.parquet:
         if output is None:
             raise UsageError("--format parquet: is no text to print; name a file with -o FILE")
-        runs.store.copy_table(table, runs.runs["run_id"], output)
+        write_rows(table, runs.table(table), output, "-o")
         return str(output)
     text = _as_text(runs.table(table), table, Format(how.value))
     if output is None:

@@ -84,7 +84,10 @@ def pareto(results: Results, theme: str = "light") -> go.Figure:
 def steps(results: Results, theme: str = "light") -> go.Figure:
     """How long the measured steps of every case took, and how they spread."""
     runs, axes = _measured(results)
-    return _styled(charts.step_times(runs, _rows(results, "steps", runs), axes), theme)
+    rows = _rows(results, "steps", runs)
+    if rows["step_with_optimizer_ns"].isna().all():
+        raise _untold(results, "how long its steps took")
+    return _styled(charts.step_times(runs, rows, axes), theme)
 
 
 def timeline(
@@ -145,7 +148,7 @@ FIGURES = (*OF_RUNS, *OF_CASES)
 def draw(
     name: str,
     results: Results,
-    runs: Sequence[str] | None = None,
+    runs: str | Sequence[str] | None = None,
     theme: str = "light",
     **options: object,
 ) -> go.Figure:
@@ -168,7 +171,7 @@ def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Se
     """The named runs, or the last ok one."""
     if run is None:
         return [_measured(results)[0].iloc[-1]]
-    chosen = results.named([run] if isinstance(run, str) else run).runs
+    chosen = results.named(run).runs
     return [row for _, row in chosen.iterrows()]
 
 
@@ -190,8 +193,12 @@ def _measured(
         )
     told = measured.dropna(subset=list(columns))
     if told.empty:
-        raise UsageError(f"none of the {len(results)} runs tells {what}; nothing to draw")
+        raise _untold(results, what)
     return told, varying_axes(told)
+
+
+def _untold(results: Results, what: str) -> UsageError:
+    return UsageError(f"none of the {len(results)} runs tells {what}; nothing to draw")
 
 
 def _rows(results: Results, table: str, runs: pd.DataFrame) -> pd.DataFrame:

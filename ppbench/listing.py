@@ -190,11 +190,14 @@ def _markdown(frame: pd.DataFrame, columns: list[str]) -> str:
         "| " + " | ".join(field.heading for field in fields) + " |",
         "|" + "|".join("---:" if field.is_number else "---" for field in fields) + "|",
     ]
-    lines += [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        for row in _cells(frame, columns)
-    ]
+    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in _cells(frame, columns)]
     return "\n".join(lines)
+
+
+def _escaped(cell: str) -> str:
+    """Text for a cell of a markdown table: one line, and no markup of HTML."""
+    line = " ".join(cell.splitlines())
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _table(frame: pd.DataFrame, columns: list[str]) -> str:

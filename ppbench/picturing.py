@@ -26,9 +26,9 @@ def picture(
 
     `options` are those of `figures.timeline` that differ from its defaults.
     """
-    check_suffix(output, IMAGE_SUFFIXES)
+    suffix = check_suffix(output, IMAGE_SUFFIXES)
     store = open_store(results)
-    runs = chosen(store, names) if names else Results(store, store.last_sweep())
+    runs = chosen(store, []) if names else Results(store, store.last_sweep())
     drawing = figures.draw(name, runs, names or None, theme, **(options or {}))
-    write_file(output, [drawn(drawing, output.suffix, size)])
+    write_file(output, [drawn(drawing, suffix, size)])
     return output

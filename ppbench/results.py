@@ -18,12 +18,12 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.errors import UsageError, nearest
-from ppbench.store import TABLES, Store
+from ppbench.store import LAST, TABLES, Store
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Some runs of a store, at least one, oldest first."""
+    """Some runs of a store, at least one, oldest first or in the order they were named in."""
 
     store: Store
     runs: pd.DataFrame
@@ -69,7 +69,7 @@ class Results:
         """Every timed action of every run; `table("spans", ["RUN"])` reads those of some."""
         return self.table("spans")
 
-    def table(self, name: str, runs: Iterable[str] | None = None) -> pd.DataFrame:
+    def table(self, name: str, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
         """A table of the store by its name, of all these runs or of the given ids or prefixes."""
         if name not in TABLES:
             raise UsageError(f'table: unknown "{name}"{nearest(name, TABLES)}')
@@ -107,9 +107,17 @@ class Results:
                 raise UsageError(f"select: no run has {column} {value!r}; there are: {values}")
         return Results(self.store, runs)
 
-    def named(self, names: Iterable[str]) -> Results:
-        ids = [self.store.find(name, self.runs)["run_id"] for name in names]
-        return Results(self.store, self.runs[self.runs["run_id"].isin(ids)])
+    def named(self, names: str | Iterable[str]) -> Results:
+        """The runs called so, as `run` has it, each once and in this order. Raises UsageError."""
+        asked = [names] if isinstance(names, str) else list(names)
+        if not asked:
+            raise UsageError(f'runs: none is named; give ids, prefixes of ids or "{LAST}"')
+        ids = list(dict.fromkeys(self.store.find(name, self.runs)["run_id"] for name in asked))
+        chosen = self.runs[self.runs["run_id"].isin(ids)]
+        return Results(
+            self.store,
+            chosen.sort_values("run_id", key=lambda run: run.map(ids.index), kind="stable"),
+        )
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -94,6 +94,7 @@ _CASE_MEANINGS = {
     "emulated_seed": "seed of the jitter",
 }
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_NEEDED = ("run_id", "status")  # every version of `runs` has them; all tables have the first
 _STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
 
 
@@ -463,23 +464,14 @@ class Store:
         paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
         return self._read(name, [path for path in paths if path.exists()])
 
-    def copy_table(self, name: str, run_ids: Iterable[str], path: Path) -> None:
-        """Write the rows that the given runs have in a table to one parquet file.
-
-        Columns have the types that the store documents. Raises StoreError.
-        """
-        wanted = set(run_ids)
-        frame = self.runs() if name == "runs" else self.table(name, sorted(wanted))
-        _write_parquet(_as_table(frame[frame["run_id"].isin(wanted)], TABLES[name]), path)
-
     def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
-        tables = [_empty(TABLES[name])]
+        tables = [_schema(TABLES[name]).empty_table()]
         for path in paths:
             try:
-                tables.append(pq.read_table(path))
+                tables.append(_rows_of(pq.read_table(path), name))
             except (OSError, pa.ArrowException) as error:
-                self._on_skip(f"{path}: skipped, not a readable parquet file: {error}")
-        table = pa.concat_tables(tables, promote_options="permissive")
+                self._on_skip(f"{path}: skipped, not a readable parquet file of {name}: {error}")
+        table = pa.concat_tables(tables)
         return _with_settings_read(table) if name == "runs" else table.to_pandas()
 
     def every_run(self) -> pd.DataFrame:
@@ -529,8 +521,16 @@ def no_spans(run: pd.Series) -> StoreError:
     )
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    with whole_file(path) as file:
+def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
+    """Write rows of a table to one parquet file, with the types that the store documents.
+
+    Raises StoreError, which names the `option` to change if there is one.
+    """
+    _write_parquet(_as_table(rows, TABLES[name]), path, option)
+
+
+def _write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
+    with whole_file(path, option) as file:
         pq.write_table(table, file, compression="zstd")
 
 
@@ -560,14 +560,33 @@ def _as_table(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pa.Table:
     unknown = set(frame.columns) - {column.name for column in columns}
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
     frame = _with_settings_stored(frame)
-    schema = pa.schema([(column.name, column.type) for column in columns])
+    schema = _schema(columns)
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
 
 
-def _empty(columns: tuple[Column, ...]) -> pa.Table:
-    return pa.schema([(column.name, column.type) for column in columns]).empty_table()
+def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+    return pa.schema([(column.name, column.type) for column in columns])
+
+
+def _rows_of(table: pa.Table, name: str) -> pa.Table:
+    """What a file has of a table: columns as documented here, null where its version lacks them.
+
+    Rows that belong to no run are left out. Raises ArrowException for a file of another kind.
+    """
+    schema = _schema(TABLES[name])
+    for needed in _NEEDED if name == "runs" else _NEEDED[:1]:
+        if needed not in table.schema.names:
+            raise pa.ArrowInvalid(f"it has no column {needed}")
+    cast = [
+        table[field.name].cast(field.type)
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    rows = pa.table(cast, schema=schema)
+    return rows.filter(rows["run_id"].is_valid())
 
 
 def columns_as_markdown() -> str:

@@ -14,12 +14,19 @@ GZIPPED = ".gz"
 _LEVEL = 6
 
 
-def check_suffix(path: Path, expected: Sequence[str], hint: str = "") -> None:
-    """Raises UsageError when the name ends in none of the `expected` suffixes."""
-    if not path.name.endswith(tuple(expected)):
-        *others, last = expected
-        names = f"{', '.join(others)} or {last}" if others else last
-        raise UsageError(f"{path}: what to write is told by the name; it must end in {names}{hint}")
+def check_suffix(path: Path, expected: Sequence[str], hint: str = "") -> str:
+    """Which of the `expected` suffixes the name ends in.
+
+    Raises UsageError when it is none of them, and when it is all that there is of the name.
+    """
+    if path.name in expected:
+        raise UsageError(f"{path}: a suffix alone; write a name before it")
+    for suffix in expected:
+        if path.name.endswith(suffix):
+            return suffix
+    *others, last = expected
+    names = f"{', '.join(others)} or {last}" if others else last
+    raise UsageError(f"{path}: what to write is told by the name; it must end in {names}{hint}")
 
 
 def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:

@@ -22,6 +22,9 @@ _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
 _WIDTH_PX, _HEIGHT_PX = 1100, 450
 _LEAST_PANEL_PX = 240
+_CHARACTER_PX = 7
+_KEY_PX, _LEGEND_ROW_PX = 40, 29  # of a legend: a series' sign with its gaps; a row
+_ROW_NAME_PX = 20  # the gaps beside the name of a row of cases
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
 _EPOCH = rb"/\1 (D:19700101000000"
@@ -71,14 +74,37 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
 
 
 def _arranged(figure: go.Figure, width: int) -> go.Figure:
-    """A copy with its panels in as many columns as there is room for."""
+    """A copy with its panels in as many columns as there is room for, and its legend above."""
     copy = go.Figure(figure)
     meta = copy.layout.meta
     panels = meta.get("panels") if isinstance(meta, Mapping) else None
     if panels is None:
         return copy
     most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
-    return copy.update_layout(arrangement_of(panels, max(1, most)))
+    copy.update_layout(arrangement_of(panels, max(1, most)))
+    further_px = (_num_legend_rows(copy, width) - 1) * _LEGEND_ROW_PX
+    top, height = copy.layout.margin.t + further_px, copy.layout.height + further_px
+    return copy.update_layout(margin={"t": top}, height=height)
+
+
+def _num_legend_rows(figure: go.Figure, width: int) -> int:
+    """At least one; estimated, as plotly makes room above panels for one row only."""
+    margin, names = figure.layout.margin, figure.layout.yaxis
+    room = width - margin.l - margin.r
+    if names.automargin:  # of rows, on their left
+        room -= _ROW_NAME_PX + max(map(_text_px, names.ticktext), default=0)
+    rows, used = 1, 0
+    for trace in figure.data:
+        if trace.showlegend is False:
+            continue
+        needed = _KEY_PX + _text_px(trace.name or "")
+        is_next = used > 0 and used + needed > room
+        rows, used = (rows + 1, needed) if is_next else (rows, used + needed)
+    return rows
+
+
+def _text_px(text: str) -> int:
+    return len(html.unescape(text)) * _CHARACTER_PX
 
 
 def _page(figure: go.Figure) -> str:

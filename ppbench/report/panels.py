@@ -184,7 +184,8 @@ def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
 def arrangement_of(meta: Mapping[str, Any], columns: int) -> Update:
     """The same, of a figure by its `layout.meta.panels`."""
     num_panels = len(meta["titles"])
-    rows, panel_px, gap_px = math.ceil(num_panels / columns), meta["panelPx"], meta["gapPx"]
+    columns = max(1, columns)  # of no panels, room for one is left
+    rows, panel_px, gap_px = max(1, math.ceil(num_panels / columns)), meta["panelPx"], meta["gapPx"]
     plot_px = rows * panel_px + (rows - 1) * gap_px
     update: Update = {"height": plot_px + meta["topPx"] + meta["bottomPx"]}
     width = (1 - (columns - 1) * _GAP_X) / columns

@@ -16,6 +16,7 @@ from ppbench.report.cases import by_case, varying_axes
 from ppbench.report.chart_list import charts_of
 from ppbench.report.charts.speed import has_scaling
 from ppbench.report.palette import PART_COLORS
+from ppbench.report.panels import Panels, arrangement
 from ppbench.store import Store
 
 
@@ -316,3 +317,8 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
     assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
     assert figure.layout.yaxis.automargin
     assert not any(bar.showlegend for bar in figure.data)
+
+
+def test_no_panels_leave_room_for_one() -> None:
+    none, one = (Panels(pd.DataFrame(), titles, {}) for titles in ((), ("",)))
+    assert arrangement(none, 0, "") == {"height": arrangement(one, 1, "")["height"]}

@@ -17,7 +17,8 @@ from stored_runs import NASTY, run_row, store_with
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.exporting import export
-from ppbench.format import TableFormat
+from ppbench.format import Format, TableFormat
+from ppbench.listing import render
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
 
@@ -43,6 +44,12 @@ def test_markdown_has_chosen_columns_with_units_in_their_headings(demo: Store) -
     assert "stages per rank" not in headings  # no column that is empty
 
 
+def test_a_cell_of_markdown_is_one_line_of_text() -> None:
+    frame = pd.DataFrame({"error": ["<b>a|b</b>\r\nR&D &lt;"]})
+    last = render(frame, Format.markdown, ["error"]).splitlines()[-1]
+    assert last == "| &lt;b>a\\|b&lt;/b> R&amp;D &amp;lt; |"
+
+
 def test_parquet_has_the_types_that_the_store_documents(demo: Store, tmp_path: Path) -> None:
     path = tmp_path / "out" / "spans.parquet"
     assert export([], "spans", TableFormat.parquet, path, demo.folder) == str(path)
@@ -60,12 +67,12 @@ def test_parquet_keeps_a_variable_length(tmp_path: Path) -> None:
     assert [row["seq_len"] for row in rows(text)] == ["variable", "128"]
 
 
-def test_named_runs_alone_are_written(demo: Store, tmp_path: Path) -> None:
+def test_named_runs_alone_are_written_in_their_order(demo: Store, tmp_path: Path) -> None:
     ids = list(demo.runs()["run_id"])
     text = export([ids[4], ids[1]], "ranks", TableFormat.csv, None, demo.folder)
-    assert [row["run_id"] for row in rows(text)] == [ids[1]] * 2 + [ids[4]] * 2
-    export([ids[4]], "runs", TableFormat.parquet, tmp_path / "one.parquet", demo.folder)
-    assert pq.read_table(tmp_path / "one.parquet")["run_id"].to_pylist() == [ids[4]]
+    assert [row["run_id"] for row in rows(text)] == [ids[4]] * 2 + [ids[1]] * 2
+    export([ids[4], ids[1]], "runs", TableFormat.parquet, tmp_path / "two.parquet", demo.folder)
+    assert pq.read_table(tmp_path / "two.parquet")["run_id"].to_pylist() == [ids[4], ids[1]]
 
 
 def test_every_table_can_be_written_in_every_format(demo: Store, tmp_path: Path) -> None:
@@ -96,7 +103,7 @@ def test_what_cannot_be_written_is_an_error_that_says_why(demo: Store, tmp_path:
         export([], "runs", csv_, None, tmp_path / "nowhere")
     (tmp_path / "file").touch()
     for how in (csv_, parquet):
-        with pytest.raises(StoreError, match="cannot be written"):
+        with pytest.raises(StoreError, match=r"be written: .*; choose another path with -o FILE"):
             export([], "runs", how, tmp_path / "file" / "runs", where)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import kaleido
 import pytest
-from stored_runs import NASTY, demo_store
+from stored_runs import NASTY, demo_store, run_row, store_with
 
 import ppbench
+from ppbench.config.case import Case
 from ppbench.errors import UsageError
 from ppbench.format import Theme
 from ppbench.picturing import picture
@@ -98,6 +99,18 @@ def test_panels_take_the_columns_that_there_is_room_for(demo: Store) -> None:
     assert domains == [[0, 1], [0, 0.4875]]
 
 
+def test_a_legend_of_more_rows_takes_no_room_from_the_panels(demo: Store) -> None:
+    runs = ppbench.load(demo.folder).runs.assign(status="ok")
+    figure = ppbench.figures.pareto(Results(demo, runs))  # afab, 1f1b, front; ranks; oversubscribed
+    wide, narrow = (
+        json.loads(drawn(figure, ".json", Size(width=width)))["layout"] for width in (900, 390)
+    )
+    above = {"wide": wide["margin"]["t"], "narrow": narrow["margin"]["t"]}
+    assert above == {"wide": 64, "narrow": 64 + 29}
+    two_panels, gap_px = 2 * 300, 90
+    assert narrow["height"] == above["narrow"] + two_panels + gap_px + narrow["margin"]["b"]
+
+
 def test_what_is_missing_is_named_with_the_way_to_install_it(
     demo: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,9 +134,19 @@ def test_a_figure_or_a_file_of_another_name_is_refused(demo: Store, tmp_path: Pa
     for name, path, said in (
         ("troughput", "a.png", 'unknown "troughput"; did you mean "throughput"'),
         ("throughput", "a.gif", r"must end in \.png, \.svg, \.pdf, \.html or \.json"),
+        ("throughput", ".svg", r"\.svg: a suffix alone; write a name before it"),
     ):
         with pytest.raises(UsageError, match=said):
             picture(name, [], tmp_path / path, Size(), Theme.light, demo.folder)
+
+
+def test_timelines_are_drawn_in_the_order_of_the_names(tmp_path: Path) -> None:
+    rows = [run_row(n, Case(schedule=name)) for n, name in enumerate(("afab", "1f1b"))]
+    store, path = store_with(tmp_path / "results", rows), tmp_path / "a.json"
+    names = ["last", rows[0]["run_id"]]
+    picture("timeline", names, path, Size(), Theme.light, store.folder)
+    titles = json.loads(path.read_text())["layout"]["annotations"]
+    assert [title["text"][:7] for title in titles] == ["<b>1f1b", "<b>afab"]
 
 
 def test_dates_of_a_pdf_are_settled() -> None:

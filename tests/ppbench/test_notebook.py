@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,6 +94,30 @@ def test_an_unreadable_file_is_warned_of_and_left_out(demo: Store) -> None:
         assert len(ppbench.load(demo.folder)) == 6
 
 
+def test_runs_are_in_the_order_of_their_names_and_each_once(results: Results) -> None:
+    first, second = results.runs["run_id"].iloc[[0, 1]]
+    chosen = results.named([second, first, second])
+    assert list(chosen.runs["run_id"]) == [second, first]
+    assert list(chosen.ranks["run_id"]) == [second] * 2 + [first]
+    titles = [a.text[:10] for a in figures.timeline(results, [second, first]).layout.annotations]
+    assert titles == ["<b>2 ranks", "<b>1 rank "]
+
+
+def test_a_name_by_itself_is_one_run_and_no_name_is_none(results: Results) -> None:
+    name = results.runs["run_id"].iloc[1]
+    assert results.table("spans", name).equals(results.table("spans", [name]))
+    assert results.named(name).runs.equals(results.named([name]).runs)
+    assert figures.draw("bubble", results, name) == figures.draw("bubble", results, [name])
+    for ask in (
+        lambda: results.named([]),
+        lambda: results.table("spans", []),
+        lambda: figures.timeline(results, run=[]),
+        lambda: figures.draw("bubble", results, []),
+    ):
+        with pytest.raises(UsageError, match="runs: none is named; give ids"):
+            ask()
+
+
 def complete(folder: Path) -> Results:
     """Two runs with what newer versions store as well."""
     parts = dict.fromkeys([*PART_COLUMNS.values(), "bubble_mean"], 0.05)
@@ -140,6 +165,9 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
         figures.levels_of_memory(results, list(results.runs["run_id"][:2]))
     with pytest.raises(UsageError, match="status is oom; it has no timeline"):
         figures.timeline(results, run="last")
+    shutil.rmtree(results.store.folder / "steps")
+    with pytest.raises(UsageError, match="none of the 7 runs tells how long its steps took"):
+        figures.steps(results)
     failed = ppbench.load(
         store_with(tmp_path / "failed", [run_row(1, Case(), status="oom", error=NASTY)]).folder
     )

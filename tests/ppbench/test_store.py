@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -148,6 +149,35 @@ def test_a_file_that_is_no_parquet_is_named_and_the_rest_is_read(tmp_path):
     assert [("y.parquet" in problem, "z.parquet" in problem) for problem in problems] == [
         (True, False), (False, True),
     ]  # fmt: skip
+
+
+def test_a_file_of_another_kind_is_named_and_the_rest_is_read(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a", launch=0)
+    runs = tmp_path / "runs"
+    for name, frame in (
+        ("foreign", {"foo": ["x"]}),
+        ("mistyped", {"run_id": ["x"], "status": ["ok"], "launch": ["first"]}),
+        ("nested", {"run_id": ["x"], "status": [["ok"]]}),
+    ):
+        pd.DataFrame(frame).to_parquet(runs / f"{name}.parquet")
+    shutil.copy(tmp_path / "steps" / "a.parquet", runs / "steps.parquet")
+    problems = []
+    assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
+    told = [Path(problem.partition(": skipped, not a readable")[0]).stem for problem in problems]
+    assert told == ["foreign", "mistyped", "nested", "steps"]
+    assert "it has no column run_id" in problems[0]
+
+
+def test_what_a_later_version_adds_and_rows_of_no_run_are_left_out(tmp_path):
+    write(Store(tmp_path), "a")
+    later = {"run_id": ["b", None], "status": ["ok", "ok"], "colour": ["red", "blue"]}
+    pd.DataFrame(later).to_parquet(tmp_path / "runs" / "b.parquet")
+    problems = []
+    runs = Store(tmp_path, problems.append).runs()
+    assert list(runs["run_id"]) == ["a", "b"]
+    assert list(runs) == [column.name for column in TABLES["runs"]]
+    assert problems == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
