@@ -16,7 +16,7 @@ from ppbench.analysis.front import pareto_front
 from ppbench.analysis.ratios import FEWEST_LAUNCHES, Ratio, launch_ratio
 from ppbench.config.case import EMULATED
 from ppbench.report.cases import INTERVAL, Axes, by_case, ok_runs, settings_text, work_axes
-from ppbench.report.units import comparison, is_missing, percent, size, tokens_per_s, written
+from ppbench.report.units import comparison, counted, is_missing, percent, size, tokens_per_s, written
 
 MOST_SMALLER = 4  # cases down the front; more would not be read
 LEAST_SAVED = 0.05  # of the memory; less is not worth a clause
@@ -138,7 +138,12 @@ def _fastest_of(cases: pd.DataFrame) -> pd.Series:
 
 
 def _lead(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame, that: str, name: str) -> str:
-    faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
+    by_launches = _by_launches(fastest, rival, runs)
+    if by_launches is None:
+        faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
+    else:  # what the interval is of: medians may lie outside it, or even the other way round
+        faster = comparison(by_launches.estimate, "throughput", digits=1)
+        name += ", though its median is the higher" if by_launches.estimate < 1 else ""
     ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
     memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
     return f"{that} is {faster} {name}{memory}. {how_sure(fastest, rival, runs)}"
@@ -150,10 +155,10 @@ def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
     With enough launches of both, the interval of the ratio by them; else what the steps tell, which
     is less: all steps of a launch share its luck.
     """
-    speeds = [_speeds(runs, case) for case in (fastest, rival)]
-    if min(len(side) for side in speeds) >= FEWEST_LAUNCHES:
-        return _by_launches(launch_ratio(*speeds))
-    few = f"fewer than {FEWEST_LAUNCHES} launches of each cannot tell more"
+    by_launches = _by_launches(fastest, rival, runs)
+    if by_launches is not None:
+        return _interval_text(by_launches)
+    few = _too_few(fastest, rival, runs)
     (low, _), (_, high) = (_steps_interval(runs, case) for case in (fastest, rival))
     if is_missing(low) or is_missing(high):
         return f"How sure that is, is unknown: too few steps for an interval, and {few}."
@@ -162,12 +167,32 @@ def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
     return f"Which of them is faster is unclear: by their steps, 95 % intervals overlap; {few}."
 
 
-def _by_launches(ratio: Ratio) -> str:
+def _by_launches(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> Ratio | None:
+    """The ratio of the two cases' tokens/s; None if either has too few launches to tell."""
+    speeds = [_speeds(runs, case) for case in (fastest, rival)]
+    if min(len(side) for side in speeds) < FEWEST_LAUNCHES:
+        return None
+    return launch_ratio(*speeds)
+
+
+def _interval_text(ratio: Ratio) -> str:
     low, high = (written(end - 1, "{:+.1f} %", 100) for end in (ratio.low, ratio.high))
-    between = f"between {low} and {high} (95 %)"
+    told = f"by the geometric means of their launches, the lead is between {low} and {high} (95 %)"
     if ratio.low > 1:
-        return f"By their launches the lead is {between}."
-    return f"Which of them is faster is unclear: by their launches, the lead is {between}."
+        return f"{told.capitalize()}."
+    if ratio.high < 1:
+        return f"The order of their medians misleads: {told}, so that the other one is faster."
+    return f"Which of them is faster is unclear: {told}."
+
+
+def _too_few(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
+    """That launches do not tell, and whose are missing."""
+    counts = [len(_speeds(runs, case)) for case in (fastest, rival)]
+    if max(counts) < FEWEST_LAUNCHES:
+        return f"fewer than {FEWEST_LAUNCHES} launches of each cannot tell more"
+    fewer = (fastest, rival)[counts.index(min(counts))]
+    have = f"{counted(min(counts), 'launch')} of {fewer['text']} succeeded"
+    return f"only {have}, and fewer than {FEWEST_LAUNCHES} cannot tell more"
 
 
 def _speeds(runs: pd.DataFrame, case: pd.Series) -> list[float]:

@@ -64,14 +64,18 @@ def size_unit(largest_bytes: float) -> tuple[str, int]:
     return next(((name, n) for name, n in units.items() if largest_bytes >= n), ("KiB", KIB))
 
 
-def comparison(ratio: float, what: str) -> str:
-    """`12 % more memory than`, `3 % less memory than` or `as much memory as`."""
+def comparison(ratio: float, what: str, digits: int | None = None) -> str:
+    """`12 % more memory than`, `3.1 % less memory than` or `as much memory as`.
+
+    With so many digits after the point; by default one below 10 %.
+    """
     if is_missing(ratio):
         return f"an unknown amount of {what} beside"
     change = abs(ratio - 1)
     if change < 0.005:
         return f"as much {what} as"
-    digits = 0 if change >= 0.095 else 1
+    if digits is None:
+        digits = 0 if change >= 0.095 else 1
     return f"{change * 100:.{digits}f} % {'more' if ratio > 1 else 'less'} {what} than"
 
 

@@ -58,17 +58,47 @@ def test_two_launches_make_no_interval() -> None:
 
 def test_with_three_launches_of_each_the_lead_has_an_interval_by_them() -> None:
     rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 3)
-    assert "20 % more throughput than afab, the next schedule" in second_sentence(rows)
-    assert "By their launches the lead is between +20.0 % and +20.0 % (95 %)" in second_sentence(
-        rows
+    told = second_sentence(rows)
+    assert "20.0 % more throughput than afab, the next schedule;" in told
+    assert told.endswith(
+        "By the geometric means of their launches, the lead is between +20.0 % and +20.0 % (95 %)."
     )
 
 
 def test_a_lead_that_launches_do_not_prove_is_called_unclear() -> None:
     rows = launches(AFAB, [900.0, 1000.0, 1100.0]) + launches(OTHER, [950.0, 1010.0, 1120.0])
-    assert "Which of them is faster is unclear: by their launches, the lead is between -" in (
-        second_sentence(rows)
-    )
+    unclear = "Which of them is faster is unclear: by the geometric means of their launches, the"
+    assert f"{unclear} lead is between -" in second_sentence(rows)
+
+
+def test_the_lead_is_the_estimate_that_its_interval_is_of() -> None:
+    fast, slow = [1200.0, 1210.0, 1500.0], [1000.0, 1001.0, 1002.0]
+    rows = launches(AFAB, slow) + launches(OTHER, fast)
+    percent = (launch_ratio(fast, slow).estimate - 1) * 100
+    assert f"that is {percent:.1f} % more throughput than afab, the next" in second_sentence(rows)
+
+
+@pytest.mark.parametrize(
+    ("fast", "told"),
+    [
+        ([100.0] * 6 + [80.0] * 4, "Which of them is faster is unclear: by the geometric"),
+        ([100.0] * 11 + [50.0] * 10, "The order of their medians misleads: by the geometric"),
+    ],
+)
+def test_a_higher_median_that_launches_contradict_is_said_to_be_no_more(
+    fast: list[float], told: str
+) -> None:
+    sentence = second_sentence(launches(OTHER, fast) + launches(AFAB, [99.0] * 10))
+    assert "less throughput than afab, the next schedule, though its median is the hi" in sentence
+    assert told in sentence
+    assert sentence.endswith("so that the other one is faster.") == ("misleads" in told)
+
+
+def test_the_case_whose_launches_failed_is_named() -> None:
+    rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 2)
+    rows += launches(OTHER, [1200.0], status="failed")
+    few = "only 2 launches of 1f1b succeeded, and fewer than 3 cannot tell more."
+    assert second_sentence(rows).endswith(few)
 
 
 @pytest.mark.parametrize(
