@@ -58,6 +58,12 @@ def size(num_bytes: object) -> str:
     return written(num_bytes, "{:,.2f} GiB", 1 / GIB)
 
 
+def rounded_size(num_bytes: float) -> float:
+    """In bytes, what `size` writes."""
+    unit, digits = (GIB, 2) if num_bytes >= GIB else (MIB, 1)
+    return round(num_bytes / unit, digits) * unit
+
+
 def size_unit(largest_bytes: float) -> tuple[str, int]:
     """The unit, and its bytes, in which a figure shows sizes up to `largest_bytes`."""
     units = {"GiB": GIB, "MiB": MIB}
