@@ -116,6 +116,18 @@ def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) ->
     assert "its launches: 100 to 900" in bar.customdata[0][1]
 
 
+def test_launches_of_two_sweeps_are_launches_though_both_are_numbered_zero() -> None:
+    rows = [
+        run_row(n, Case(), sweep_id=f"s{n}", tokens_per_s=speed, tokens_per_s_low=1.0)
+        for n, speed in enumerate([100.0, 200.0])
+    ]
+    runs = pd.DataFrame(rows)
+    (bar,) = charts.throughput(runs, ()).data
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([50.0], [50.0])
+    assert "median of 2 launches<br>its launches: 100 to 200" in bar.customdata[0][1]
+    assert "Each case was launched 2 times or more" in answer(runs, ())[-1]
+
+
 def test_error_bars_of_one_launch_are_what_its_steps_tell() -> None:
     interval = {"tokens_per_s_low": 950.0, "tokens_per_s_high": 1020.0}
     runs = pd.DataFrame([run_row(0, Case(), **interval)])
@@ -160,6 +172,21 @@ def test_without_one_rank_efficiency_is_relative_to_the_fewest_and_says_so() -> 
     figure = charts.scaling(runs, varying_axes(runs))
     assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 1.0]}
     assert figure.layout.yaxis.title.text == "efficiency, 2 ranks = 100 %"
+
+
+def test_a_schedule_without_the_fewest_ranks_of_all_has_its_own_fewest_as_base() -> None:
+    runs = speeds(
+        (AFAB, 800.0),
+        (replace(AFAB, world_size=4), 1200.0),
+        (replace(OTHER, world_size=4), 1000.0),
+        (replace(OTHER, world_size=8), 1500.0),
+    )
+    figure = charts.scaling(runs, varying_axes(runs))
+    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 0.75]}
+    assert figure.layout.yaxis.title.text == "efficiency, fewest ranks = 100 %"
+    alone = pd.concat([runs, speeds((replace(AFAB, world_size=1), 500.0))])
+    figure = charts.scaling(alone, varying_axes(alone))
+    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.5, 0.375]}
 
 
 def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_other() -> None:
@@ -219,6 +246,11 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
     assert traces(figure)["front"].text[0] == "1f1b, 2 ranks, 8 microbatches"
     sound = [s for t in figure.data if t.meta and "isSound" in t.meta for s in t.meta["isSound"]]
     assert sound.count(False) == 1
+
+
+def test_the_front_says_which_cases_do_not_count(demo: Store) -> None:
+    (front,) = (c for c in charts_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
+    assert "Oversubscribed cases (open) do not count unless all are." in front.explanation
 
 
 def test_work_that_differs_has_fronts_of_its_own() -> None:
