@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,3 +334,40 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
     assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
     assert figure.layout.yaxis.automargin
     assert not any(bar.showlegend for bar in figure.data)
+
+
+LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
+MANY = tuple(float(ms) for ms in range(100, 180))
+
+
+def test_long_titles_take_several_lines_that_panels_make_room_for() -> None:
+    cases = [Case(world_size=p, model_preset=m) for p in (2, 4) for m in ("llama-8m", LONG)]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    figure = charts.throughput(runs, varying_axes(runs))
+    short, long = (note.text for note in figure.layout.annotations)
+    lines = [html.unescape(line) for line in long.split("<br>")]
+    assert (short, "".join(lines)) == ("llama-8m", LONG)
+    assert max(len(line) for line in lines) <= 32
+    assert figure.layout.margin.t == 64 + (len(lines) - 1) * 15
+    assert figure.layout.meta["panels"]["gapPx"] == 70 + (len(lines) - 1) * 15
+
+
+def test_a_title_that_is_too_long_for_any_panel_is_whole_when_hovered_over() -> None:
+    cases = [
+        Case(device="emulated", world_size=ranks, emulated_F_ms=times)
+        for ranks in (2, 4)
+        for times in ((10.0,), MANY)
+    ]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    one, many = charts.throughput(runs, varying_axes(runs)).layout.annotations
+    assert (one.hovertext, len(many.text.split("<br>"))) == (None, 8)
+    assert many.text.endswith(" …")
+    assert "178.0, 179.0" in many.hovertext
+
+
+def test_long_names_on_the_front_are_cut_so_that_their_settings_are_read() -> None:
+    long = replace(AFAB, schedule="csv:some/where/deep/down/the/best_one.csv")
+    runs = with_memory((long, 100.0, 100, ""), (replace(long, num_microbatches=4), 90.0, 50, ""))
+    runs = pd.concat([runs, with_memory((OTHER, 80.0, 80, ""))])
+    (front,) = (t for t in charts.pareto(runs, varying_axes(runs)).data if t.name == "front")
+    assert front.text[1] == "…p/down/the/best_one.csv, 8<br>microbatches"

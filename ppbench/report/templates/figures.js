@@ -62,8 +62,10 @@ const figures = (() => {
 
   function withRoomForLegend(div) {
     const { layout, data } = div;
-    const missing = (div._fullLayout.legend?._height ?? 0) + PANEL_TITLE - layout.margin.t;
-    if (!layout.meta?.panels || missing <= 1) return;
+    if (!layout.meta?.panels) return;
+    const title = PANEL_TITLE + layout.meta.panels.moreTitlePx;
+    const missing = (div._fullLayout.legend?._height ?? 0) + title - layout.margin.t;
+    if (missing <= 1) return;
     grow(layout, missing);
     Plotly.react(div, data, layout, CONFIG);
   }
