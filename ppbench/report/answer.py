@@ -194,7 +194,7 @@ def _lead(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame, that: str, n
         faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
     else:  # what the interval is of: medians may lie outside it, or even the other way round
         faster = comparison(by_launches.estimate, "throughput", digits=1)
-        name += ", though its median is the higher" if by_launches.estimate < 1 else ""
+        name += ", though its median is no lower" if by_launches.estimate < 1 else ""
     ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
     memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
     return f"{that} is {faster} {name}{memory}. {how_sure(fastest, rival, runs)}"

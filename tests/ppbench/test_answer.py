@@ -90,7 +90,7 @@ def test_a_higher_median_that_launches_contradict_is_said_to_be_no_more(
     fast: list[float], told: str
 ) -> None:
     sentence = second_sentence(launches(OTHER, fast) + launches(AFAB, [99.0] * 10))
-    assert "less throughput than afab, the next schedule, though its median is the hi" in sentence
+    assert "less throughput than afab, the next schedule, though its median is no lo" in sentence
     assert told in sentence
     assert sentence.endswith("so that the other one is faster.") == ("misleads" in told)
 
