@@ -16,10 +16,20 @@ from ppbench.analysis.front import pareto_front
 from ppbench.analysis.ratios import FEWEST_LAUNCHES, Ratio, launch_ratio
 from ppbench.config.case import EMULATED
 from ppbench.report.cases import INTERVAL, Axes, by_case, ok_runs, settings_text, work_axes
-from ppbench.report.units import comparison, is_missing, percent, size, tokens_per_s, written
+from ppbench.report.units import (
+    comparison,
+    counted,
+    is_missing,
+    percent,
+    rounded_size,
+    size,
+    tokens_per_s,
+    written,
+)
 
 MOST_SMALLER = 4  # cases down the front; more would not be read
 LEAST_SAVED = 0.05  # of the memory; less is not worth a clause
+MOST_KINDS = 4  # of work, of which each has a fastest case
 MAX_RIVALRIES = 3  # a sentence each; three schedules have as many
 
 
@@ -47,9 +57,10 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     sound = _sound(cases)
     fastest = _fastest_of(sound)
     sentences = [
-        _fastest(fastest, len(sound)),
+        _fastest(fastest, sound, axes),
         *_next(sound, fastest, runs, axes),
-        *_under_memory(sound, fastest, axes),
+        *_under_memory(cases, fastest, axes),
+        *_other_work(sound, fastest, axes),
         *left_out,
     ]
     found = rivalries(cases, axes)
@@ -97,8 +108,12 @@ def _sound(cases: pd.DataFrame) -> pd.DataFrame:
     return cases if sound.empty else sound
 
 
-def _fastest(case: pd.Series, num_cases: int) -> str:
-    name = f"Fastest of {num_cases} cases: {case['text']}" if num_cases > 1 else case["text"]
+def _fastest(case: pd.Series, cases: pd.DataFrame, axes: Axes) -> str:
+    name = case["text"]
+    if _differing_work(cases, axes):
+        name = f"Most tokens/s of {len(cases)} cases, which do different work: {name}"
+    elif len(cases) > 1:
+        name = f"Fastest of {len(cases)} cases: {name}"
     peak = case["peak_memory_bytes"]
     memory = "" if is_missing(peak) else f" and a peak of {size(peak)} on its fullest rank"
     return (
@@ -119,11 +134,45 @@ def _next(cases: pd.DataFrame, fastest: pd.Series, runs: pd.DataFrame, axes: Axe
         where, rival = settings_text(fastest, others) or "the same settings", _fastest_of(rivals)
         name = f"{rival['schedule']}, the next schedule"
         return [_lead(fastest, rival, runs, f"With {where}, that", name)]
-    rivals = _alike(cases[cases["case_id"] != fastest["case_id"]], fastest, work_axes(axes))
+    rivals = _alike(cases[cases["case_id"] != fastest["case_id"]], fastest, _work(cases, axes))
     if rivals.empty:
         return []
     rival = _fastest_of(rivals)
     return [_lead(fastest, rival, runs, "That", f"{rival['text']}, the next case")]
+
+
+def _work(cases: pd.DataFrame, axes: Axes) -> list[str]:
+    """Those of the axes along which tokens/s of these cases do not compare.
+
+    Emulated ranks bring their own work, however many there are.
+    """
+    own = {*work_axes(axes)}
+    if (cases["device"] == EMULATED).all():
+        own.add("world_size")
+    return [axis for axis in axes if axis in own]
+
+
+def _differing_work(cases: pd.DataFrame, axes: Axes) -> list[str]:
+    """In what the work of these cases differs. The same work may be done on several devices."""
+    work = [axis for axis in _work(cases, axes) if axis != "device"]
+    return [axis for axis in work if len(cases[axis].astype(str).unique()) > 1]
+
+
+def _other_work(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
+    """The fastest case of each other kind of work that several cases do, if these are few."""
+    work = _differing_work(cases, axes)
+    others = [axis for axis in axes if axis not in work]
+    kinds = [kind for _, kind in cases.groupby(work, sort=False)] if work else []
+    clauses = [
+        f"with {settings_text(best, work)}, {settings_text(best, others)} is fastest "
+        f"({tokens_per_s(best['tokens_per_s'])})"
+        for kind in kinds
+        if len(kind) > 1 and fastest["case_id"] not in kind["case_id"].tolist()
+        for best in [_fastest_of(kind)]
+    ]
+    if not clauses or len(kinds) > MOST_KINDS:
+        return []
+    return [f"{'; '.join(clauses)}.".replace("with", "With", 1)]
 
 
 def _alike(cases: pd.DataFrame, case: pd.Series, axes: Iterable[str]) -> pd.DataFrame:
@@ -134,11 +183,18 @@ def _alike(cases: pd.DataFrame, case: pd.Series, axes: Iterable[str]) -> pd.Data
 
 
 def _fastest_of(cases: pd.DataFrame) -> pd.Series:
-    return cases.iloc[int(cases["tokens_per_s"].argmax())]
+    """Of several as fast, the smallest."""
+    figures = ["tokens_per_s", "peak_memory_bytes"]
+    return cases.sort_values(figures, ascending=[False, True], kind="stable").iloc[0]
 
 
 def _lead(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame, that: str, name: str) -> str:
-    faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
+    by_launches = _by_launches(fastest, rival, runs)
+    if by_launches is None:
+        faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
+    else:  # what the interval is of: medians may lie outside it, or even the other way round
+        faster = comparison(by_launches.estimate, "throughput", digits=1)
+        name += ", though its median is no lower" if by_launches.estimate < 1 else ""
     ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
     memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
     return f"{that} is {faster} {name}{memory}. {how_sure(fastest, rival, runs)}"
@@ -150,10 +206,10 @@ def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
     With enough launches of both, the interval of the ratio by them; else what the steps tell, which
     is less: all steps of a launch share its luck.
     """
-    speeds = [_speeds(runs, case) for case in (fastest, rival)]
-    if min(len(side) for side in speeds) >= FEWEST_LAUNCHES:
-        return _by_launches(launch_ratio(*speeds))
-    few = f"fewer than {FEWEST_LAUNCHES} launches of each cannot tell more"
+    by_launches = _by_launches(fastest, rival, runs)
+    if by_launches is not None:
+        return _interval_text(by_launches)
+    few = _too_few(fastest, rival, runs)
     (low, _), (_, high) = (_steps_interval(runs, case) for case in (fastest, rival))
     if is_missing(low) or is_missing(high):
         return f"How sure that is, is unknown: too few steps for an interval, and {few}."
@@ -162,12 +218,32 @@ def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
     return f"Which of them is faster is unclear: by their steps, 95 % intervals overlap; {few}."
 
 
-def _by_launches(ratio: Ratio) -> str:
+def _by_launches(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> Ratio | None:
+    """The ratio of the two cases' tokens/s; None if either has too few launches to tell."""
+    speeds = [_speeds(runs, case) for case in (fastest, rival)]
+    if min(len(side) for side in speeds) < FEWEST_LAUNCHES:
+        return None
+    return launch_ratio(*speeds)
+
+
+def _interval_text(ratio: Ratio) -> str:
     low, high = (written(end - 1, "{:+.1f} %", 100) for end in (ratio.low, ratio.high))
-    between = f"between {low} and {high} (95 %)"
+    told = f"by the geometric means of their launches, the lead is between {low} and {high} (95 %)"
     if ratio.low > 1:
-        return f"By their launches the lead is {between}."
-    return f"Which of them is faster is unclear: by their launches, the lead is {between}."
+        return f"{told.capitalize()}."
+    if ratio.high < 1:
+        return f"The order of their medians misleads: {told}, so that the other one is faster."
+    return f"Which of them is faster is unclear: {told}."
+
+
+def _too_few(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
+    """That launches do not tell, and whose are missing."""
+    counts = [len(_speeds(runs, case)) for case in (fastest, rival)]
+    if max(counts) < FEWEST_LAUNCHES:
+        return f"fewer than {FEWEST_LAUNCHES} launches of each cannot tell more"
+    fewer = (fastest, rival)[counts.index(min(counts))]
+    have = f"{counted(min(counts), 'launch')} of {fewer['text']} succeeded"
+    return f"only {have}, and fewer than {FEWEST_LAUNCHES} cannot tell more"
 
 
 def _speeds(runs: pd.DataFrame, case: pd.Series) -> list[float]:
@@ -186,7 +262,10 @@ def _steps_interval(runs: pd.DataFrame, case: pd.Series) -> tuple[float, float]:
 
 def _under_memory(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
     """The fastest case that fits where the fastest of all does not, down the Pareto front."""
-    rivals = _alike(cases, fastest, work_axes(axes)).dropna(subset=["peak_memory_bytes"])
+    alike = _alike(cases, fastest, _work(cases, axes)).dropna(subset=["peak_memory_bytes"])
+    peaks = alike["peak_memory_bytes"].map(rounded_size)  # so that no step is between two that
+    alike = alike.assign(peak_memory_bytes=peaks)  # read the same
+    rivals = _sound(alike)
     if len(rivals) == 1 or is_missing(fastest["peak_memory_bytes"]):
         return []
     memory, speed = (rivals[name].tolist() for name in ("peak_memory_bytes", "tokens_per_s"))
@@ -196,9 +275,12 @@ def _under_memory(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[s
         f"{case['text']} is fastest ({_beside(case, fastest)})"
         for larger, case in _steps_down(front)
     ]
-    if not clauses:
-        return ["No case that does the same work needs much less memory."]
-    return [f"{'; '.join(clauses[:MOST_SMALLER])}.".replace("where", "Where", 1)]
+    if clauses:
+        return [f"{'; '.join(clauses[:MOST_SMALLER])}.".replace("where", "Where", 1)]
+    enough = (1 - LEAST_SAVED) * rounded_size(fastest["peak_memory_bytes"])
+    is_denied = (peaks <= enough).any()  # of those that were oversubscribed
+    sound = " and was not oversubscribed" if is_denied else ""
+    return [f"No case that does the same work{sound} needs much less memory."]
 
 
 def _steps_down(front: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:

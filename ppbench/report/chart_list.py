@@ -89,7 +89,8 @@ def _memory(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
             "pareto",
             "Throughput against memory",
             "Ringed: no other case is both at least as fast and as small. The line: the most "
-            "tokens/s that fit in so much memory.",
+            "tokens/s that fit in so much memory. Oversubscribed cases (open) do not count unless "
+            "all are.",
             charts.pareto(told, axes),
         ),
     ]

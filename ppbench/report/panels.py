@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,14 @@ from ppbench.report.cases import Axes, axis_text, settings_text
 GROUP_WIDTH = 0.78  # of the distance between two positions on x
 MAX_COLUMNS = 4
 PANEL_PX, ROW_PX, GAP_PX, TOP_PX, BOTTOM_PX = 220, 22, 70, 64, 32
-TITLE_PX = 22  # of a panel
+TITLE_PX = 22  # of a panel, in one line
+TITLE_LINE_PX = 15  # each further line
 AXIS_TITLE_PX = 20  # of the axis under a panel, where it has a title
 _LEAST_SLOTS = 3  # so that a lone case is a bar and not a wall
 _LEAST_ROWS = 3
 _GAP_X = 0.025  # of the chart's width
 _LONGEST_TICK = 24  # characters
+_LINE, _MOST_LINES = 32, 8  # characters that the narrowest panel has room for
 Update = dict[str, object]
 
 
@@ -55,7 +58,13 @@ class Panels:
     @property
     def top_px(self) -> int:
         """Room for the legend, and for titles where there are any."""
-        return TOP_PX if any(self.titles) else TOP_PX - TITLE_PX
+        return (TOP_PX if any(self.titles) else TOP_PX - TITLE_PX) + self.more_title_px
+
+    @property
+    def more_title_px(self) -> int:
+        """Room for what the longest title has beyond one line."""
+        most = max((len(in_lines(title)) for title in self.titles), default=1)
+        return max(0, most - 1) * TITLE_LINE_PX
 
     @property
     def value(self) -> str:
@@ -108,9 +117,19 @@ def figure_text(text: object) -> str:
     return html.escape(str(text), quote=False)
 
 
+def in_lines(text: str) -> list[str]:
+    """Text that is not wider than a panel; what is very long ends in an ellipsis."""
+    return textwrap.wrap(text, _LINE, max_lines=_MOST_LINES, placeholder=" …")
+
+
+def figure_lines(text: str) -> str:
+    """The same for a figure."""
+    return "<br>".join(figure_text(line) for line in in_lines(text))
+
+
 def titles_and_panels(cases: pd.DataFrame, axes: Axes) -> tuple[tuple[str, ...], list[int]]:
     """A panel for every combination of these settings: their titles, and the panel of each case."""
-    titles = [figure_text(settings_text(row, axes)) for _, row in cases.iterrows()]
+    titles = [settings_text(row, axes) for _, row in cases.iterrows()]
     panels = list(dict.fromkeys(titles))
     return tuple(panels), [panels.index(title) for title in titles]
 
@@ -167,11 +186,11 @@ def _ticks(cases: pd.DataFrame, axis: str) -> tuple[list[int], tuple[str, ...]]:
     values = list(dict.fromkeys(cases[axis]))
     if is_numeric_dtype(cases[axis]):
         values.sort()
-    names = tuple(figure_text(_elided(axis_text(axis, value))) for value in values)
+    names = tuple(figure_text(elided(axis_text(axis, value))) for value in values)
     return [values.index(value) for value in cases[axis]], names
 
 
-def _elided(name: str) -> str:
+def elided(name: str) -> str:
     """The end of a long name: that is where paths and model names differ."""
     return name if len(name) <= _LONGEST_TICK else f"…{name[1 - _LONGEST_TICK :]}"
 
@@ -202,18 +221,19 @@ def arrangement_of(meta: Mapping[str, Any], columns: int) -> Update:
 
 
 def _gap_px(panels: Panels) -> int:
-    return GAP_PX + panels.bottom_px - BOTTOM_PX
+    return GAP_PX + panels.bottom_px - BOTTOM_PX + panels.more_title_px
 
 
 def panels_meta(panels: Panels, y_title: str) -> Update:
     """For a page that hides panels and arranges the others as `arrangement` does."""
     return {
-        "titles": list(panels.titles),
+        "titles": [figure_text(title) for title in panels.titles],
         "yTitle": y_title,
         "panelPx": panels.panel_px,
         "gapPx": _gap_px(panels),
         "topPx": panels.top_px,
         "bottomPx": panels.bottom_px,
+        "moreTitlePx": panels.more_title_px,
         "gapX": _GAP_X,
         "maxColumns": MAX_COLUMNS,
     }
@@ -239,10 +259,11 @@ def axes_of(panels: Panels, value_axis: Mapping[str, object]) -> dict[str, objec
 
 
 def title_annotations(panels: Panels) -> list[dict[str, object]]:
-    """Each panel's title, tied to its panel so that it moves along."""
+    """Each panel's title, tied to its panel so that it moves along; whole when hovered over."""
     return [
         {
-            "text": title,
+            "text": figure_lines(title),
+            **_whole(title),
             "xref": f"x{axis_key(panel)} domain",
             "yref": f"y{axis_key(panel)} domain",
             "x": 0,
@@ -250,9 +271,15 @@ def title_annotations(panels: Panels) -> list[dict[str, object]]:
             "yshift": 4,
             "xanchor": "left",
             "yanchor": "bottom",
+            "align": "left",
             "showarrow": False,
             "font": {"size": 12},
         }
         for panel, title in enumerate(panels.titles)
         if title
     ]
+
+
+def _whole(title: str) -> Update:
+    is_whole = " ".join(in_lines(title)) == title
+    return {} if is_whole else {"hovertext": figure_text(title)}

@@ -58,20 +58,30 @@ def size(num_bytes: object) -> str:
     return written(num_bytes, "{:,.2f} GiB", 1 / GIB)
 
 
+def rounded_size(num_bytes: float) -> float:
+    """In bytes, what `size` writes."""
+    unit, digits = (GIB, 2) if num_bytes >= GIB else (MIB, 1)
+    return round(num_bytes / unit, digits) * unit
+
+
 def size_unit(largest_bytes: float) -> tuple[str, int]:
     """The unit, and its bytes, in which a figure shows sizes up to `largest_bytes`."""
     units = {"GiB": GIB, "MiB": MIB}
     return next(((name, n) for name, n in units.items() if largest_bytes >= n), ("KiB", KIB))
 
 
-def comparison(ratio: float, what: str) -> str:
-    """`12 % more memory than`, `3 % less memory than` or `as much memory as`."""
+def comparison(ratio: float, what: str, digits: int | None = None) -> str:
+    """`12 % more memory than`, `3.1 % less memory than` or `as much memory as`.
+
+    With so many digits after the point; by default one below 10 %.
+    """
     if is_missing(ratio):
         return f"an unknown amount of {what} beside"
     change = abs(ratio - 1)
     if change < 0.005:
         return f"as much {what} as"
-    digits = 0 if change >= 0.095 else 1
+    if digits is None:
+        digits = 0 if change >= 0.095 else 1
     return f"{change * 100:.{digits}f} % {'more' if ratio > 1 else 'less'} {what} than"
 
 

@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from chromium import Browser, Tab
 from screens import needs_browser
 
 from ppbench.analysis.front import pareto_front
 from ppbench.config.case import Case
+from ppbench.report import charts
 from ppbench.report.page import write_report
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
@@ -74,6 +76,32 @@ def test_the_front_is_that_of_the_cases_that_are_left(
 def test_every_rank_of_every_case_is_drawn_beside_its_bar(tab: Tab) -> None:
     in_chart = "document.querySelectorAll('#memory .chart .scatterlayer .point').length"
     assert tab.evaluate(in_chart) == 2 * len(FIGURES)
+
+
+def test_titles_of_panels_side_by_side_do_not_overlap(tab: Tab) -> None:
+    names = [f"organisation/model-{n}-with-a-very-long-name-as-they-are-found" for n in range(5)]
+    cases = [replace(AFAB, model_preset=name, world_size=n) for name in names for n in (1, 2)]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    drawn = charts.throughput(runs, ("world_size", "model_preset")).to_json()
+    titles, others = tab.evaluate(f"""(() => {{
+      const chart = document.querySelector("#throughput .chart");
+      chart.nextElementSibling.textContent = {json.dumps(drawn)};
+      figures.select(null);
+      return [".annotation", ".legend, .xtick"].map((marks) => (
+        [...chart.querySelectorAll(marks)].map((mark) => {{
+          const {{ left, right, top, bottom }} = mark.getBoundingClientRect();
+          return [left, right, top, bottom];
+        }})));
+    }})()""")
+    assert len(titles) == len(names)
+    for number, title in enumerate(titles):
+        assert not any(_overlap(title, other) for other in [*titles[:number], *others])
+
+
+def _overlap(one: list[float], other: list[float]) -> bool:
+    (left, right, top, bottom), (other_left, other_right, other_top, other_bottom) = one, other
+    beside = right <= other_left or other_right <= left
+    return not beside and top < other_bottom and other_top < bottom
 
 
 def test_no_chart_complains(tab: Tab) -> None:

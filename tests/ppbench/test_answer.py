@@ -14,6 +14,7 @@ from ppbench.analysis.front import pareto_front
 from ppbench.analysis.ratios import launch_ratio
 from ppbench.config.case import Case
 from ppbench.report.answer import answer
+from ppbench.report.cases import varying_axes
 
 MIB = 2**20
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
@@ -58,17 +59,47 @@ def test_two_launches_make_no_interval() -> None:
 
 def test_with_three_launches_of_each_the_lead_has_an_interval_by_them() -> None:
     rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 3)
-    assert "20 % more throughput than afab, the next schedule" in second_sentence(rows)
-    assert "By their launches the lead is between +20.0 % and +20.0 % (95 %)" in second_sentence(
-        rows
+    told = second_sentence(rows)
+    assert "20.0 % more throughput than afab, the next schedule;" in told
+    assert told.endswith(
+        "By the geometric means of their launches, the lead is between +20.0 % and +20.0 % (95 %)."
     )
 
 
 def test_a_lead_that_launches_do_not_prove_is_called_unclear() -> None:
     rows = launches(AFAB, [900.0, 1000.0, 1100.0]) + launches(OTHER, [950.0, 1010.0, 1120.0])
-    assert "Which of them is faster is unclear: by their launches, the lead is between -" in (
-        second_sentence(rows)
-    )
+    unclear = "Which of them is faster is unclear: by the geometric means of their launches, the"
+    assert f"{unclear} lead is between -" in second_sentence(rows)
+
+
+def test_the_lead_is_the_estimate_that_its_interval_is_of() -> None:
+    fast, slow = [1200.0, 1210.0, 1500.0], [1000.0, 1001.0, 1002.0]
+    rows = launches(AFAB, slow) + launches(OTHER, fast)
+    percent = (launch_ratio(fast, slow).estimate - 1) * 100
+    assert f"that is {percent:.1f} % more throughput than afab, the next" in second_sentence(rows)
+
+
+@pytest.mark.parametrize(
+    ("fast", "told"),
+    [
+        ([100.0] * 6 + [80.0] * 4, "Which of them is faster is unclear: by the geometric"),
+        ([100.0] * 11 + [50.0] * 10, "The order of their medians misleads: by the geometric"),
+    ],
+)
+def test_a_higher_median_that_launches_contradict_is_said_to_be_no_more(
+    fast: list[float], told: str
+) -> None:
+    sentence = second_sentence(launches(OTHER, fast) + launches(AFAB, [99.0] * 10))
+    assert "less throughput than afab, the next schedule, though its median is no lo" in sentence
+    assert told in sentence
+    assert sentence.endswith("so that the other one is faster.") == ("misleads" in told)
+
+
+def test_the_case_whose_launches_failed_is_named() -> None:
+    rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 2)
+    rows += launches(OTHER, [1200.0], status="failed")
+    few = "only 2 launches of 1f1b succeeded, and fewer than 3 cannot tell more."
+    assert second_sentence(rows).endswith(few)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +148,69 @@ def test_the_answer_walks_down_the_front_of_the_cases_that_do_the_same_work() ->
         "(300.0 MiB, 10.0 % fewer tokens/s); where less than 300.0 MiB fit on a rank, 1f1b, "
         "8 microbatches, 128 tokens is fastest (100.0 MiB, 20.0 % fewer tokens/s)."
     )
+
+
+def told_of(*figures: tuple[Case, float, float, str]) -> list[str]:
+    """The answer about cases with these tokens/s, MiB and cautions."""
+    rows = [
+        run_row(n, case, tokens_per_s=speed, peak_memory_bytes=mib * MIB, cautions=cautions)
+        for n, (case, speed, mib, cautions) in enumerate(figures)
+    ]
+    runs = pd.DataFrame(rows)
+    return answer(runs, varying_axes(runs))
+
+
+def test_smaller_cases_that_were_oversubscribed_are_not_denied() -> None:
+    crowded = (replace(OTHER, world_size=4), 500.0, 50.0, "oversubscribed")
+    told = told_of((AFAB, 1000.0, 100.0, ""), (OTHER, 900.0, 99.0, ""), crowded)
+    sound = "No case that does the same work and was not oversubscribed needs much less memory."
+    assert sound in told
+    assert "No case that does the same work needs much less memory." in told_of(
+        (AFAB, 1000.0, 100.0, ""), (OTHER, 900.0, 99.0, "")
+    )
+
+
+def test_sizes_that_read_the_same_are_no_step_down() -> None:
+    third = replace(AFAB, schedule="zbv")
+    told = told_of((AFAB, 103.0, 100.0, ""), (OTHER, 102.0, 95.04, ""), (third, 101.0, 95.01, ""))
+    assert told[2] == (
+        "Where less than 100.0 MiB fit on a rank, 1f1b is fastest (95.0 MiB, 1.0 % fewer tokens/s)."
+    )
+
+
+def test_of_two_as_fast_the_smaller_is_named() -> None:
+    told = told_of((AFAB, 100.0, 200.0, ""), (OTHER, 100.0, 100.0, ""))
+    assert told[0].startswith("Fastest of 2 cases: 1f1b. It reaches")
+    assert told[2] == "No case that does the same work needs much less memory."
+
+
+def test_cases_of_different_work_have_no_fastest_but_one_of_each_kind() -> None:
+    big = [replace(case, model_preset="llama-1b") for case in (AFAB, OTHER)]
+    told = told_of(
+        (AFAB, 1000.0, 10.0, ""),
+        (OTHER, 990.0, 10.0, ""),
+        (big[0], 100.0, 90.0, ""),
+        (big[1], 110.0, 90.0, ""),
+    )
+    assert told[0].startswith(
+        "Most tokens/s of 4 cases, which do different work: afab, llama-8m. It reaches 1,000 tok"
+    )
+    assert "With llama-1b, 1f1b is fastest (110 tokens/s)." in told
+
+
+def test_more_emulated_ranks_do_more_work() -> None:
+    cases = [
+        replace(case, device="emulated", world_size=ranks)
+        for case in (AFAB, OTHER)
+        for ranks in (2, 4)
+    ]
+    rows = [run_row(n, case, tokens_per_s=1000.0 + n) for n, case in enumerate(cases)]
+    told = answer(pd.DataFrame(rows), ("schedule", "world_size"))
+    assert told[0].startswith("Most tokens/s of 4 cases, which do different work: 1f1b, 4 ranks.")
+    assert "With 2 ranks, 1f1b is fastest (1,002 tokens/s)." in told
+
+
+def test_another_device_does_the_same_work() -> None:
+    other = replace(OTHER, device="cuda")
+    told = told_of((AFAB, 100.0, 10.0, ""), (other, 900.0, 10.0, ""))
+    assert told[0].startswith("Fastest of 2 cases: 1f1b, cuda.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) ->
     assert "its launches: 100 to 900" in bar.customdata[0][1]
 
 
+def test_launches_of_two_sweeps_are_launches_though_both_are_numbered_zero() -> None:
+    rows = [
+        run_row(n, Case(), sweep_id=f"s{n}", tokens_per_s=speed, tokens_per_s_low=1.0)
+        for n, speed in enumerate([100.0, 200.0])
+    ]
+    runs = pd.DataFrame(rows)
+    (bar,) = charts.throughput(runs, ()).data
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([50.0], [50.0])
+    assert "median of 2 launches<br>its launches: 100 to 200" in bar.customdata[0][1]
+    assert "Each case was launched 2 times or more" in answer(runs, ())[-1]
+
+
 def test_error_bars_of_one_launch_are_what_its_steps_tell() -> None:
     interval = {"tokens_per_s_low": 950.0, "tokens_per_s_high": 1020.0}
     runs = pd.DataFrame([run_row(0, Case(), **interval)])
@@ -162,6 +175,21 @@ def test_without_one_rank_efficiency_is_relative_to_the_fewest_and_says_so() -> 
     figure = charts.scaling(runs, varying_axes(runs))
     assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 1.0]}
     assert figure.layout.yaxis.title.text == "efficiency, 2 ranks = 100 %"
+
+
+def test_a_schedule_without_the_fewest_ranks_of_all_has_its_own_fewest_as_base() -> None:
+    runs = speeds(
+        (AFAB, 800.0),
+        (replace(AFAB, world_size=4), 1200.0),
+        (replace(OTHER, world_size=4), 1000.0),
+        (replace(OTHER, world_size=8), 1500.0),
+    )
+    figure = charts.scaling(runs, varying_axes(runs))
+    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 0.75]}
+    assert figure.layout.yaxis.title.text == "efficiency, fewest ranks = 100 %"
+    alone = pd.concat([runs, speeds((replace(AFAB, world_size=1), 500.0))])
+    figure = charts.scaling(alone, varying_axes(alone))
+    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.5, 0.375]}
 
 
 def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_other() -> None:
@@ -221,6 +249,11 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
     assert traces(figure)["front"].text[0] == "1f1b, 2 ranks, 8 microbatches"
     sound = [s for t in figure.data if t.meta and "isSound" in t.meta for s in t.meta["isSound"]]
     assert sound.count(False) == 1
+
+
+def test_the_front_says_which_cases_do_not_count(demo: Store) -> None:
+    (front,) = (c for c in charts_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
+    assert "Oversubscribed cases (open) do not count unless all are." in front.explanation
 
 
 def test_work_that_differs_has_fronts_of_its_own() -> None:
@@ -322,3 +355,40 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
 def test_no_panels_leave_room_for_one() -> None:
     none, one = (Panels(pd.DataFrame(), titles, {}) for titles in ((), ("",)))
     assert arrangement(none, 0, "") == {"height": arrangement(one, 1, "")["height"]}
+
+
+LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
+MANY = tuple(float(ms) for ms in range(100, 180))
+
+
+def test_long_titles_take_several_lines_that_panels_make_room_for() -> None:
+    cases = [Case(world_size=p, model_preset=m) for p in (2, 4) for m in ("llama-8m", LONG)]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    figure = charts.throughput(runs, varying_axes(runs))
+    short, long = (note.text for note in figure.layout.annotations)
+    lines = [html.unescape(line) for line in long.split("<br>")]
+    assert (short, "".join(lines)) == ("llama-8m", LONG)
+    assert max(len(line) for line in lines) <= 32
+    assert figure.layout.margin.t == 64 + (len(lines) - 1) * 15
+    assert figure.layout.meta["panels"]["gapPx"] == 70 + (len(lines) - 1) * 15
+
+
+def test_a_title_that_is_too_long_for_any_panel_is_whole_when_hovered_over() -> None:
+    cases = [
+        Case(device="emulated", world_size=ranks, emulated_F_ms=times)
+        for ranks in (2, 4)
+        for times in ((10.0,), MANY)
+    ]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    one, many = charts.throughput(runs, varying_axes(runs)).layout.annotations
+    assert (one.hovertext, len(many.text.split("<br>"))) == (None, 8)
+    assert many.text.endswith(" …")
+    assert "178.0, 179.0" in many.hovertext
+
+
+def test_long_names_on_the_front_are_cut_so_that_their_settings_are_read() -> None:
+    long = replace(AFAB, schedule="csv:some/where/deep/down/the/best_one.csv")
+    runs = with_memory((long, 100.0, 100, ""), (replace(long, num_microbatches=4), 90.0, 50, ""))
+    runs = pd.concat([runs, with_memory((OTHER, 80.0, 80, ""))])
+    (front,) = (t for t in charts.pareto(runs, varying_axes(runs)).data if t.name == "front")
+    assert front.text[1] == "…p/down/the/best_one.csv, 8<br>microbatches"

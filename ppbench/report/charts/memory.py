@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,8 @@ from ppbench.report.panels import (
     BOTTOM_PX,
     Panels,
     arrange,
+    elided,
+    figure_lines,
     figure_text,
     titles_and_panels,
 )
@@ -172,7 +174,12 @@ def _front(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
     knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
-    return [figure_text(settings_text(case, knobs)) for _, case in cases.iterrows()]
+    return [_label(case, knobs) for _, case in cases.iterrows()]
+
+
+def _label(case: pd.Series, knobs: Sequence[str]) -> str:
+    settings = [settings_text(case, [knob]) for knob in knobs]
+    return figure_lines(", ".join(elided(setting) for setting in settings if setting))
 
 
 def _sizes(cases: pd.DataFrame) -> list[int]:

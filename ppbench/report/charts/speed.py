@@ -72,12 +72,15 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 def _of_group(group: pd.DataFrame) -> pd.DataFrame:
     """Cases that differ in schedule and world size only."""
-    size = group["world_size"].min()
+    alone = group.loc[group["world_size"] == 1, "tokens_per_s"]
+    size = group.groupby("schedule")["world_size"].transform("min")
+    if not alone.empty:
+        size[:] = 1
     bases = group[group["world_size"] == size].drop_duplicates("schedule").set_index("schedule")
-    anyone = bases["tokens_per_s"].iloc[0] if size == 1 else np.nan
-    base = group["schedule"].map(bases["tokens_per_s"]).fillna(anyone)
-    is_emulated = group["device"] == EMULATED
-    growth = (group["world_size"] / size).mask(is_emulated, 1.0)
+    base = group["schedule"].map(bases["tokens_per_s"])
+    if not alone.empty:
+        base = base.fillna(alone.iloc[0])
+    growth = (group["world_size"] / size).mask(group["device"] == EMULATED, 1.0)
     return group.assign(base_size=size, efficiency=group["tokens_per_s"] / base / growth)
 
 

@@ -49,7 +49,8 @@ const figures = (() => {
 
   function withRoomForLegend(div) {
     const { layout, data } = div;
-    const below = layout.meta?.panels ? PANEL_TITLE : FIRST_RANK;
+    const panels = layout.meta?.panels;
+    const below = panels ? PANEL_TITLE + panels.moreTitlePx : FIRST_RANK;
     const missing = (div._fullLayout.legend?._height ?? 0) + below - layout.margin.t;
     if (missing <= 1) return;
     layout.margin = { ...layout.margin, t: layout.margin.t + missing };
