@@ -49,6 +49,9 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     cases = by_case(runs, axes)
     if cases.empty:
         return ["No run succeeded, so there is nothing to compare; the errors are below."]
+    cases = cases.dropna(subset=["tokens_per_s"])
+    if cases.empty:
+        return ["No run tells its throughput, so there is nothing to compare."]
     is_emulated = cases["device"] == EMULATED
     left_out = []
     if is_emulated.any() and not is_emulated.all():

@@ -41,7 +41,7 @@ LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.REC
 PATH = "critical path"
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
 _LANES_NAMED_PX = 60  # of a row; in a lower one there is no room for `send` and `recv`
-_TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 44
+_TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 60
 _SMALL = '<span style="font-size:9px">{}</span>'
 _MAX_OUTLINED = 1500  # with more bars than this, outlines would hide them
 _MOST_PATH_POINTS = 4000
@@ -192,7 +192,7 @@ class _Drawing:
     def _grid(self, number: int) -> go.Heatmap:
         step, row = self._steps[number], self._first_row[number]
         kinds = [marks for marks in self._marks[number] if marks.kind.has_text]
-        gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE]) / 2))
+        gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE])))
         middle = row + LANE_CENTRES[Lane.COMPUTE]
         return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px)
 
@@ -207,7 +207,7 @@ class _Drawing:
             f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
             f"one: what is in view is merged into {NUM_SLICES} slices of time per rank.<br>Each "
             "has the colour of the op that took four fifths of its work or more, else slate, and "
-            f"is fainter the more it idles. {more}"
+            f"is fainter the more it idles.<br>{more}"
         )
         note = {
             "name": "note",

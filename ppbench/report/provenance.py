@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pandas as pd
@@ -38,7 +39,9 @@ def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
 
 def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
     text = run["environment"]
-    details: dict[str, object] = {} if is_missing(text) else json.loads(str(text))
+    details: dict[str, object] = {}
+    with contextlib.suppress(ValueError):  # of a file that something else has touched
+        details = {} if is_missing(text) else json.loads(str(text))
     facts = [_environment_fact(name, value) for name, value in details.items()]
     return [
         ("commit", commit_text(run)),
