@@ -255,8 +255,8 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     """Write a report of the named runs, or of the last sweep's; returns its path."""
     store = open_store(results)
     if names:
-        ids = [store.find(name)["run_id"] for name in names]
-        every = store.runs()
+        every = store.every_run()
+        ids = [store.find(name, every)["run_id"] for name in names]
         runs = every[every["run_id"].isin(ids)]
     else:
         runs = store.last_sweep()
@@ -316,7 +316,8 @@ def timeline_text(shown: Shown, results: Path) -> str:
 
 def _measured(store: Store, names: Sequence[str]) -> pd.DataFrame:
     """The named runs, in this order. Raises UsageError for one that failed."""
-    runs = pd.DataFrame([store.find(name) for name in names])
+    every = store.every_run()
+    runs = pd.DataFrame([store.find(name, every) for name in names])
     for _, run in runs.iterrows():
         check_ok(run, "timeline")
     return runs.reset_index(drop=True)

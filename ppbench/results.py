@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.errors import UsageError, nearest
-from ppbench.store import LAST, TABLES, Store
+from ppbench.store import LAST, TABLES, Store, last_sweep_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +84,7 @@ class Results:
 
     def last(self) -> Results:
         """Those of the sweep that the last run belongs to: the newest of each case and launch."""
-        sweep_id = self.runs.iloc[-1]["sweep_id"]
-        of_sweep = self.runs[self.runs["sweep_id"] == sweep_id]
-        return Results(self.store, of_sweep.drop_duplicates("resume_key", keep="last"))
+        return Results(self.store, last_sweep_of(self.runs))
 
     def select(self, **wanted: object) -> Results:
         """The runs whose columns have these values: `select(schedule="1f1b", world_size=[2, 4])`.

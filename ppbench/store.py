@@ -502,9 +502,13 @@ class Store:
 
         Raises UsageError when there is no run.
         """
-        last, every = self.find(LAST), self.runs()
-        runs: pd.DataFrame = every[every["sweep_id"] == last["sweep_id"]]
-        return runs.drop_duplicates("resume_key", keep="last")
+        return last_sweep_of(self.every_run())
+
+
+def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """As `Store.last_sweep`, among these rows of `runs`, at least one."""
+    of_sweep: pd.DataFrame = runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]]
+    return of_sweep.drop_duplicates("resume_key", keep="last")
 
 
 def check_ok(run: pd.Series, what: str) -> None:

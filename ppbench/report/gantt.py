@@ -130,7 +130,6 @@ class _Drawing:
         traces = [_as_trace(first + n, one) for n, one in enumerate(stacked)]
         layout, columns = packed(traces, max(step.end_ns for step in self._steps))
         detail = Detail(columns)
-        grid_at = len(figure.data) - len(stacked) - 1 - len(grids)
         told = {
             **layout,
             "columns": detail.name,
@@ -140,7 +139,7 @@ class _Drawing:
             "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
             "grids": [
                 {
-                    "trace": grid_at + n,
+                    "trace": first - len(grids) + n,
                     "firstRow": row,
                     "ranks": step.num_ranks,
                     "kinds": [m.kind.name for m in self._marks[n] if m.kind.has_text],
@@ -153,9 +152,8 @@ class _Drawing:
 
     def _stacked(self) -> list[_Stacked]:
         """Kinds in the order in which they first appear, idle first."""
-        kinds = {marks.kind.name: None for of_step in self._marks for marks in of_step}
-        order = sorted(kinds, key=_rank_of_kind)
-        return [self._stack(name) for name in order]
+        kinds = {marks.kind.name: marks.kind for of_step in self._marks for marks in of_step}
+        return [self._stack(kind.name) for kind in sorted(kinds.values(), key=_rank_of_kind)]
 
     def _stack(self, name: str) -> _Stacked:
         found, rows, shades = [], [], []
@@ -328,10 +326,9 @@ def _row_px(num_ranks: int) -> float:
     return float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
 
 
-def _rank_of_kind(name: str) -> tuple[bool, bool]:
+def _rank_of_kind(kind: Kind) -> tuple[bool, bool]:
     """Idle time first and below everything, transfers last; else as they come."""
-    is_transfer = name.startswith(("send", "receive"))
-    return is_transfer, not name.startswith("idle")
+    return kind.lane is not Lane.COMPUTE, not kind.is_idle
 
 
 def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
@@ -367,11 +364,10 @@ def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
     """A trace with everything but its arrays."""
     kind = stacked.kind
     is_transfer = kind.lane is not Lane.COMPUTE
-    is_idle = kind.name.startswith("idle")
     # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
     line = {"width": 1, "color": kind.colors[0]} if is_transfer else {}
     if not is_transfer:
-        line = {"width": 0.6 if is_outlined and not is_idle else 0}
+        line = {"width": 0.6 if is_outlined and not kind.is_idle else 0}
     inside = {
         "textposition": "inside",
         "insidetextanchor": "middle",
@@ -383,7 +379,7 @@ def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
         name=kind.name,
         legendgroup=kind.group or kind.name,
         showlegend=kind.is_listed,
-        legendrank=2000 if is_idle else 1000,
+        legendrank=2000 if kind.is_idle else 1000,
         orientation="h",
         x=[None],
         y=[None],

@@ -64,6 +64,7 @@ class Kind:
     colors: list[str]
     hover: str
     group: str = ""
+    is_idle: bool = False
     is_listed: bool = True  # in the legend
     has_text: bool = False  # the microbatch inside
 
@@ -176,7 +177,7 @@ def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFra
         lines[1] += " of microbatch %{customdata[1]}"
     lines += _times(2)
     return Marks(
-        Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines)),
+        Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines), is_idle=True),
         pieces["rank"].to_numpy(np.int64),
         begin - step.origin_ns,
         pieces["end_ns"].to_numpy(np.int64) - begin,

@@ -25,6 +25,7 @@ from ppbench.store import Store, no_spans
 
 NS_PER_S = 1e9
 NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
+_ACTION = ["op", "stage", "microbatch"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,10 @@ class Group:
     is_open: bool
 
 
-ACTION = ["op", "stage", "microbatch"]
-
-
-def planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFrame) -> Step:
+def _planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFrame) -> Step:
     """What a run's program predicts at the run's mean costs and transfers.
 
-    Messages have the bytes of the `measured` spans.
-
-    Raises UsageError when the run did not store it.
+    Messages have the bytes of the `measured` spans. Raises UsageError when the run stored no plan.
     """
     spans = store.table("planned", [run["run_id"]])
     if spans.empty:
@@ -64,8 +60,8 @@ def planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFram
             f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
             "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
         )
-    sizes = measured.drop_duplicates(ACTION).set_index(ACTION)["num_bytes"]
-    actions = pd.MultiIndex.from_frame(spans[ACTION])
+    sizes = measured.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
+    actions = pd.MultiIndex.from_frame(spans[_ACTION])
     return Step(title, spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int)))
 
 
@@ -128,7 +124,7 @@ def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bo
     drawn = [Step(f"{name} · {told}", of_step)]
     if has_plan:
         title = " · ".join([f"{name}, planned with its own mean costs", *_told_of_plan(run)])
-        drawn.append(planned_step(store, run, title, of_step))
+        drawn.append(_planned_step(store, run, title, of_step))
     return _Shown(run, name, told, tuple(drawn))
 
 
@@ -160,10 +156,10 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
         return Timeline(name, facts, drawn.figure, drawn.detail)
     scaled = spans.assign(start_ns=spans["start_ns"] // 1000, end_ns=spans["end_ns"] // 1000)
     drawn = gantt_with_detail([Step("", scaled)])
-    return Timeline(name, facts, in_seconds(drawn.figure), drawn.detail)
+    return Timeline(name, facts, _in_seconds(drawn.figure), drawn.detail)
 
 
-def in_seconds(figure: go.Figure) -> go.Figure:
+def _in_seconds(figure: go.Figure) -> go.Figure:
     """A figure whose milliseconds are seconds."""
     figure.update_xaxes(ticksuffix=" s")
     for trace in figure.data:
@@ -183,7 +179,7 @@ def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
     which = {MEDIAN: ", the median one", SLOWEST: ", the slowest"}.get(choice, "")
     parts = [
         f"step {step['step']}{which}",
-        *told_of_step(step),
+        *_told_of_step(step),
         f"theory {percent(run['bubble_fraction_theory'])}",
     ]
     return " · ".join([*parts, "oversubscribed"] if is_oversubscribed(run) else parts)
@@ -191,10 +187,10 @@ def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
 
 def _told_of_plan(run: pd.Series) -> list[str]:
     planned = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
-    return told_of_step(pd.Series({name: run.get(column) for name, column in planned.items()}))
+    return _told_of_step(pd.Series({name: run.get(column) for name, column in planned.items()}))
 
 
-def told_of_step(step: pd.Series) -> list[str]:
+def _told_of_step(step: pd.Series) -> list[str]:
     """Duration, throughput and bubble of a row of `steps`, as far as they are stored."""
     written = [
         milliseconds(step.get("step_ns")),

@@ -47,7 +47,7 @@ def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> go.Figure
 def _of_cases(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """`case_id`, `launch`, `step`, `ms` and `is_apart` of every step."""
     owned = steps.merge(runs[["run_id", "case_id", "launch"]], on="run_id")
-    is_apart = owned["is_outlier"] == True  # noqa: E712 - null where older runs do not tell
+    is_apart = owned["is_outlier"].eq(True)  # null where older runs do not tell
     return owned.assign(ms=owned["step_with_optimizer_ns"] / NS_PER_MS, is_apart=is_apart).dropna(
         subset=["ms"]
     )
