@@ -29,11 +29,12 @@ from ppbench.config.case import VARIABLE, Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name
 any model and `seq_len` may be 0. Since 3 a rank may have several stages, `device` may be `emulated`
 and figures of memory may be null. Since 4 a run tells where its idle time went, in columns and
-tables of their own. Settings and figures added later are absent from older files."""
+tables of their own. Since 5 a run that failed tells the rank and what every rank did last.
+Settings and figures added later are absent from older files."""
 LAST = "last"
 
 
@@ -81,6 +82,7 @@ _CASE_MEANINGS = {
     "train_compile": "whether each stage went through torch.compile",
     "train_microbatch_size": "sequences of a microbatch",
     "launch_threads_per_rank": "CPU threads of a rank",
+    "launch_bind": "whether CPU ranks are bound to cores of their own where there are enough",
     "stages_per_rank": "stages of a rank; of a program file the most that a rank has",
     "program_digest": "hash of the program file, where the schedule is one",
     "transfer_policy": "where receives are posted: `early` or `just_in_time`",
@@ -95,6 +97,8 @@ _CASE_MEANINGS = {
 }
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _NEEDED = ("run_id", "status")  # every version of `runs` has them; all tables have the first
+_EFFECT_BEFORE = {"launch_bind": False}
+"""What a setting's absence means in a file that is older than the setting, if not its default."""
 _STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
 
 
@@ -118,8 +122,19 @@ RUNS: tuple[Column, ...] = (
     Column("resume_key", pa.string(), "hash that tells whether this run has been done already"),
     Column("case_id", pa.string(), "hash of the workload"),
     Column("launch", pa.int64(), "which start of the worker processes, from 0"),
-    Column("status", pa.string(), "`ok`, `oom`, `error`, `crash` or `invalid`"),
+    Column("attempt", pa.int64(), "which try of the launch this is, from 1; see `measure.retry`"),
+    Column(
+        "status",
+        pa.string(),
+        "`ok`, `oom`, `error`, `crash`, `timeout`, `invalid` or `interrupted`",
+    ),
     Column("error", pa.string(), "what went wrong, when status is not `ok`"),
+    Column("error_rank", pa.int64(), "rank where it went wrong; null if that cannot be told"),
+    Column(
+        "last_actions",
+        pa.string(),
+        "of a run that failed: what each rank did last, JSON list in order of rank; see `flight`",
+    ),
     Column("created_at", pa.string(), "when the run ended, ISO 8601, UTC"),
     *_case_columns(),
     Column("measure_warmup_steps", pa.int64(), "steps to run before measuring, at least"),
@@ -130,6 +145,9 @@ RUNS: tuple[Column, ...] = (
         "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
     ),
     Column("measure_profile_steps", pa.int64(), "further steps, untimed, under torch's profiler"),
+    Column("measure_timeout_s", pa.float64(), "seconds that the run might take; 0: no limit"),
+    Column("measure_retry", pa.int64(), "further tries of a launch after one that failed"),
+    Column("measure_order_seed", pa.int64(), "decides the order of a launch's cases"),
     Column("tokens_per_step", pa.int64(), "tokens trained on in a step; median"),
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
@@ -246,6 +264,7 @@ RANKS: tuple[Column, ...] = (
     Column("rank", pa.int64(), "rank in the pipeline"),
     Column("hostname", pa.string(), "machine of the rank"),
     Column("device", pa.string(), "device of the rank"),
+    Column("cores", pa.string(), "cores that it is bound to, JSON list; null: not bound"),
     Column("stages", pa.string(), "stages it owns, JSON list"),
     Column("num_layers", pa.int64(), "decoder layers it owns"),
     Column("num_parameters", pa.int64(), "parameters it holds"),
@@ -387,6 +406,23 @@ TELEMETRY: tuple[Column, ...] = (
     Column("throttle_reasons", pa.string(), "the GPU's reasons for a lower clock, with commas"),
     Column("memory_used_bytes", pa.int64(), "memory in use"),
 )
+FLIGHT: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("rank", pa.int64(), "rank in the pipeline"),
+    Column("hostname", pa.string(), "machine of the rank"),
+    Column("process", pa.string(), "`alive`, `stopped` or `dead` when the run was ended"),
+    Column("phase", pa.string(), "what it did then: `steps`, `builds the model`, ..."),
+    Column("step", pa.int64(), "number of its step; null outside steps"),
+    Column("action", pa.string(), "its action in that step, such as `2F0`; null outside steps"),
+    Column("is_waiting", pa.bool_(), "whether it waited for the action's input"),
+    Column("since_ns", pa.int64(), "since when, as spans tell time"),
+    Column("until_ns", pa.int64(), "when the run was ended, likewise"),
+    Column("waits_for_rank", pa.int64(), "rank that it waited for; null if for none"),
+    Column("waits_for_action", pa.string(), "that rank's action that it waited for"),
+    Column("account", pa.string(), "all this in words"),
+)
+"""Of runs that failed. Their `spans` hold what the ranks had finished of their last steps."""
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     "steps": STEPS,
@@ -397,6 +433,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "edges": EDGES,
     "memory": MEMORY,
     "telemetry": TELEMETRY,
+    "flight": FLIGHT,
 }
 Row = Mapping[str, object]
 
@@ -541,10 +578,11 @@ def _write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
 def _with_settings_read(table: pa.Table) -> pd.DataFrame:
     """Rows of `runs` with settings as a case has them.
 
-    A setting that an older version did not know had its default's effect, as case ids assume too.
+    A setting that an older version did not know had its default's effect, as case ids assume too,
+    or the one in `_EFFECT_BEFORE`.
     """
-    for name, default in Case().settings().items():
-        filled = table[name].fill_null(default)
+    for name, effect in {**Case().settings(), **_EFFECT_BEFORE}.items():
+        filled = table[name].fill_null(effect)
         table = table.set_column(table.schema.get_field_index(name), name, filled)
     frame: pd.DataFrame = table.to_pandas()
     is_variable = frame["seq_len"] == _STORED_VARIABLE

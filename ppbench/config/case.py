@@ -52,6 +52,7 @@ class Case:
     train_compile: bool = False
     train_microbatch_size: int = 1
     launch_threads_per_rank: int = 1
+    launch_bind: bool = True
     stages_per_rank: int = 1
     program_digest: str = ""  # of the file, where the schedule is one
     transfer_policy: str = "early"
@@ -108,6 +109,9 @@ class Measure:
     launches: int = 1
     verify: bool = False
     profile_steps: int = 0
+    timeout_s: float = 1800.0
+    retry: int = 0
+    order_seed: int = 0
 
     @property
     def has_adaptive_warmup(self) -> bool:

@@ -194,10 +194,14 @@ class MeasureSection(_Section):
     launches: Annotated[int, Field(ge=1, le=1000)] = 1
     verify: bool = False
     profile_steps: Annotated[int, Field(ge=0, le=1000)] = 0
+    timeout_s: Annotated[float, Field(ge=0, le=1_000_000)] = 1800.0
+    retry: Annotated[int, Field(ge=0, le=100)] = 0
+    order_seed: Seed = 0
 
 
 class LaunchSection(_Section):
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = 1
+    bind: bool = True
 
 
 class TransferSection(_Section):

@@ -34,7 +34,7 @@ from ppbench.config.schema import AUTO, SweepFile, known_keys
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 MAX_CASES = 100_000
-_NOT_AN_AXIS = ("name", "measure.launches")
+_NOT_AN_AXIS = ("name", "measure.launches", "measure.order_seed")
 _TYPE_IN_LIST: dict[str, type | tuple[type, ...]] = {
     "model.partition": int,
     "model.split_points": str,
