@@ -4,7 +4,8 @@
     ├── UsageError            2  something that was typed: a command line, a path, a run id
     │   └── SweepFileError    2  a sweep file, with file, line and key
     ├── StoreError            2  the results folder cannot be read or written
-    └── LaunchError           4  the workers could not be started
+    ├── LaunchError           4  the workers could not be started
+    └── SweepInterruptedError 130  stopped from the keyboard, or told to end
 
 A message says what, where, what was expected and the fix, in that order.
 """
@@ -41,6 +42,12 @@ class LaunchError(PpbenchError):
     """The workers could not be started or ended without doing their work."""
 
     exit_code = 4
+
+
+class SweepInterruptedError(PpbenchError):
+    """The sweep was stopped; the message says what is kept and how to go on."""
+
+    exit_code = 130
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -544,8 +544,18 @@ class Store:
 
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
     """As `Store.last_sweep`, among these rows of `runs`, at least one."""
-    of_sweep: pd.DataFrame = runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]]
-    return of_sweep.drop_duplicates("resume_key", keep="last")
+    return newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
+
+
+def newest_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """The newest of the rows of `runs` for each case and launch.
+
+    One that was interrupted counts only where there is no other: nothing was found out.
+    """
+    is_whole = runs["status"] != "interrupted"
+    whole = runs[is_whole].drop_duplicates("resume_key", keep="last")
+    rest = runs[~is_whole & ~runs["resume_key"].isin(whole["resume_key"])]
+    return pd.concat([whole, rest.drop_duplicates("resume_key", keep="last")]).sort_index()
 
 
 def check_ok(run: pd.Series, what: str) -> None:
