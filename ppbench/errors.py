@@ -16,6 +16,10 @@ import difflib
 from collections.abc import Iterable
 
 
+LONGEST_WORD = 100
+"""Of a word that a known one is looked for by: comparing takes time with the square of it."""
+
+
 class PpbenchError(Exception):
     """Shown to the user as its message alone; `exit_code` is the process's."""
 
@@ -50,9 +54,12 @@ class SweepInterruptedError(PpbenchError):
     exit_code = 130
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word."""
+def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word.
+
+    `listed` are the words to list where `known` are too many.
+    """
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:LONGEST_WORD], names, n=1, cutoff=0.5)
     hint = f'; did you mean "{close[0]}"?' if close else "."
-    return f"{hint} Known: {', '.join(names)}"
+    return f"{hint} Known: {', '.join(names if listed is None else listed)}"
