@@ -70,3 +70,6 @@ def _none_left(left: Sequence[Planned], allowed: Sequence[tuple[str, tuple[objec
 def _alternatives(allowed: Sequence[tuple[str, tuple[object, ...]]]) -> str:
     texts = [f"{key} = {' or '.join(map(brief, values))}" for key, values in allowed]
     return ", ".join(texts)
+
+
+EVERYTHING = Only()
