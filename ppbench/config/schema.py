@@ -32,7 +32,9 @@ def _known_schedule(value: object) -> object:
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
-        raise ValueError(f"unknown schedule {brief(value)}{nearest(value, known_names())}") from None
+        raise ValueError(
+            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+        ) from None
 
 
 def _model(value: object) -> object:
