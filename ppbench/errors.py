@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 LONGEST_WORD = 100
 """Of a word that a known one is looked for by: comparing takes time with the square of it."""
 

@@ -9,11 +9,8 @@ written or started (but for the one process that looks at models that are no pre
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +23,7 @@ from ppbench.config.assignment import LISTS, checked_value, is_list_of_values, p
 from ppbench.config.case import Case, Measure, Sweep, setting_of
 from ppbench.config.combination import axes_at_fault, in_words
 from ppbench.config.locate import Path as Place
-from ppbench.config.locate import holds, line_of, line_that_fails
+from ppbench.config.locate import holds
 from ppbench.config.models import facts_of, identity_of
 from ppbench.config.possible import (
     digest_of,
@@ -34,21 +31,12 @@ from ppbench.config.possible import (
     problems_of_fit,
     problems_of_settings,
 )
-from ppbench.config.problems import (
-    brief,
-    cut,
-    describe,
-    key_text,
-    printable,
-    shown,
-    unknown_key,
-)
+from ppbench.config.problems import brief, describe, shown, unknown_key
 from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys
-from ppbench.errors import SweepFileError, UsageError
+from ppbench.config.source import Source, Tree, parse, read_text
+from ppbench.errors import UsageError
 
 MAX_CASES = 100_000
-MAX_BYTES = 1_048_576
-"""Of a sweep file. 100,000 values take less; what is larger is something else."""
 _NOT_AN_AXIS = {
     "name": "it names the sweep, whose cases are all of one name",
     "measure.launches": "it says how often every case is repeated",
@@ -65,59 +53,6 @@ _CASE_FIELDS = {
     if key not in _MEASURE_FIELDS and key != "name"
 }
 Planned = tuple[Case, Measure]
-Tree = dict[str, object]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The file as the user sees it, for messages."""
-
-    file: str
-    text: str
-    overridden: frozenset[str]
-
-    @functools.cached_property
-    def tree(self) -> Tree:
-        """Before overrides; asked for only when there is an error to report."""
-        return tomllib.loads(self.text)
-
-    def error(self, path: Place, problem: str) -> SweepFileError:
-        steps = [step for step in path if isinstance(step, str)]
-        key = cut(".".join(map(key_text, steps)))
-        if self.is_overridden(path):
-            return SweepFileError("--set", None, key, problem)
-        standing = next((end for end in _shortened(path) if holds(self.tree, end)), None)
-        line = None if standing is None else line_of(self.text, standing)
-        return SweepFileError(self.file, line, key, problem)
-
-    def error_of(
-        self, key: str, axes: Mapping[str, object], others: Sequence[str], problem: str
-    ) -> SweepFileError:
-        """About a key that may have been left at its default, by the line of what asks for more."""
-        path = self._path_of(key, axes)
-        if self.is_overridden(path) or holds(self.tree, path[:1]):
-            return self.error(path, problem)
-        paths = (self._path_of(other, axes) for other in others)
-        there = next((one for one in paths if holds(self.tree, one)), None)
-        line = None if there is None else line_of(self.text, there)
-        return SweepFileError(self.file, line, key, problem)
-
-    def _path_of(self, key: str, axes: Mapping[str, object]) -> Place:
-        return self.path_in(("grid",) if key in axes else (), key)
-
-    def is_overridden(self, path: Place) -> bool:
-        key = ".".join(step for step in path if isinstance(step, str))
-        return key in self.overridden or key.removeprefix("grid.") in self.overridden
-
-    def path_in(self, table: Place, key: str) -> Place:
-        """The path of a dotted key, which may be written quoted or as nested tables."""
-        quoted = (*table, key)
-        return quoted if holds(self.tree, quoted) else (*table, *key.split("."))
-
-
-def _shortened(path: Place) -> Iterable[Place]:
-    """The path, then its parents: an absent key is reported where its table stands."""
-    return (path[:length] for length in range(len(path), 0, -1))
 
 
 def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Sweep:
@@ -127,12 +62,12 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     `device = "auto"` means here. Raises UsageError for a file that cannot be read or an override
     that cannot be parsed, SweepFileError for everything in the file.
     """
-    text = _read_text(file)
-    tree = _parse(file, text)
+    text = read_text(file)
+    tree = parse(file, text)
     pairs = [parse_assignment("--set", override) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
-    source = _Source(str(file), text, frozenset(key for key, _ in pairs))
+    source = Source(str(file), text, frozenset(key for key, _ in pairs))
     grid = _flat(source, tree.pop("grid", {}), ("grid",))
     exclude = _read_exclude(source, tree.pop("exclude", []))
     if "name" not in tree:
@@ -147,54 +82,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
 
 
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
-    except ValueError:  # a null byte in the name
-        raise UsageError(f"{printable(str(file))}: no file can have this name") from None
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"{file}: larger than {MAX_BYTES:,} bytes; no sweep file is")
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # a byte order mark is no mistake
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        problem = f"not a text file in UTF-8: {error.reason} at byte {error.start}"
-        raise SweepFileError(str(file), line, None, problem) from None
-
-
-def _parse(file: Path, text: str) -> Tree:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(file, text, str(error)) from None
-    except RecursionError:
-        problem = "nested too deeply"
-    except ValueError:  # the one other thing that the parser raises
-        problem = "a number has too many digits"
-    raise SweepFileError(str(file), line_that_fails(text), None, problem)
-
-
-def _syntax_error(file: Path, text: str, told: str) -> SweepFileError:
-    """With the line that the parser stumbles on, and the one where its statement begins."""
-    message, _, place = told.rpartition(" (at ")
-    lines = text.split("\n")
-    numbers = [int(number) for number in re.findall(r"\d+", place)]
-    number, column = numbers if len(numbers) == 2 else (len(text.rstrip().split("\n")), None)
-    content = printable(lines[number - 1].strip())
-    at = f" at column {column}" if column else " at the end of the file"
-    start = line_that_fails(text)
-    begun = f" (in what begins on line {start})" if start and start < number else ""
-    names = re.sub(r"\('(.*?)',?\)", lambda found: found[1].replace("', '", "."), message)
-    problem = f"not valid TOML: {names[:1].lower()}{names[1:]}{at}{begun}"
-    return SweepFileError(
-        str(file), number, None, f"{problem}: {cut(content)}" if content else problem
-    )
-
-
-def _name_from(source: _Source, file: Path) -> str:
+def _name_from(source: Source, file: Path) -> str:
     """A sweep without a name is called as its file."""
     try:
         return str(checked_value("name", file.stem))
@@ -233,7 +121,7 @@ def _put(tree: Tree, key: str, value: object) -> None:
         tree[head] = {**inner, rest: value}
 
 
-def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
+def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
     """Nested tables as dotted keys; every key must be known."""
     if not isinstance(table, dict):
         raise source.error(path, f"expected a table, got {shown(table)}")
@@ -264,7 +152,7 @@ def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
             yield key, value
 
 
-def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
+def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
     if not isinstance(tables, list):
         raise source.error(("exclude",), "expected [[exclude]], an array of tables")
     excluded = []
@@ -278,7 +166,7 @@ def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
     return excluded
 
 
-def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[object]]:
+def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
     listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
     num_cases = math.prod(len(values) for values in listed.values() if values)
     if num_cases > MAX_CASES:
@@ -286,7 +174,7 @@ def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[ob
     return {key: _checked_axis(source, key, values) for key, values in listed.items()}
 
 
-def _checked_axis(source: _Source, key: str, values: list[object]) -> list[object]:
+def _checked_axis(source: Source, key: str, values: list[object]) -> list[object]:
     if not values:
         where = source.path_in(("grid",), key)
         raise source.error(where, "an axis needs at least one value, got []")
@@ -300,7 +188,7 @@ def _checked_axis(source: _Source, key: str, values: list[object]) -> list[objec
 
 
 def _checked_value(
-    source: _Source, key: str, value: object, table: Place, index: int | None = None
+    source: Source, key: str, value: object, table: Place, index: int | None = None
 ) -> object:
     """One axis or exclude value, checked as if it were set by itself; aliases resolved."""
     try:
@@ -311,7 +199,7 @@ def _checked_value(
         raise source.error(where, str(error)) from None
 
 
-def _validated(source: _Source, tree: Tree) -> SweepFile:
+def _validated(source: Source, tree: Tree) -> SweepFile:
     try:
         return SweepFile.model_validate(tree)
     except ValidationError as error:
@@ -333,9 +221,9 @@ def _misplaced(path: Place, value: object) -> str:
     homes = [known for known in known_keys() if known.split(".")[-1] == name]
     if key in known_keys() or not homes:
         return ""
-    section, _, rest = homes[0].rpartition(".")
-    where = f"stands in [{section}]" if section else "stands at the top, before the first [section]"
-    return f"unknown key here, set to {shown(value)}; {rest} {where}"
+    sections = ", ".join(f"[{home.split('.')[0]}]" for home in homes if "." in home)
+    where = f"in {sections}" if sections else "at the top, before the first [section]"
+    return f"unknown key here, set to {shown(value)}; {name} stands {where}"
 
 
 def _expand(
@@ -397,7 +285,7 @@ def _frozen(settings: dict[str, object]) -> Planned:
 
 
 def _check_possible(
-    source: _Source,
+    source: Source,
     tree: Tree,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
@@ -417,7 +305,7 @@ def _check_possible(
 
 
 def _refuse(
-    source: _Source,
+    source: Source,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
     problems: Sequence[Problem | None],
@@ -429,11 +317,13 @@ def _refuse(
     problem = problems[first]
     assert problem is not None
     keys = axes_at_fault(first, planned, problems, list(axes))
-    message = problem.message + in_words(planned[first], keys, is_rest_fine=None in problems)
+    told, line_end, drawing = problem.message.partition("\n")
+    combination = in_words(planned[first], keys, is_rest_fine=None in problems)
+    message = f"{told}{combination}{line_end}{drawing}"
     raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
 
-def _check_unique(source: _Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
+def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
     """Two spellings of one setting (such as `auto` and `cpu`) would measure a case twice."""
     twice = first_twice(planned)
     if twice is None:

@@ -1,6 +1,7 @@
 """Thousands of broken sweep files: each is accepted, or refused in one line that tells where."""
 
 import collections
+import json
 import re
 import subprocess
 import sys
@@ -37,9 +38,12 @@ def folder(tmp_path, monkeypatch):
 def refusal(mutation: Mutation) -> UsageError | None:
     Path("sweep.toml").write_bytes(mutation.content)
     try:
-        read_sweep(Path("sweep.toml"), mutation.overrides, "cpu")
+        sweep = read_sweep(Path("sweep.toml"), mutation.overrides, "cpu")
     except UsageError as error:
         return error
+    assert 1 <= len(sweep.cases) == len(set(sweep.cases))
+    case, measure = sweep.cases[-1]
+    json.dumps([case.settings(), measure.settings()], ensure_ascii=False).encode()
     return None
 
 
