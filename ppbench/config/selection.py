@@ -34,6 +34,9 @@ class Only:
         return left
 
 
+EVERYTHING = Only(())
+
+
 def parse_only(texts: Sequence[str]) -> Only:
     """One key several times means any of its values, as does a list of them.
 
@@ -72,6 +75,3 @@ def _none_left(left: Sequence[Planned], allowed: Sequence[tuple[str, tuple[objec
 def _alternatives(allowed: Sequence[tuple[str, tuple[object, ...]]]) -> str:
     texts = [f"{key} = {' or '.join(map(brief, values))}" for key, values in allowed]
     return ", ".join(texts)
-
-
-EVERYTHING = Only()
