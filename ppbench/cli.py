@@ -101,24 +101,28 @@ def sweep(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
     ] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cases again that failed.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="KEY=VALUE", help="Run only the cases that match."),
+    ] = None,
     how: HowToPrint = Format.table,
 ) -> None:
     """Run every case of a sweep file and write a report."""
     from ppbench import commands
+    from ppbench.config.selection import parse_only
+    from ppbench.run.sweep import Choice
 
-    try:
-        if dry_run:
-            print(commands.list_cases(file, overrides or [], how))
-        else:
-            outcome = commands.sweep(file, overrides or [], results, reports, rerun, how)
-            print(outcome.table)
-            print(
-                f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr
-            )
-            raise typer.Exit(outcome.exit_code)
-    except KeyboardInterrupt:
-        print("stopped; finished runs are kept. Go on with the same command.", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    if dry_run:
+        print(commands.list_cases(file, overrides or [], how))
+        return
+    choice = Choice(rerun, retry_failed, parse_only(only or []))
+    outcome = commands.sweep(file, overrides or [], results, reports, choice, how)
+    print(outcome.table)
+    print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
+    raise typer.Exit(outcome.exit_code)
 
 
 @app.command()

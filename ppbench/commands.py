@@ -20,7 +20,7 @@ from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, StoreError, UsageError
+from ppbench.errors import LaunchError, StoreError, SweepInterruptedError, UsageError
 from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
@@ -34,7 +34,15 @@ from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
 from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
-from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
+from ppbench.run.sweep import (
+    Choice,
+    Plan,
+    alone,
+    plan_sweep,
+    planned_cases,
+    run_plan,
+    runs_of,
+)
 from ppbench.store import Store, check_ok, check_writable
 
 EXIT_NOT_EXACT = 1
@@ -146,26 +154,30 @@ def sweep(
     overrides: Sequence[str],
     results: Path,
     reports: Path,
-    is_rerun: bool,
+    choice: Choice,
     how: Format,
 ) -> SweepOutcome:
     """Run what is missing of a sweep, then report on all of it.
 
-    When the workers cannot go on, what is finished is reported all the same.
+    When the workers cannot go on, what is finished is reported all the same. Raises
+    SweepInterruptedError, which says how to go on.
     """
     read = read_sweep(file, overrides, default_device())
     store = open_store(results)
-    plan = plan_sweep(read, store, is_rerun)
     check_writable(results, "--results")
     check_writable(reports, "--reports")
-    if num_done := len(plan.items) - len(plan.missing):
-        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    plan = plan_sweep(read, store, choice)
+    command = _command_line(file, overrides, results, reports)
     try:
-        run_plan(plan, store, display_for(Console(stderr=True)))
+        with alone(read, store, _tell_who_measures):
+            plan = plan_sweep(read, store, choice)  # what another one did meanwhile is done
+            _tell_what_is_done(plan)
+            run_plan(plan, store, display_for(Console(stderr=True)), reruns=choice.reruns)
     except LaunchError as error:
         _tell(f"error: {error}")
+    except KeyboardInterrupt:
+        raise SweepInterruptedError(_how_to_go_on(plan, store, command)) from None
     runs = runs_of(plan, store)
-    command = _command_line(file, overrides)
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
     write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
@@ -191,9 +203,37 @@ def _shown_axes(read: Sweep) -> list[str]:
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
-def _command_line(file: Path, overrides: Sequence[str]) -> str:
-    settings = [word for override in overrides for word in ("--set", override)]
-    return shlex.join(["ppbench", "sweep", str(file), *settings])
+def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path) -> str:
+    """What makes the same sweep again, into the same folders."""
+    words = [word for override in overrides for word in ("--set", override)]
+    for option, folder in (("results", results), ("reports", reports)):
+        if folder != Path(option):
+            words += [f"--{option}", str(folder)]
+    return shlex.join(["ppbench", "sweep", str(file), *words])
+
+
+def _tell_who_measures(holder: str) -> None:
+    _tell(
+        f"waiting for {holder or 'another sweep'}, which measures on this machine into the same "
+        "results; two at once would disturb each other"
+    )
+
+
+def _tell_what_is_done(plan: Plan) -> None:
+    num_failed = sum(plan.failed.values())
+    if num_done := len(plan.items) - len(plan.missing) - num_failed:
+        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    if plan.failed:
+        kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
+        _tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
+
+
+def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:
+    num_done = int((runs_of(plan, store)["status"] == "ok").sum())
+    return (
+        f"stopped; {num_done} of {len(plan.items)} runs are done, and kept. Go on with: {command}\n"
+        "Report on what is done with: ppbench report"
+    )
 
 
 def list_runs(results: Path, how: Format) -> str:

@@ -123,6 +123,14 @@ class Measure:
         return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
+def setting_of(case: Case, measure: Measure, key: str) -> object:
+    """What a case has for a dotted key of the sweep file."""
+    section, _, name = key.partition(".")
+    if section == "measure":
+        return getattr(measure, name)
+    return getattr(case, key.replace(".", "_"))
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A sweep file, expanded."""

@@ -6,8 +6,9 @@ Pydantic, because this is text from outside; everything past this room is a froz
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -20,6 +21,7 @@ from engine.plan.schedules.registry import (
     known_names,
 )
 from ppbench.config.case import VARIABLE
+from ppbench.config.problems import brief
 from ppbench.errors import nearest
 
 
@@ -30,7 +32,9 @@ def _known_schedule(value: object) -> object:
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
-        raise ValueError(f'unknown schedule "{value}"{nearest(value, known_names())}') from None
+        raise ValueError(
+            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+        ) from None
 
 
 def _model(value: object) -> object:
@@ -40,9 +44,9 @@ def _model(value: object) -> object:
     if _FACTORY.fullmatch(value) or _is_folder(value):
         return value
     if "/" in value or value in (".", ".."):
-        raise ValueError(f'no such folder: "{value}" (relative to the working directory)')
+        raise ValueError(f"no such folder: {brief(value)} (relative to the working directory)")
     others = 'a hub id "owner/name", a checkpoint folder, "package.module:factory"'
-    raise ValueError(f'unknown preset "{value}"{nearest(value, PRESETS)}; or {others}')
+    raise ValueError(f"unknown preset {brief(value)}{nearest(value, PRESETS)}; or {others}")
 
 
 def _is_folder(name: str) -> bool:
@@ -65,17 +69,26 @@ def _partition(value: object) -> object:
 def _split_points(value: object) -> object:
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
         raise ValueError('expected a list of module names, such as ["blocks.4", "blocks.8"]')
-    for index, name in enumerate(value):
-        if name in value[:index]:
-            raise ValueError(f'module "{name}" is listed twice')
+    if (twice := first_twice(value)) is not None:
+        raise ValueError(f"module {brief(value[twice])} is listed twice")
     return tuple(value)
+
+
+def first_twice(values: Sequence[Hashable]) -> int | None:
+    """The index of the first value that stands earlier in the list too."""
+    seen: set[Hashable] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            return index
+        seen.add(value)
+    return None
 
 
 def _source(value: object) -> object:
     if isinstance(value, str) and value not in ("stdlib", "synthetic"):
         kind, _, name = value.partition(":")
         if kind not in ("text", "json", "parquet", "hf") or not name:
-            raise ValueError(f'unknown data source "{value}"{nearest(value, _SOURCES)}')
+            raise ValueError(f"unknown data source {brief(value)}{nearest(value, _SOURCES)}")
     return value
 
 
@@ -97,30 +110,30 @@ def _milliseconds(value: object) -> object:
     """One number for every rank, or a list of one for each stage; a tuple either way."""
     if isinstance(value, list) and len(value) < 2:
         raise ValueError("a list has a time for each stage; for every rank, give one number")
-    listed = value if isinstance(value, list | tuple) else [value]
-    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
-    if len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
-        return tuple(numbers)
-    raise ValueError(
-        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
-        "each stage"
-    )
+    return _times(value, "stage")
 
 
 def _link_milliseconds(value: object) -> object:
     """One number for every link, or a list of one for each; a tuple either way."""
+    return _times(value, "link from a stage to the next")
+
+
+def _times(value: object, each: str) -> tuple[float, ...]:
     listed = value if isinstance(value, list | tuple) else [value]
-    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
-    if listed and len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
-        return tuple(numbers)
+    times = tuple(float(ms) for ms in listed if _is_time(ms))
+    if listed and len(times) == len(listed):
+        return times
     raise ValueError(
         f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
-        "each link from a stage to the next"
+        f"each {each}"
     )
 
 
-def _is_time(milliseconds: float) -> bool:
-    return milliseconds == 0 or MIN_MS <= milliseconds <= MAX_MS
+def _is_time(value: object) -> TypeGuard[float]:
+    """Compared before it is made a float: an integer may be too large for one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or MIN_MS <= value <= MAX_MS
 
 
 AUTO: Final = "auto"
