@@ -26,9 +26,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 from torch.distributed.elastic.agent.server.api import (
@@ -37,7 +37,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    MultiprocessContext,
+    SignalException,
+    Std,
+)
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -111,7 +116,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        self._watch = _Watch(self._folder, attempt, pids)
+        self._watch = _Watch(self._folder, attempt, pids, self._exitcode_of)
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -120,6 +125,12 @@ class Agent(LocalElasticAgent):
             self._end_workers()
         result: RunResult = super()._monitor_workers(worker_group)
         return result
+
+    def _exitcode_of(self, rank: int) -> int | None:
+        """Of a worker that torch has reaped; it keeps what the kernel tells only once."""
+        assert isinstance(self._pcontext, MultiprocessContext)
+        assert self._pcontext._pc is not None
+        return cast(int | None, self._pcontext._pc.processes[rank].exitcode)
 
     def _shutdown(self, *arguments: Any, **named: Any) -> None:
         self._end_workers()
@@ -135,10 +146,18 @@ class _Watch:
     """One start of the workers: a thread waits for each and notes it if it fails.
 
     The threads leave the dead to be reaped by torch, so that no process of that id can be another.
+    Torch may be there first: then `exitcode_of` tells.
     """
 
-    def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int,
+        pids: Mapping[int, int],
+        exitcode_of: Callable[[int], int | None],
+    ) -> None:
         self._folder, self._attempt, self._pids = folder, attempt, pids
+        self._exitcode_of = exitcode_of
         self._is_ending, self._note = False, threading.Lock()
         self.has_failed = False
         self._threads = [
@@ -149,17 +168,21 @@ class _Watch:
 
     def _follow(self, rank: int, pid: int) -> None:
         """Blocks until the worker has ended."""
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert status is not None  # it is without WNOHANG
-        at = time.time()
-        is_signal = status.si_code != os.CLD_EXITED
-        exitcode = -status.si_status if is_signal else status.si_status
+        exitcode, at = self._wait_for(rank, pid), time.time()
         with self._note:
-            if exitcode != 0 and not self._is_ending:
+            if exitcode and not self._is_ending:
                 ended = Exit(self._attempt, rank, pid, exitcode, at)
                 note_exit(self._folder, ended)
                 print(f"start {self._attempt}: {ended}", flush=True)
                 self.has_failed = True
+
+    def _wait_for(self, rank: int, pid: int) -> int | None:
+        try:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return self._exitcode_of(rank)
+        assert status is not None  # it is without WNOHANG
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def wait(self, timeout_s: float) -> bool:
         """Whether all workers have ended by then."""
