@@ -137,16 +137,6 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
-FLIGHT_COLUMNS = [
-    "rank",
-    "hostname",
-    "process",
-    "phase",
-    "step",
-    "action",
-    "waits_for",
-    "since_s",
-]
 BULKY = ["program", "environment"]
 TOLD_OF_FAILURE = ["error", "last_actions"]
 
@@ -309,9 +299,7 @@ def _failure(row: Mapping[str, object], flight: pd.DataFrame, how: Format) -> li
     parts = [f"{row['status']}{where}: {first_line(error)}"]
     if not flight.empty:
         told = in_words(flight)
-        has_nodes = told["hostname"].nunique() > 1
-        columns = [name for name in FLIGHT_COLUMNS if name != "hostname" or has_nodes]
-        parts.append(render(told, how, columns))
+        parts.append(render(told, how, list(map(str, told))))
     if error != first_line(error):
         parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
     return parts
