@@ -111,7 +111,8 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
         return _unknown_word(value, str(context["expected"]))
     if kind == "value_error":
         problem = str(context["error"])
-        return problem if brief(value) in problem else _got(problem, value)
+        is_told = isinstance(value, str) and brief(value) in problem
+        return problem if is_told else _got(problem, value)
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
     if kind in _BOUNDS:
