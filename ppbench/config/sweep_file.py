@@ -213,7 +213,7 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
 def _misplaced(path: Place, value: object) -> str:
     """What to say of a key or a value that is fine, but not where it stands; empty if it is not."""
     key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
-    if isinstance(value, list) and key in known_keys() and key not in LISTS:
+    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
         return f"expected one value, got {shown(value)}; several values of a key stand in [grid]"
     if len(path) == 1 and "." in key and key in known_keys():
         return f"write this key without quotes: {key} = {brief(value)}"

@@ -137,9 +137,12 @@ def test_the_installed_command_refuses_with_exit_code_2(folder):
         (b"\n" + b"'a'." * 200_000 + b"a = 1", ":2: nested too deeply: a key of more than 100"),
         (b"seq_len = [" + b"1.5," * 200_000 + b"]", ":1: seq_len: expected one value, got [1.5"),
         (b"stages_per_rank = 0", 'stages, or "auto"; got 0 (an integer)'),
+        (b"[grid]\nW_ms = [1]", ', set to [1] (an array); did you mean "emulated.W_ms"?'),
+        (b"[train]\nLEARNING_RATE = 1.0", 'did you mean "learning_rate"? Known: optimizer, '),
+        (b"[model]\npartition = [" + b"1," * 999 + b"]", "1,... names 999 stages; there are 2"),
         (b"x" * 2_000_000, "sweep.toml: larger than 1,048,576 bytes"),
     ],
-    ids=range(24),
+    ids=range(27),
 )  # fmt: skip
 def test_what_mutations_found(folder, content, what):
     error = refusal(Mutation(content, (), ()))
