@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
+from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
 from ppbench.format import Format, TableFormat, Theme
 
@@ -108,6 +109,10 @@ def sweep(
         list[str] | None,
         typer.Option("--only", metavar="KEY=VALUE", help="Run only the cases that match."),
     ] = None,
+    launcher: Annotated[
+        Launcher,
+        typer.Option("--launcher", help="Run here, as a node of several, or as a Slurm job."),
+    ] = Launcher.local,
     how: HowToPrint = Format.table,
 ) -> None:
     """Run every case of a sweep file and write a report."""
@@ -115,6 +120,15 @@ def sweep(
     from ppbench.config.selection import parse_only
     from ppbench.run.sweep import Choice
 
+    if launcher is not Launcher.local:
+        options = [
+            *(["--rerun"] if rerun else []),
+            *(["--retry-failed"] if retry_failed else []),
+            *(word for one in only or [] for word in ("--only", one)),
+        ]
+        arguments = (launcher, file, overrides or [], results, options)
+        print(commands.sweep_elsewhere(*arguments, is_dry_run=dry_run))
+        return
     if dry_run:
         print(commands.list_cases(file, overrides or [], how))
         return

@@ -20,6 +20,7 @@ from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
 from ppbench.config.case import Sweep
+from ppbench.config.places import Launcher
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
@@ -39,6 +40,8 @@ from ppbench.report.timeline_page import run_names, write_timeline
 from ppbench.report.timelines import steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
+from ppbench.run.launch.slurm import FIRST_PORT, NUM_PORTS, SlurmJob
+from ppbench.run.launch.torchrun import WORKER, Launches, Meeting, launches_of, meeting_of
 from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import (
@@ -195,6 +198,43 @@ def sweep(
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
     all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
+
+
+def sweep_elsewhere(
+    launcher: Launcher,
+    file: Path,
+    overrides: Sequence[str],
+    results: Path,
+    options: Sequence[str],
+    *,
+    is_dry_run: bool,
+) -> str:
+    """Run this node's part of a sweep under torchrun, or submit it to Slurm; what there is to say.
+
+    `options` are further ones for the worker. A dry run says what would be run, and runs nothing.
+    """
+    read = read_sweep(file, overrides, default_device())
+    words = [word for override in overrides for word in ("--set", override)]
+    program = [WORKER, str(file), "--results", str(results), *words, *options]
+    if launcher is Launcher.torchrun:
+        launches, meeting = launches_of(read, read.torchrun.nodes, program), meeting_of(read)
+        if is_dry_run:
+            return "\n".join(map(shlex.join, launches.commands(meeting)))
+        launches.run(meeting)
+        return ""
+    launches = launches_of(read, read.slurm.nodes, program)
+    job = SlurmJob(read, results, launches)
+    if is_dry_run:
+        return "\n".join([job.script(), *_as_comments(launches)])
+    check_writable(results, "--results")
+    return f"job {job.submit()}; its logs: {results / 'slurm'}"
+
+
+def _as_comments(launches: Launches) -> list[str]:
+    """What the nodes of a job run, for whoever reads its script."""
+    commands = launches.commands(Meeting("FIRST_HOST", FIRST_PORT, "JOB"))
+    told = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
+    return [told, *(f"#   {shlex.join(command)}" for command in commands)]
 
 
 def _is_emulated(read: Sweep) -> bool:
