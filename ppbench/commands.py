@@ -21,7 +21,6 @@ from ppbench.analysis.metrics import MEDIAN
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import LaunchError, StoreError, UsageError
-from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
@@ -36,10 +35,10 @@ from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
 from ppbench.store import Store, check_ok, check_writable
+from ppbench.stored import BULKY, WORKLOAD, open_store
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
-WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
 FIGURES = [
     "tokens_per_s",
     "step_ns",
@@ -122,7 +121,6 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
-BULKY = ["program", "environment"]
 
 
 @dataclass(frozen=True)
@@ -196,16 +194,6 @@ def _command_line(file: Path, overrides: Sequence[str]) -> str:
     return shlex.join(["ppbench", "sweep", str(file), *settings])
 
 
-def list_runs(results: Path, how: Format) -> str:
-    """Every run of the store."""
-    runs = open_store(results).runs().drop(columns=BULKY)
-    if runs.empty:
-        _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
-    brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief]
-    return render(runs, how, columns)
-
-
 def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its stages, its ranks, its steps."""
     store = open_store(results)
@@ -254,12 +242,7 @@ def explain(name: str, results: Path, how: Format) -> str:
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
     store = open_store(results)
-    if names:
-        every = store.every_run()
-        ids = [store.find(name, every)["run_id"] for name in names]
-        runs = every[every["run_id"].isin(ids)]
-    else:
-        runs = store.last_sweep()
+    runs = store.named(names).sort_values("run_id") if names else store.last_sweep()
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
@@ -316,11 +299,10 @@ def timeline_text(shown: Shown, results: Path) -> str:
 
 def _measured(store: Store, names: Sequence[str]) -> pd.DataFrame:
     """The named runs, in this order. Raises UsageError for one that failed."""
-    every = store.every_run()
-    runs = pd.DataFrame([store.find(name, every) for name in names])
+    runs = store.named(names)
     for _, run in runs.iterrows():
         check_ok(run, "timeline")
-    return runs.reset_index(drop=True)
+    return runs
 
 
 def _name_of(shown: Shown, runs: pd.DataFrame) -> str:

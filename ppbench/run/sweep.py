@@ -54,7 +54,7 @@ def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
         for case, measure in sweep.cases
         if launch < measure.launches
     )
-    newest = store.runs().drop_duplicates("resume_key", keep="last")
+    newest = store.runs(["resume_key", "status"]).drop_duplicates("resume_key", keep="last")
     done = set() if is_rerun else set(newest.loc[newest["status"] == "ok", "resume_key"])
     missing = tuple(item for item in items if item.resume_key not in done)
     return Plan(sweep, _sweep_id(sweep, items), commit, items, missing)
@@ -187,8 +187,9 @@ def _show(event: Event, indices: list[int], display: Display) -> None:
 def runs_of(plan: Plan, store: Store) -> pd.DataFrame:
     """The newest row of each of the plan's items that has one, in the plan's order."""
     order = {item.resume_key: position for position, item in enumerate(plan.items)}
-    runs = store.runs()
-    runs = runs[runs["resume_key"].isin(order)].drop_duplicates("resume_key", keep="last")
+    keys = store.runs(["run_id", "resume_key"])
+    keys = keys[keys["resume_key"].isin(order)].drop_duplicates("resume_key", keep="last")
+    runs = store.table("runs", keys["run_id"])
     return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
 
 

@@ -9,6 +9,7 @@ results/profiles/<run_id>/       Chrome traces of extra steps, where they were a
 """
 
 from ppbench.store.columns import SCHEMA_VERSION, TABLES, Column, columns_as_markdown
+from ppbench.store.conditions import Condition, read_conditions
 from ppbench.store.folder import (
     LAST,
     Store,
@@ -25,6 +26,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TABLES",
     "Column",
+    "Condition",
     "Store",
     "check_ok",
     "check_writable",
@@ -32,5 +34,6 @@ __all__ = [
     "last_sweep_of",
     "new_run_id",
     "no_spans",
+    "read_conditions",
     "write_rows",
 ]
