@@ -85,7 +85,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     )
     sweep_id = _sweep_id(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
-    runs = newest_of(store.runs())
+    runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
     runs = runs[runs["run_id"] > since]
     statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
     final = () if choice.retries_failed else FINAL
@@ -327,8 +327,8 @@ def _show(indices: list[int], display: Display, event: Event) -> None:
 def runs_of(plan: Plan, store: Store) -> pd.DataFrame:
     """The newest row of each of the plan's items that has one, in the plan's order."""
     order = {item.resume_key: position for position, item in enumerate(plan.items)}
-    runs = store.runs()
-    runs = newest_of(runs[runs["resume_key"].isin(order)])
+    keys = store.runs(["run_id", "resume_key", "status"])
+    runs = store.table("runs", newest_of(keys[keys["resume_key"].isin(order)])["run_id"])
     return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
 
 
