@@ -34,6 +34,9 @@ class Only:
         return left
 
 
+EVERYTHING = Only(())
+
+
 def parse_only(texts: Sequence[str]) -> Only:
     """One key several times means any of its values, as does a list of them.
 
