@@ -8,11 +8,11 @@ import tomllib
 
 from pydantic import ValidationError
 
-from ppbench.config.problems import describe, nearest_key, printable, quoted
+from ppbench.config.problems import cut, describe, nearest_key, printable, quoted
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import UsageError
 
-_TYPE_IN_LIST: dict[str, type | tuple[type, ...]] = {
+LISTS: dict[str, type | tuple[type, ...]] = {
     "model.partition": int,
     "model.split_points": str,
     "emulated.F_ms": (int, float),
@@ -31,13 +31,12 @@ def parse_assignment(option: str, text: str) -> tuple[str, object]:
     key, separator, value = text.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise UsageError(
-            f"{option} {printable(text)}: expected KEY=VALUE, such as train.microbatch_size=2"
-        )
+        problem = "expected KEY=VALUE, such as train.microbatch_size=2"
+        raise UsageError(f"{option} {cut(printable(text))}: {problem}")
     bare = key.removeprefix("grid.")
     if bare not in known_keys():
         problem = f"unknown key {quoted(bare)}{nearest_key(bare, known_keys())}"
-        raise UsageError(f"{option} {printable(text)}: {problem}")
+        raise UsageError(f"{option} {cut(printable(text))}: {problem}")
     return key, _value_of(value)
 
 
@@ -54,7 +53,7 @@ def is_list_of_values(key: str, value: object) -> bool:
     """Several lists are a list that holds more than a single list's elements."""
     if not isinstance(value, list):
         return False
-    element = _TYPE_IN_LIST.get(key)
+    element = LISTS.get(key)
     return element is None or not all(isinstance(one, element) for one in value)
 
 

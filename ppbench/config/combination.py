@@ -11,16 +11,15 @@ from ppbench.config.problems import brief
 Planned = tuple[Case, Measure]
 
 
-def combination_of(
+def axes_at_fault(
     first: int,
     planned: Sequence[Planned],
     problems: Sequence[Problem | None],
     axes: Sequence[str],
-) -> str:
-    """For the end of the message about case `first`: its values on the axes that matter.
+) -> list[str]:
+    """The axes whose values tell case `first` from all those that do not have its problem.
 
-    Empty if no axis does. `problems` has the first problem of each case. Names `[[exclude]]` as
-    the remedy where it is one: where other combinations have nothing wrong with them.
+    `problems` has the first problem of each case, or None.
     """
     problem = problems[first]
     assert problem is not None
@@ -29,12 +28,18 @@ def combination_of(
         for case, other in zip(planned, problems, strict=True)
         if other is None or other.key != problem.key
     ]
-    keys = _that_matter(planned[first], others, axes)
+    return _that_matter(planned[first], others, axes)
+
+
+def in_words(one: Planned, keys: Sequence[str], *, is_rest_fine: bool) -> str:
+    """For the end of a message: the values on these axes; empty if there are none.
+
+    Names `[[exclude]]` as the remedy where other combinations have nothing wrong with them.
+    """
     if not keys:
         return ""
-    values = ", ".join(f"{key} = {_value(setting_of(*planned[first], key))}" for key in keys)
-    is_remedy = any(other is None for other in problems)
-    remedy = "; leave it out with [[exclude]], or change the grid" if is_remedy else ""
+    values = ", ".join(f"{key} = {_value(setting_of(*one, key))}" for key in keys)
+    remedy = "; leave it out with [[exclude]], or change the grid" if is_rest_fine else ""
     return f" (in the combination {values}{remedy})"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import re
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ _TYPE_NAMES = {
     str: "a string",
     list: "an array",
     dict: "a table",
-    datetime.date: "a date",
-    datetime.time: "a time",
-    datetime.datetime: "a date and time",
+    dt.date: "a date",
+    dt.time: "a time",
+    dt.datetime: "a date and time",
 }
 _EXPECTED = {
     "int_type": "an integer",
@@ -55,10 +55,10 @@ def brief(value: object) -> str:
 
 
 def as_toml(value: object) -> str:
-    """On one line; also of an integer too long, or a table too deep, for Python to write out."""
+    """On one line; also of a table too deep for Python to write out."""
     try:
         return _written(value)
-    except (ValueError, RecursionError):
+    except RecursionError:
         return "..."
 
 
@@ -70,6 +70,8 @@ def _written(value: object) -> str:
             return quoted(value)
         case list() | tuple():
             return f"[{', '.join(map(_written, value))}]"
+        case int() if abs(value) >= 10**MAX_SHOWN:  # which may be too long to write in decimals
+            return hex(value)
         case dict():
             return f"{{{', '.join(f'{key_text(k)} = {_written(v)}' for k, v in value.items())}}}"
         case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -32,7 +32,9 @@ def _known_schedule(value: object) -> object:
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
-        raise ValueError(f"unknown schedule {brief(value)}{nearest(value, known_names())}") from None
+        raise ValueError(
+            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+        ) from None
 
 
 def _model(value: object) -> object:
@@ -118,17 +120,20 @@ def _link_milliseconds(value: object) -> object:
 
 def _times(value: object, each: str) -> tuple[float, ...]:
     listed = value if isinstance(value, list | tuple) else [value]
-    if listed and all(_is_time(ms) for ms in listed):
-        return tuple(float(ms) for ms in listed)
+    times = tuple(float(ms) for ms in listed if _is_time(ms))
+    if listed and len(times) == len(listed):
+        return times
     raise ValueError(
         f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
         f"each {each}"
     )
 
 
-def _is_time(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (value == 0 or MIN_MS <= value <= MAX_MS)
+def _is_time(value: object) -> TypeGuard[float]:
+    """Compared before it is made a float: an integer may be too large for one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or MIN_MS <= value <= MAX_MS
 
 
 AUTO: Final = "auto"

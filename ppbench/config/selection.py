@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppbench.config.assignment import checked_value, is_list_of_values, parse_assignment
 from ppbench.config.case import Case, Measure, setting_of
-from ppbench.config.problems import brief, printable
+from ppbench.config.problems import brief, cut, printable
 from ppbench.errors import UsageError
 
 Planned = tuple[Case, Measure]
@@ -47,12 +47,14 @@ def parse_only(texts: Sequence[str]) -> Only:
         key, value = parse_assignment("--only", text)
         key = key.removeprefix("grid.")
         if key == "name":
-            raise UsageError(f"--only {printable(text)}: is no setting of a case; name a key of one")
+            raise UsageError(
+                f"--only {cut(printable(text))}: is no setting of a case; name a key of one"
+            )
         listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
         try:
             checked = [checked_value(key, one) for one in listed]
         except ValueError as error:
-            raise UsageError(f"--only {printable(text)}: {error}") from None
+            raise UsageError(f"--only {cut(printable(text))}: {error}") from None
         allowed.setdefault(key, []).extend(checked)
     return Only(tuple((key, tuple(values)) for key, values in allowed.items()))
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +19,11 @@ from pydantic import ValidationError
 
 from engine.model.answers import Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
-from ppbench.config.assignment import checked_value, is_list_of_values, parse_assignment
+from ppbench.config.assignment import LISTS, checked_value, is_list_of_values, parse_assignment
 from ppbench.config.case import Case, Measure, Sweep, setting_of
-from ppbench.config.combination import combination_of
+from ppbench.config.combination import axes_at_fault, in_words
 from ppbench.config.locate import Path as Place
-from ppbench.config.locate import holds, line_of, line_that_fails
+from ppbench.config.locate import holds
 from ppbench.config.models import facts_of, identity_of
 from ppbench.config.possible import (
     digest_of,
@@ -33,62 +31,28 @@ from ppbench.config.possible import (
     problems_of_fit,
     problems_of_settings,
 )
-from ppbench.config.problems import (
-    brief,
-    cut,
-    describe,
-    key_text,
-    printable,
-    shown,
-    unknown_key,
-)
+from ppbench.config.problems import brief, describe, shown, unknown_key
 from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys
-from ppbench.errors import SweepFileError, UsageError
+from ppbench.config.source import Source, Tree, parse, read_text
+from ppbench.errors import UsageError
 
 MAX_CASES = 100_000
-MAX_BYTES = 1_048_576
-"""Of a sweep file. 100,000 values take less; what is larger is something else."""
 _NOT_AN_AXIS = {
     "name": "it names the sweep, whose cases are all of one name",
     "measure.launches": "it says how often every case is repeated",
     "measure.order_seed": "it decides in which order the cases of a launch are run",
 }
-_MEASURE = "measure."
+_DECISIVE = ("schedule", "model.preset", "stages_per_rank", "world_size")
+"""Keys that ask something of others, which may have been left at their defaults."""
+_MEASURE_FIELDS = {
+    key: key.removeprefix("measure.") for key in known_keys() if key.startswith("measure.")
+}
+_CASE_FIELDS = {
+    key: key.replace(".", "_")
+    for key in (*known_keys(), "program_digest")
+    if key not in _MEASURE_FIELDS and key != "name"
+}
 Planned = tuple[Case, Measure]
-Tree = dict[str, object]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The file as the user sees it, for messages."""
-
-    file: str
-    text: str
-    tree: Tree  # before overrides
-    overridden: frozenset[str]
-
-    def error(self, path: Place, problem: str) -> SweepFileError:
-        steps = [step for step in path if isinstance(step, str)]
-        key = cut(".".join(map(key_text, steps)))
-        if self.is_overridden(path):
-            return SweepFileError("--set", None, key, problem)
-        standing = next((end for end in _shortened(path) if holds(self.tree, end)), None)
-        line = None if standing is None else line_of(self.text, standing)
-        return SweepFileError(self.file, line, key, problem)
-
-    def is_overridden(self, path: Place) -> bool:
-        key = ".".join(step for step in path if isinstance(step, str))
-        return key in self.overridden or key.removeprefix("grid.") in self.overridden
-
-    def path_in(self, table: Place, key: str) -> Place:
-        """The path of a dotted key, which may be written quoted or as nested tables."""
-        quoted = (*table, key)
-        return quoted if holds(self.tree, quoted) else (*table, *key.split("."))
-
-
-def _shortened(path: Place) -> Iterable[Place]:
-    """The path, then its parents: an absent key is reported where its table stands."""
-    return (path[:length] for length in range(len(path), 0, -1))
 
 
 def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Sweep:
@@ -98,12 +62,12 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     `device = "auto"` means here. Raises UsageError for a file that cannot be read or an override
     that cannot be parsed, SweepFileError for everything in the file.
     """
-    text = _read_text(file)
-    tree, written = _parse(file, text), _parse(file, text)
+    text = read_text(file)
+    tree = parse(file, text)
     pairs = [parse_assignment("--set", override) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
-    source = _Source(str(file), text, written, frozenset(key for key, _ in pairs))
+    source = Source(str(file), text, frozenset(key for key, _ in pairs))
     grid = _flat(source, tree.pop("grid", {}), ("grid",))
     exclude = _read_exclude(source, tree.pop("exclude", []))
     if "name" not in tree:
@@ -118,52 +82,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
 
 
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
-    except ValueError:  # a null byte in the name
-        raise UsageError(f"{printable(str(file))}: no file can have this name") from None
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"{file}: larger than {MAX_BYTES:,} bytes; no sweep file is")
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # a byte order mark is no mistake
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        problem = f"not a text file in UTF-8: {error.reason} at byte {error.start}"
-        raise SweepFileError(str(file), line, None, problem) from None
-
-
-def _parse(file: Path, text: str) -> Tree:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(file, text, str(error)) from None
-    except RecursionError:
-        problem = "nested too deeply"
-    except ValueError:  # the one other thing that the parser raises
-        problem = "a number has too many digits"
-    raise SweepFileError(str(file), line_that_fails(text), None, problem)
-
-
-def _syntax_error(file: Path, text: str, told: str) -> SweepFileError:
-    """With the line that the parser stumbles on, and the one where its statement begins."""
-    message, _, place = told.rpartition(" (at ")
-    lines = text.split("\n")
-    numbers = [int(number) for number in re.findall(r"\d+", place)]
-    number, column = numbers if len(numbers) == 2 else (len(text.rstrip().split("\n")), None)
-    content = printable(lines[number - 1].strip())
-    at = f" at column {column}" if column else " at the end of the file"
-    start = line_that_fails(text)
-    begun = f" (in what begins on line {start})" if start and start < number else ""
-    names = re.sub(r"\('(.*?)',?\)", lambda found: found[1].replace("', '", "."), message)
-    problem = f"not valid TOML: {names[:1].lower()}{names[1:]}{at}{begun}"
-    return SweepFileError(str(file), number, None, f"{problem}: {cut(content)}" if content else problem)
-
-
-def _name_from(source: _Source, file: Path) -> str:
+def _name_from(source: Source, file: Path) -> str:
     """A sweep without a name is called as its file."""
     try:
         return str(checked_value("name", file.stem))
@@ -202,22 +121,26 @@ def _put(tree: Tree, key: str, value: object) -> None:
         tree[head] = {**inner, rest: value}
 
 
-def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
+def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
     """Nested tables as dotted keys; every key must be known."""
     if not isinstance(table, dict):
         raise source.error(path, f"expected a table, got {shown(table)}")
     flat: dict[str, object] = {}
     for key, value in _dotted(table):
-        where = (*path, *((key,) if key in table else key.split(".")))
+        where = (*path, *_steps_of(key, table))
         if key in _NOT_AN_AXIS:
             raise source.error(where, f"is no axis: {_NOT_AN_AXIS[key]}")
         if key not in known_keys():
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
             raise source.error(where, unknown_key(key, value, known))
         if key in flat:
-            raise source.error(where, "is given twice, as a quoted key and in a table")
+            raise source.error(where, "is given twice: by its quoted name and in a table")
         flat[key] = value
     return flat
+
+
+def _steps_of(key: str, table: Mapping[str, object]) -> Sequence[str]:
+    return (key,) if key in table else key.split(".")
 
 
 def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
@@ -229,7 +152,7 @@ def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
             yield key, value
 
 
-def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
+def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
     if not isinstance(tables, list):
         raise source.error(("exclude",), "expected [[exclude]], an array of tables")
     excluded = []
@@ -243,7 +166,7 @@ def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
     return excluded
 
 
-def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[object]]:
+def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
     listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
     num_cases = math.prod(len(values) for values in listed.values() if values)
     if num_cases > MAX_CASES:
@@ -251,20 +174,21 @@ def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[ob
     return {key: _checked_axis(source, key, values) for key, values in listed.items()}
 
 
-def _checked_axis(source: _Source, key: str, values: list[object]) -> list[object]:
-    where = source.path_in(("grid",), key)
+def _checked_axis(source: Source, key: str, values: list[object]) -> list[object]:
     if not values:
+        where = source.path_in(("grid",), key)
         raise source.error(where, "an axis needs at least one value, got []")
     checked = [
         _checked_value(source, key, value, ("grid",), index) for index, value in enumerate(values)
     ]
     if (twice := first_twice(checked)) is not None:
-        raise source.error((*where, twice), f"{shown(values[twice])} is listed twice")
+        where = (*source.path_in(("grid",), key), twice)
+        raise source.error(where, f"{shown(values[twice])} is listed twice")
     return checked
 
 
 def _checked_value(
-    source: _Source, key: str, value: object, table: Place, index: int | None = None
+    source: Source, key: str, value: object, table: Place, index: int | None = None
 ) -> object:
     """One axis or exclude value, checked as if it were set by itself; aliases resolved."""
     try:
@@ -275,16 +199,31 @@ def _checked_value(
         raise source.error(where, str(error)) from None
 
 
-def _validated(source: _Source, tree: Tree) -> SweepFile:
+def _validated(source: Source, tree: Tree) -> SweepFile:
     try:
         return SweepFile.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         path = tuple(first["loc"])
-        if first["type"] == "extra_forbidden" and path[-1] in known_keys():
-            key = path[-1]
-            raise source.error(path, f"write it without quotes: {key} = {brief(first['input'])}")
-        raise source.error(path, describe(first, SweepFile)) from None
+        raise source.error(
+            path, _misplaced(path, first["input"]) or describe(first, SweepFile)
+        ) from None
+
+
+def _misplaced(path: Place, value: object) -> str:
+    """What to say of a key or a value that is fine, but not where it stands; empty if it is not."""
+    key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
+    if isinstance(value, list) and key in known_keys() and key not in LISTS:
+        return f"expected one value, got {shown(value)}; several values of a key stand in [grid]"
+    if len(path) == 1 and "." in key and key in known_keys():
+        return f"write this key without quotes: {key} = {brief(value)}"
+    name = others[-1] if others else key
+    homes = [known for known in known_keys() if known.split(".")[-1] == name]
+    if key in known_keys() or not homes:
+        return ""
+    sections = ", ".join(f"[{home.split('.')[0]}]" for home in homes if "." in home)
+    where = f"in {sections}" if sections else "at the top, before the first [section]"
+    return f"unknown key here, set to {shown(value)}; {name} stands {where}"
 
 
 def _expand(
@@ -294,35 +233,38 @@ def _expand(
     default_device: str,
 ) -> Iterator[Planned]:
     """No key's check looks at another, so what is checked by itself is valid in every place."""
+    shapes: dict[str, _Shape] = {}
     for values in itertools.product(*axes.values()):
         point = {**settings, **dict(zip(axes, values, strict=True))}
         if point["device"] == AUTO:
             point["device"] = default_device
-        _settle_schedule(point)
+        name = str(point["schedule"])
+        shape = shapes.get(name) or shapes.setdefault(name, _shape_of(name))
+        point["program_digest"] = shape.program_digest
+        if point["stages_per_rank"] == AUTO:
+            point["stages_per_rank"] = shape.stages_per_rank
         if any(all(point[k] == v for k, v in one.items()) for one in exclude):
             continue
         yield _frozen(point)
 
 
-def _settle_schedule(settings: dict[str, object]) -> None:
-    """`stages_per_rank = "auto"` as a number, and what a program file holds.
+@dataclass(frozen=True)
+class _Shape:
+    """What `stages_per_rank = "auto"` is as a number, and what a program file holds."""
 
-    A file that cannot be used is left for the check of what is possible to refuse.
-    """
-    name, is_auto = str(settings["schedule"]), settings["stages_per_rank"] == AUTO
-    settings["program_digest"] = ""
-    if not name.startswith(CSV_PREFIX):
-        if is_auto:
-            settings["stages_per_rank"] = find_schedule(name).stages_per_rank.default
-        return
-    path = Path(name.removeprefix(CSV_PREFIX))
+    stages_per_rank: int
+    program_digest: str
+
+
+def _shape_of(schedule: str) -> _Shape:
+    """A file that cannot be used is left for the check of what is possible to refuse."""
+    if not schedule.startswith(CSV_PREFIX):
+        return _Shape(find_schedule(schedule).stages_per_rank.default, "")
+    path = Path(schedule.removeprefix(CSV_PREFIX))
     try:
-        most = most_stages_per_rank(read_csv(path))
-        settings["program_digest"] = digest_of(path)
+        return _Shape(most_stages_per_rank(read_csv(path)), digest_of(path))
     except (OSError, ProgramFileError):
-        most = 1
-    if is_auto:
-        settings["stages_per_rank"] = most
+        return _Shape(1, "")
 
 
 def _flattened(checked: SweepFile) -> dict[str, object]:
@@ -337,31 +279,24 @@ def _flattened(checked: SweepFile) -> dict[str, object]:
 
 
 def _frozen(settings: dict[str, object]) -> Planned:
-    measure = {k.removeprefix(_MEASURE): v for k, v in settings.items() if k.startswith(_MEASURE)}
-    case = {
-        k.replace(".", "_"): v
-        for k, v in settings.items()
-        if not k.startswith(_MEASURE) and k != "name"
-    }
+    case = {name: settings[key] for key, name in _CASE_FIELDS.items()}
+    measure = {name: settings[key] for key, name in _MEASURE_FIELDS.items()}
     return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
 
 def _check_possible(
-    source: _Source,
+    source: Source,
     tree: Tree,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
 ) -> None:
     """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
-    _refuse(
-        source, axes, planned, [next(problems_of_settings(*one), None) for one in planned]
-    )
+    _refuse(source, axes, planned, [next(problems_of_settings(*one), None) for one in planned])
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
     try:
         facts = facts_of(identity_of(case) for case, _ in planned)
     except UsageError as error:
-        table = ("grid",) if "model.preset" in axes else ()
-        raise source.error(source.path_in(table, "model.preset"), str(error)) from None
+        raise source.error_of("model.preset", axes, ("data.tokenizer",), str(error)) from None
     fits = (
         problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set)
         for case, _ in planned
@@ -370,7 +305,7 @@ def _check_possible(
 
 
 def _refuse(
-    source: _Source,
+    source: Source,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
     problems: Sequence[Problem | None],
@@ -381,14 +316,14 @@ def _refuse(
         return
     problem = problems[first]
     assert problem is not None
-    table = ("grid",) if problem.key in axes else ()
-    message = problem.message + combination_of(first, planned, problems, list(axes))
-    raise source.error(source.path_in(table, problem.key), message)
+    keys = axes_at_fault(first, planned, problems, list(axes))
+    told, line_end, drawing = problem.message.partition("\n")
+    combination = in_words(planned[first], keys, is_rest_fine=None in problems)
+    message = f"{told}{combination}{line_end}{drawing}"
+    raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
 
-def _check_unique(
-    source: _Source, planned: Sequence[Planned], axes: Mapping[str, object]
-) -> None:
+def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
     """Two spellings of one setting (such as `auto` and `cpu`) would measure a case twice."""
     twice = first_twice(planned)
     if twice is None:

@@ -89,7 +89,8 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     runs = runs[runs["run_id"] > since]
     statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
     final = () if choice.retries_failed else FINAL
-    wanted = [item for item in _shuffled(items) if choice.only.matches(item.case, item.measure)]
+    chosen = set(choice.only.select(sweep.cases))
+    wanted = [item for item in _shuffled(items) if (item.case, item.measure) in chosen]
     missing = [item for item in wanted if statuses.get(item.resume_key) not in ("ok", *final)]
     failed = collections.Counter(statuses.get(item.resume_key) for item in wanted)
     return Plan(
