@@ -18,9 +18,16 @@ from rich.status import Status
 
 from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
+from ppbench.analysis.post_mortem import in_words
 from ppbench.config.case import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, StoreError, SweepInterruptedError, UsageError
+from ppbench.errors import (
+    LaunchError,
+    StoreError,
+    SweepInterruptedError,
+    UsageError,
+    first_line,
+)
 from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
@@ -43,7 +50,7 @@ from ppbench.run.sweep import (
     run_plan,
     runs_of,
 )
-from ppbench.store import Store, check_ok, check_writable
+from ppbench.store import Store, check_writable
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
@@ -130,7 +137,18 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
+FLIGHT_COLUMNS = [
+    "rank",
+    "hostname",
+    "process",
+    "phase",
+    "step",
+    "action",
+    "waits_for",
+    "since_s",
+]
 BULKY = ["program", "environment"]
+TOLD_OF_FAILURE = ["error", "last_actions"]
 
 
 @dataclass(frozen=True)
@@ -242,27 +260,33 @@ def list_runs(results: Path, how: Format) -> str:
     if runs.empty:
         _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
     brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief]
+    error = ["error"] if runs["error"].notna().any() else []
+    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief, *error]
     return render(runs, how, columns)
 
 
 def show(name: str, results: Path, how: Format) -> str:
-    """One run: its row, its stages, its ranks, its steps."""
+    """One run: its row, its stages, its ranks, its steps; of a failed one how it failed first."""
     store = open_store(results)
     run = store.find(name)
     profiles = store.profiles_of(run["run_id"])
     row = as_records(pd.DataFrame([run]))[0]
     row["profiles"] = str(profiles) if profiles.is_dir() else None
-    ranks, steps = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps"))
+    ranks, steps, flight = (
+        store.table(table, [run["run_id"]]) for table in ("ranks", "steps", "flight")
+    )
     if how is Format.json:
-        data = {"run": row, "ranks": as_records(ranks), "steps": as_records(steps)}
+        tables = {"ranks": ranks, "steps": steps, "flight": flight}
+        data = {"run": row, **{name: as_records(table) for name, table in tables.items()}}
         return json.dumps(data, indent=2, allow_nan=False)
-    known = {
-        key: value for key, value in row.items() if value not in (None, "") and key not in BULKY
-    }
     if how is Format.csv:
         return facts(row, how)
-    parts = [facts(known, how)]
+    failure = _failure(row, flight, how) if run["status"] != "ok" else []
+    hidden = [*BULKY, *(TOLD_OF_FAILURE if failure else [])]
+    known = {
+        key: value for key, value in row.items() if value not in (None, "") and key not in hidden
+    }
+    parts = [*failure, facts(known, how)]
     if not (stages := _stages_of(row)).empty:
         parts.append(render(stages, how, ["stage", *STAGE_LISTS]))
     for frame, columns in (
@@ -276,6 +300,21 @@ def show(name: str, results: Path, how: Format) -> str:
             parts.append(render(frame, how, told))
     parts += [f"note: {note}" for note in ranks["telemetry_note"].dropna().unique() if note]
     return "\n\n".join(parts)
+
+
+def _failure(row: Mapping[str, object], flight: pd.DataFrame, how: Format) -> list[str]:
+    """How a run failed, what each rank was doing, and the whole error where there is more of it."""
+    error = str(row["error"] or "no error was recorded").strip()
+    where = "" if row["error_rank"] is None else f" at rank {row['error_rank']}"
+    parts = [f"{row['status']}{where}: {first_line(error)}"]
+    if not flight.empty:
+        told = in_words(flight)
+        has_nodes = told["hostname"].nunique() > 1
+        columns = [name for name in FLIGHT_COLUMNS if name != "hostname" or has_nodes]
+        parts.append(render(told, how, columns))
+    if error != first_line(error):
+        parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
+    return parts
 
 
 def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
@@ -336,7 +375,7 @@ class Shown:
 def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timelines of runs on one time axis; returns the page's path."""
     store = open_store(results)
-    runs = _measured(store, shown.names)
+    runs = _named(store, shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
@@ -348,19 +387,16 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
 def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
     store = open_store(results)
-    runs = _measured(store, shown.names)
+    runs = _named(store, shown.names)
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
     return draw_steps(steps, Console())
 
 
-def _measured(store: Store, names: Sequence[str]) -> pd.DataFrame:
-    """The named runs, in this order. Raises UsageError for one that failed."""
+def _named(store: Store, names: Sequence[str]) -> pd.DataFrame:
+    """The named runs, in this order. Raises UsageError."""
     every = store.every_run()
-    runs = pd.DataFrame([store.find(name, every) for name in names])
-    for _, run in runs.iterrows():
-        check_ok(run, "timeline")
-    return runs.reset_index(drop=True)
+    return pd.DataFrame([store.find(name, every) for name in names]).reset_index(drop=True)
 
 
 def _name_of(shown: Shown, runs: pd.DataFrame) -> str:

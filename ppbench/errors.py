@@ -62,3 +62,9 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
     close = difflib.get_close_matches(word[:LONGEST_WORD], names, n=1, cutoff=0.5)
     hint = f'; did you mean "{close[0]}"?' if close else "."
     return f"{hint} Known: {', '.join(names if listed is None else listed)}"
+
+
+def first_line(text: object) -> str:
+    """What an error says first; its trace, or the log of a process, comes after."""
+    lines = str(text).strip().splitlines()
+    return lines[0] if lines else ""

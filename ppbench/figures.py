@@ -105,8 +105,6 @@ def timeline(
     `path` the critical path.
     """
     rows = _rows_named(results, run)
-    for row in rows:
-        check_ok(row, "timeline")
     names = run_names(pd.DataFrame(rows))
     steps = steps_of(results.store, rows, names, choice=str(step), has_plan=planned)
     figure = gantt(steps)

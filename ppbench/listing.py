@@ -17,6 +17,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from ppbench.errors import first_line
 from ppbench.format import Format
 
 
@@ -42,15 +43,27 @@ def _short(length: int) -> Callable[[object], str]:
     return lambda value: str(value)[:length]
 
 
+def _headline(text: object) -> str:
+    line = first_line(text)
+    return line if len(line) <= _LONGEST_HEADLINE else f"{line[: _LONGEST_HEADLINE - 1]}…"
+
+
 MIB = 1 / 2**20
 _GAP = 3
 _UNBOUNDED = 10_000
+_LONGEST_HEADLINE = 90
 FIELDS: dict[str, Field] = {
     "run_id": Field("run", is_number=False),
     "case_id": Field("case", is_number=False),
     "created_at": Field("when", lambda value: str(value)[:16].replace("T", " "), is_number=False),
     "sweep_name": Field("sweep", is_number=False),
     "status": Field("status", is_number=False),
+    "error": Field("error", _headline, is_number=False),
+    "process": Field("process", is_number=False),
+    "phase": Field("phase", is_number=False),
+    "action": Field("action", is_number=False),
+    "waits_for": Field("waits for", is_number=False),
+    "since_s": Field("for s", _number("{:,.3f}")),
     "schedule": Field("schedule", is_number=False),
     "world_size": Field("ranks", _number("{:.0f}")),
     "num_microbatches": Field("microbatches", _number("{:.0f}")),

@@ -120,6 +120,27 @@ def flight_rows(found: PostMortem, at_ns: int) -> pd.DataFrame:
     return frame.astype({"step": "Int64", "waits_for_rank": "Int64"})
 
 
+def in_words(flight: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the table `flight` as people read them, in order of rank.
+
+    Columns: `rank`, `hostname`, `process`, `phase`, `step`, `action`, `waits_for` (`1B0 of rank 1`,
+    or null) and `since_s`, how long it had been so.
+    """
+    rows = flight.sort_values("rank", ignore_index=True)
+    waits_for = [_waits_for(row) for _, row in rows.iterrows()]
+    since_s = (rows["until_ns"] - rows["since_ns"]).clip(lower=0) / 1e9
+    kept = rows[["rank", "hostname", "process", "phase", "step", "action"]]
+    told = kept.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
+    return told.astype({"step": "Int64"})
+
+
+def _waits_for(row: pd.Series) -> str | None:
+    if pd.isna(row["waits_for_rank"]):
+        return None
+    rank = f"rank {int(row['waits_for_rank'])}"
+    return rank if pd.isna(row["waits_for_action"]) else f"{row['waits_for_action']} of {rank}"
+
+
 def _text_or_none(action: Action | None) -> str | None:
     return None if action is None else action_text(action)
 

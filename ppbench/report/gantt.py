@@ -30,7 +30,7 @@ from ppbench.report.detail import Detail, Trace, packed
 from ppbench.report.heat_map import NUM_SLICES, heat_map
 from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, sizes_of
 from ppbench.report.overview import MOST_SHARE
-from ppbench.report.palette import TRACK_COLOR, ink_on
+from ppbench.report.palette import HATCH_COLOR, TRACK_COLOR, ink_on
 from ppbench.report.panels import Update, figure_text
 from ppbench.report.style import PLAIN, legend
 from ppbench.report.units import NS_PER_MS, counted
@@ -88,8 +88,12 @@ class _Stacked:
 
     @property
     def inks(self) -> list[str]:
-        """What can be read on each of the colours, where there is something to read."""
-        return [ink_on(color) for color in self.colors] if self.kind.has_text else []
+        """What can be read on each of the colours, where there is something to read.
+
+        Not on those that let the paper through: there it is the page's ink.
+        """
+        is_read = self.kind.has_text or self.kind.hatch
+        return [ink_on(c) for c in self.colors if is_read and c.startswith("#")]
 
 
 class _Drawing:
@@ -116,17 +120,18 @@ class _Drawing:
         figure = self._empty()
         is_outlined = self.num_bars <= _MAX_OUTLINED
         figure.add_traces([_bars(stacked, is_outlined=is_outlined) for stacked in self._stacked()])
-        return figure.add_trace(self._path_line())
+        return figure.add_traces(self._path_lines())
 
     def with_overview(self, *, has_detail: bool) -> Gantt:
         figure = self._empty()
         stacked = self._stacked()
         grids = [self._grid(number) for number in range(len(self._steps))]
-        figure.add_traces([*grids, *map(_no_bars, stacked), self._path_line()])
+        figure.add_traces([*grids, *map(_no_bars, stacked)])
+        first = len(figure.data) - len(stacked)
+        figure.add_traces(self._path_lines())
         figure.update_layout(**self._note(has_detail=has_detail))
         if not has_detail:
             return Gantt(figure.update_layout(meta={"notePx": _NOTE_PX}), None)
-        first = len(figure.data) - len(stacked) - 1
         traces = [_as_trace(first + n, one) for n, one in enumerate(stacked)]
         layout, columns = packed(traces, max(step.end_ns for step in self._steps))
         detail = Detail(columns)
@@ -169,14 +174,20 @@ class _Drawing:
                     )
         return _Stacked(found, np.concatenate(rows), colors, np.concatenate(shades))
 
-    def _path_line(self) -> go.Scatter:
-        """From bar to bar along the foot of the computations, in the ink of the page."""
+    def _path_lines(self) -> list[go.Scatter]:
+        """From bar to bar along the foot of the computations, in the ink of the page.
+
+        Steps that were not finished have no critical path.
+        """
         points = [
             _path_points(step.path(), first)
             for step, first in zip(self._steps, self._first_row, strict=True)
+            if step.flight is None
         ]
+        if not points:
+            return []
         x, y = (np.concatenate(both) for both in zip(*points, strict=True))
-        return go.Scatter(
+        line = go.Scatter(
             name=PATH,
             x=x,
             y=y,
@@ -186,6 +197,7 @@ class _Drawing:
             hoverinfo="skip",
             meta=PATH,
         )
+        return [line]
 
     def _grid(self, number: int) -> go.Heatmap:
         step, row = self._steps[number], self._first_row[number]
@@ -350,6 +362,9 @@ def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
     if kind.has_text:
         microbatch = np.concatenate([m.numbers["microbatch"][0] for m in marks])
         trace.update(text=microbatch[order].astype(str).tolist())
+    if kind.hatch:
+        labels = [label for m in marks for label in m.labels]
+        trace.update(text=[labels[n] for n in order])
     if len(stacked.colors) > 1:
         trace.marker.color = [stacked.colors[n] for n in shade]
         trace.insidetextfont.color = [stacked.inks[n] for n in shade]
@@ -385,11 +400,18 @@ def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
         y=[None],
         base=[None],
         width=LANE_HEIGHTS[kind.lane],
-        marker={"color": kind.colors[0], "line": line},
+        marker={"color": kind.colors[0], "line": line, **_hatched(kind)},
         hovertemplate=kind.hover,
         meta=kind.lane.value,
-        **(inside if kind.has_text else {}),
+        **(inside if kind.has_text or kind.hatch else {}),
     )
+
+
+def _hatched(kind: Kind) -> Update:
+    if not kind.hatch:
+        return {}
+    lines = {"shape": kind.hatch, "fgcolor": HATCH_COLOR, "size": 9, "solidity": 0.16}
+    return {"pattern": {**lines, "fillmode": "overlay"}}
 
 
 def _as_trace(number: int, stacked: _Stacked) -> Trace:

@@ -6,6 +6,7 @@ there are too many to draw at once, the packed columns from which a page takes t
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
 from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, moments, waits
 from ppbench.analysis.transfers import waiting_ns
-from ppbench.report.palette import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, tinted
+from ppbench.report.palette import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
 from ppbench.report.units import NS_PER_MS, size_unit
 
 Ints = npt.NDArray[np.int64]
@@ -33,6 +34,16 @@ CAUSE_WORDS = {
     Cause.NO_WORK: "idle: no work left",
 }
 NO_GAP = "no gap before it"
+OPEN_WORDS = {
+    "waiting": "waiting at the end",
+    "working": "at work at the end",
+    "stopped": "stopped",
+    "dead": "dead",
+}
+"""What a rank of a run that failed was doing when it was last seen."""
+_HATCHES = {"waiting": "/", "working": "\\", "stopped": "x", "dead": "x"}
+_QUIET_SHARE = 0.5
+"""Of a run that failed, the time after the last change is shown for so much of the time before."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Kind:
     is_idle: bool = False
     is_listed: bool = True  # in the legend
     has_text: bool = False  # the microbatch inside
+    hatch: str = ""  # of what was never finished: plotly's name of a pattern
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class Marks:
     numbers: dict[str, tuple[Ints, float]]
     shade: Ints
     said: Said | None = None
+    labels: tuple[str, ...] = ()  # what is written inside instead of the microbatch
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -96,30 +109,58 @@ class Step:
     `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one computation,
     and any index; `waiting_ns` is taken from it if it is there. Receives may be posted before the
     first computation begins, which is the time 0.
+
+    Of a run that failed `spans` are what was finished, maybe nothing, and `flight` has the rows of
+    the store's table: what each rank did when it was last seen.
     """
 
     title: str
     spans: pd.DataFrame
+    flight: pd.DataFrame | None = None
 
     @cached_property
     def waits(self) -> Waits:
         return waits(self.spans)
 
     @cached_property
+    def has_computations(self) -> bool:
+        return bool(self.spans["op"].isin([op.value for op in COMPUTE_OPS]).any())
+
+    @cached_property
     def origin_ns(self) -> int:
+        if self.flight is not None and not self.has_computations:
+            return int(self.flight["since_ns"].min())
         return int(self.waits.spans["start_ns"].min())
 
     @cached_property
     def end_ns(self) -> int:
-        return int(self.spans["end_ns"].max()) - self.origin_ns
+        """Where the drawing ends: of a run that failed, some time after the last change."""
+        if self.flight is None:
+            return int(self.spans["end_ns"].max()) - self.origin_ns
+        last = max(0, self.last_change_ns)
+        quiet = self.ended_ns - last
+        return max(1, last + (min(quiet, round(_QUIET_SHARE * last)) if last else quiet))
+
+    @cached_property
+    def last_change_ns(self) -> int:
+        """Of a run that failed, when the last action ended or began."""
+        assert self.flight is not None
+        return _most(self.spans["end_ns"], self.flight["since_ns"]) - self.origin_ns
+
+    @cached_property
+    def ended_ns(self) -> int:
+        """When a run that failed was ended."""
+        assert self.flight is not None
+        return _most(self.spans["end_ns"], self.flight["until_ns"]) - self.origin_ns
 
     @cached_property
     def num_ranks(self) -> int:
-        return int(self.spans["rank"].max()) + 1
+        flown = () if self.flight is None else (self.flight["rank"],)
+        return _most(self.spans["rank"], *flown) + 1
 
     @cached_property
     def num_stages(self) -> int:
-        return int(self.spans["stage"].max()) + 1
+        return max(0, _most(self.spans["stage"])) + 1
 
     @cached_property
     def rank_of_stage(self) -> dict[int, int]:
@@ -148,22 +189,66 @@ class Sizes:
 
 def sizes_of(steps: Sequence[Step]) -> Sizes:
     """What suits the messages of all these steps."""
-    return Sizes(*size_unit(max(int(step.spans["num_bytes"].max()) for step in steps)))
+    return Sizes(*size_unit(max(_most(step.spans["num_bytes"]) for step in steps)))
+
+
+def _most(*columns: pd.Series) -> int:
+    """The highest number in any of them, -1 where there is none."""
+    return max((int(column.max()) for column in columns if len(column)), default=NONE)
 
 
 def marks_of(step: Step, sizes: Sizes) -> list[Marks]:
     """Idle time by cause, computations by op, transfers by op and by whether they wait or move.
 
-    Kinds without a mark are left out.
+    And what was never finished. Kinds without a mark are left out.
     """
-    found = [*_idle(step), *_computations(step), *_transfers(step, sizes)]
+    finished = [*_idle(step), *_computations(step)] if step.has_computations else []
+    found = [*finished, *_open(step), *_transfers(step, sizes)]
     return [marks for marks in found if len(marks)]
+
+
+def _open(step: Step) -> list[Marks]:
+    """What each rank was doing when it was last seen, up to when the run was ended."""
+    if step.flight is None:
+        return []
+    rows = step.flight.sort_values("rank")
+    ways = np.array([_way_of(row) for _, row in rows.iterrows()])
+    return [_open_of(step, way, rows[ways == way]) for way in OPEN_WORDS]
+
+
+def _way_of(row: pd.Series) -> str:
+    if row["process"] in ("stopped", "dead"):
+        return str(row["process"])
+    return "waiting" if row["is_waiting"] or pd.notna(row["waits_for_rank"]) else "working"
+
+
+def _open_of(step: Step, way: str, rows: pd.DataFrame) -> Marks:
+    # One that began before what is drawn is drawn from its start on; hovering tells since when.
+    since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
+    until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
+    name = OPEN_WORDS[way]
+    lines = [f"<b>{name}</b>", "%{hovertext}", *_times(1)]
+    rank = rows["rank"].to_numpy(np.int64)
+    none = np.zeros(len(rows), np.int64)
+    told = Said([html.escape(str(text)) for text in rows["account"]], np.arange(len(rows)), none)
+    return Marks(
+        Kind(name, Lane.COMPUTE, [OPEN_COLORS[way]], _hover(lines), hatch=_HATCHES[way]),
+        rank,
+        since,
+        np.maximum(until - since, 0),
+        {"rank": (rank, 1)},
+        none,
+        told,
+        tuple(rows["action"].fillna("").astype(str)),
+    )
 
 
 def _idle(step: Step) -> list[Marks]:
     found = gaps(step.waits)
     waiting = step.waits.spans
-    return [_idle_of(step, cause, found[found["cause"] == cause], waiting) for cause in Cause]
+    # Of a run that failed, none of the ranks has come to the end of its work.
+    causes = [one for one in Cause if step.flight is None or one is not Cause.NO_WORK]
+    return [_idle_of(step, cause, found[found["cause"] == cause], waiting) for cause in causes]
 
 
 def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFrame) -> Marks:

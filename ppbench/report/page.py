@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, UsageError
 from ppbench.report.about import about_report
 from ppbench.report.answer import answer
 from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
 from ppbench.report.chart_list import charts_of
 from ppbench.report.explanation import has_parts, headline, what_if
+from ppbench.report.failures import counts, failures
 from ppbench.report.filters import case_list, filters
 from ppbench.report.provenance import common, environments, origin
-from ppbench.report.summary import bubbles, cautioned, failures, idle_parts, summary
+from ppbench.report.summary import bubbles, cautioned, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, timeline
 from ppbench.report.writing import render, write_page
 from ppbench.store import Store
@@ -39,7 +40,8 @@ def render_report(
         cases=case_list(runs, axes),
         cautions=cautioned(runs, axes),
         num_cases=runs["case_id"].nunique(),
-        failures=failures(runs, axes),
+        failures=failures(store, runs, axes),
+        failure_counts=counts(runs),
         summary=summary(runs, axes),
         timelines=_timelines(store, runs, axes),
         charts=charts_of(store, runs, axes),
@@ -71,10 +73,10 @@ def write_report(
 
 
 def _timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> dict[str, Timeline]:
-    """The timeline of every ok run that has spans, by its id; a row of the table opens it."""
+    """The timeline of every run that can be drawn, by its id; a row of the table opens it."""
     found: dict[str, Timeline] = {}
-    for _, run in ok_runs(runs).iterrows():
-        with contextlib.suppress(StoreError):
+    for _, run in runs.iterrows():
+        with contextlib.suppress(StoreError, UsageError):
             found[run["run_id"]] = timeline(store, [run], [case_text(run, axes)])
     return found
 

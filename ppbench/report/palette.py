@@ -61,6 +61,15 @@ IDLE_COLORS: dict[Cause, str] = {
     Cause.HOST: "rgba(140,100,60,0.75)",
     Cause.NO_WORK: "rgba(128,136,148,0.14)",
 }
+OPEN_COLORS: dict[str, str] = {
+    # What was never finished; hatched, so that it is told from what was without its colour too.
+    "waiting": "rgba(128,136,148,0.42)",
+    "working": WINE,
+    "stopped": "#B3261E",
+    "dead": "#4A4F57",
+}
+HATCH_COLOR = "rgba(160,166,176,0.55)"
+"""Of the lines; seen on all of them."""
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 
 # In the order of the registry, relatives in kindred colours; the last two are for others, grey at

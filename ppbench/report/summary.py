@@ -53,17 +53,6 @@ class Cautioned:
     cases: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run that did not succeed: its headline, and everything that was said."""
-
-    case_id: str
-    case: str
-    status: str
-    headline: str
-    error: str
-
-
 def summary(runs: pd.DataFrame, axes: Axes) -> Table:
     """Every run with its varying settings, and the figures that some run has."""
     columns = [_setting(axis, runs) for axis in axes]
@@ -97,18 +86,6 @@ def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
     order = [caution.name for caution in Caution]
     names = sorted(carriers, key=lambda name: order.index(name) if name in order else len(order))
     return [Cautioned(name, _remedy(name), tuple(carriers[name])) for name in names]
-
-
-def failures(runs: pd.DataFrame, axes: Axes) -> list[Failure]:
-    """The runs whose status is not `ok`."""
-    return [_failure(run, axes) for _, run in runs[runs["status"] != "ok"].iterrows()]
-
-
-def _failure(run: pd.Series, axes: Axes) -> Failure:
-    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-    headline = error.splitlines()[0] if error else "no error was recorded"
-    case = case_text(run, axes)
-    return Failure(str(run["case_id"]), case, str(run["status"]), headline, error)
 
 
 def _remedy(name: str) -> str:

@@ -9,6 +9,12 @@ A character is a slice of time and shows what took most of it. With colours the 
 every figure, and their microbatches stand inside; without, an op is its letter and a line for as
 long as it lasts. Idle time is a dot for each character that waits for a stage, `~` for a message,
 `:` for the host, and blank once a rank has nothing left to do.
+
+Of a run that failed, what a rank never finished goes on to the end in a sign of its own, and under
+the rows stands what each of them was doing:
+
+    rank 0  F0──F1──...............1B0////////////
+    rank 1      F0──1B0xxxxxxxxxxxxxxxxxxxxxxxxxxx
 """
 
 from __future__ import annotations
@@ -22,18 +28,29 @@ from rich.text import Text
 
 from engine.plan.action import Op
 from ppbench.analysis.gaps import Cause
-from ppbench.report.marks import CAUSE_WORDS, Ints, Marks, Sizes, Step, marks_of
+from ppbench.report.marks import (
+    CAUSE_WORDS,
+    OPEN_WORDS,
+    Ints,
+    Marks,
+    Sizes,
+    Step,
+    marks_of,
+)
 from ppbench.report.overview import overview
 from ppbench.report.palette import OP_COLORS, OP_WORDS, ink_on
 from ppbench.report.units import NS_PER_MS
 
 _IDLE_SIGNS = {Cause.STAGE: ".", Cause.TRANSFER: "~", Cause.HOST: ":", Cause.NO_WORK: " "}
+_OPEN_SIGNS = {"waiting": "/", "working": "=", "stopped": "#", "dead": "x"}
 _PIPED_WIDTH = 120  # of a file or a pipe, which has no edge
 _LEAST_WIDTH = 8
 _LEAST_TICK_GAP = 12
 _DIM, _BOLD = Style(dim=True), Style(bold=True)
 _OP_OF = {words: op for op, words in OP_WORDS.items()}
-_SIGN_OF = {words: _IDLE_SIGNS[cause] for cause, words in CAUSE_WORDS.items()}
+_SIGN_OF = {words: _IDLE_SIGNS[cause] for cause, words in CAUSE_WORDS.items()} | {
+    words: _OPEN_SIGNS[way] for way, words in OPEN_WORDS.items()
+}
 
 
 def draw_steps(steps: Sequence[Step], console: Console) -> str:
@@ -50,11 +67,20 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
         rows = _rows(step, num_slices, end_ns, has_colors=has_colors)
         for rank, row in enumerate(rows):
             lines.append(Text(f"rank {rank}".ljust(gutter)).append_text(row))
+        lines += _accounts(step)
     with console.capture() as capture:
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=not console.is_terminal, highlight=False)
     return capture.get().rstrip("\n")
+
+
+def _accounts(step: Step) -> list[Text]:
+    """What the ranks of a run that failed were doing, which a page tells when hovered over."""
+    if step.flight is None or step.flight.empty:
+        return []
+    told = step.flight.sort_values("rank")["account"].dropna()
+    return [Text(), *(Text(str(account)) for account in told)]
 
 
 def _ruler(num_slices: int, end_ns: int) -> str:
@@ -103,7 +129,10 @@ def _rows(step: Step, num_slices: int, end_ns: int, *, has_colors: bool) -> list
     has_stages = step.num_stages > step.num_ranks
     for number, marks in enumerate(kinds):
         if marks.kind.has_text:
-            _put_labels(rows, marks, number, mostly, end_ns, _Labels(has_colors, has_stages))
+            texts = _Labels(has_colors, has_stages).texts(marks)
+            _put_labels(rows, marks, number, mostly, end_ns, texts)
+        elif marks.kind.hatch:
+            _put_labels(rows, marks, number, mostly, end_ns, marks.labels)
     return [_painted(row, kinds, mostly[n], has_colors) for n, row in enumerate(rows)]
 
 
@@ -113,11 +142,16 @@ class _Labels:
     def __init__(self, has_colors: bool, has_stages: bool) -> None:
         self._has_colors, self._has_stages = has_colors, has_stages
 
-    def text(self, op: Op, stage: int, microbatch: int) -> str:
+    def texts(self, marks: Marks) -> list[str]:
         """The microbatch; without colours the action, its stage told where a rank has several."""
+        op = _OP_OF[marks.kind.name]
+        stages, microbatches = (marks.numbers[name][0] for name in ("stage", "microbatch"))
         if self._has_colors:
-            return str(microbatch)
-        return f"{stage if self._has_stages else ''}{op.value}{microbatch}"
+            return [str(microbatch) for microbatch in microbatches]
+        return [
+            f"{stage if self._has_stages else ''}{op.value}{microbatch}"
+            for stage, microbatch in zip(stages, microbatches, strict=True)
+        ]
 
 
 def _signs(kinds: Sequence[Marks], mostly: Ints, *, has_colors: bool) -> list[str]:
@@ -132,38 +166,41 @@ def _put_labels(
     number: int,
     mostly: Ints,
     end_ns: int,
-    labels: _Labels,
+    texts: Sequence[str],
 ) -> None:
-    """Into every computation: its label or, where there is no room, its letter."""
-    op = _OP_OF[marks.kind.name]
+    """Into every bar: its text or, where there is no room, its op's letter if the text has one."""
+    op = _OP_OF.get(marks.kind.name)
     num_slices = mostly.shape[1]
     first = np.round(marks.begin_ns / end_ns * num_slices).astype(np.int64)
     after = np.round((marks.begin_ns + marks.width_ns) / end_ns * num_slices).astype(np.int64)
-    stages, microbatches = (marks.numbers[name][0] for name in ("stage", "microbatch"))
-    for rank, begin, end, stage, microbatch in zip(
-        marks.rank, first, after, stages, microbatches, strict=True
-    ):
+    for rank, begin, end, text in zip(marks.rank, first, after, texts, strict=True):
+        begin = max(0, begin - 1) if op is None else begin
         mine = np.flatnonzero(mostly[rank, begin:end] == number)
         if not len(mine):
             continue
         at = begin + int(mine[0])
-        text = labels.text(op, stage, microbatch)
-        if len(text) < end - at + (0 if text.isdecimal() else 1):
+        if len(text) < min(end, num_slices) - at + (0 if text.isdecimal() else 1):
             rows[rank][at : at + len(text)] = text
-        elif not text.isdecimal():
+        elif op is not None and not text.isdecimal():
             rows[rank][at] = op.value
 
 
 def _painted(row: list[str], kinds: Sequence[Marks], mostly: Ints, has_colors: bool) -> Text:
     if not has_colors:
         return Text("".join(row))
-    styles = [_filled(_OP_OF[m.kind.name]) if m.kind.name in _OP_OF else _DIM for m in kinds] + [
-        Style.null()
-    ]
+    styles = [*map(_style, kinds), Style.null()]
     text = Text()
     for sign, kind in zip(row, mostly, strict=True):
         text.append(sign, styles[kind])
     return text
+
+
+def _style(marks: Marks) -> Style:
+    """At fault is more likely what does not wait."""
+    if marks.kind.name in _OP_OF:
+        return _filled(_OP_OF[marks.kind.name])
+    is_bold = marks.kind.hatch and marks.kind.name != OPEN_WORDS["waiting"]
+    return _BOLD if is_bold else _DIM
 
 
 def _filled(op: Op) -> Style:

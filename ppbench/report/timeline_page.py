@@ -13,8 +13,17 @@ from ppbench.analysis.metrics import MEDIAN
 from ppbench.report import levels
 from ppbench.report.about import About, about_timeline
 from ppbench.report.cases import Axes, case_text, cautions_of, varying_axes
+from ppbench.report.failures import Flight, flight_of
 from ppbench.report.timelines import Timeline, planned, timeline
-from ppbench.report.units import held, milliseconds, percent, size, tokens_per_s
+from ppbench.report.units import (
+    held,
+    is_missing,
+    milliseconds,
+    percent,
+    size,
+    tokens_per_s,
+    written,
+)
 from ppbench.report.writing import render, write_page
 from ppbench.store import Store
 
@@ -36,6 +45,8 @@ class _OfRun:
     name: str
     explanation: str
     facts: Facts
+    flight: Flight | None = None  # of one that failed
+    error: str = ""
 
 
 def write_timeline(
@@ -54,7 +65,7 @@ def write_timeline(
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     of_runs = [
-        _OfRun(name, text, _facts(run))
+        _of_failed(store, run, name) if run["status"] != "ok" else _OfRun(name, text, _facts(run))
         for name, run, text in zip(names, rows, line.explanations, strict=True)
     ]
     memories = [_memory(store, run, name) for name, run in zip(names, rows, strict=True)]
@@ -95,6 +106,22 @@ def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:
     if table.empty:
         return None
     return _Memory(name, levels.memory(table, store.table("ranks", run_ids)))
+
+
+def _of_failed(store: Store, run: pd.Series, name: str) -> _OfRun:
+    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+    return _OfRun(f"{name}: {run['status']}", "", _facts_of_failed(run), flight_of(store, run), error)
+
+
+def _facts_of_failed(run: pd.Series) -> Facts:
+    return [
+        ("status", str(run["status"])),
+        ("at rank", written(run["error_rank"], "{:.0f}")),
+        ("try", written(run["attempt"], "{:.0f}")),
+        ("model", str(run["model_preset"])),
+        ("device", str(run["device"])),
+        ("run", str(run["run_id"])),
+    ]
 
 
 def _facts(run: pd.Series) -> Facts:

@@ -14,15 +14,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import StoreError, UsageError, first_line
 from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
 from ppbench.report.detail import Detail
 from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt_with_detail
 from ppbench.report.marks import Step
-from ppbench.report.units import MISSING, milliseconds, percent, tokens_per_s
-from ppbench.store import Store, no_spans
+from ppbench.report.units import MISSING, is_missing, milliseconds, percent, tokens_per_s
+from ppbench.store import Store, check_ok, no_spans
 
+OK = "ok"
 NS_PER_S = 1e9
 NUM_OPEN = 2  # groups whose timelines are drawn at once; the others wait to be opened
 _ACTION = ["op", "stage", "microbatch"]
@@ -38,6 +39,7 @@ class Timeline:
     detail: Detail | None = None
     explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if untold
     run_ids: tuple[str, ...] = ()
+    is_failed: bool = False  # of a single run: what it had finished
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def timeline(
 ) -> Timeline:
     """A step of each run, one above the other, each with its plan beneath if that is wanted.
 
-    Raises StoreError when spans are not there, UsageError for a step that was not measured and for
-    a run without a plan.
+    Of a run that failed, what was finished of its last step and what was not. Raises StoreError
+    when spans are not there, UsageError for a step that was not measured, for a run without a plan
+    and for one that failed before there was anything to draw.
     """
     return _drawn(store, _all_shown(store, runs, names, choice, has_plan=has_plan))
 
@@ -112,6 +115,9 @@ def _all_shown(
 
 
 def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool) -> _Shown:
+    if run["status"] != OK:
+        _check_only_last(run, choice, has_plan=has_plan)
+        return _shown_of_failed(store, run, f"{name}: {run['status']}")
     steps, spans = (store.table(table, [run["run_id"]]) for table in ("steps", "spans"))
     if steps.empty or spans.empty:
         raise no_spans(run)
@@ -128,10 +134,47 @@ def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bo
     return _Shown(run, name, told, tuple(drawn))
 
 
+def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
+    """A run that failed has neither measured steps to choose from nor a plan by its own costs."""
+    options = {"--step": choice != MEDIAN, "--planned": has_plan}
+    for option, is_given in options.items():
+        if is_given:
+            raise UsageError(
+                f"run {run['run_id']}: status is {run['status']}; only the last actions of its "
+                f"ranks can be drawn; leave {option} out"
+            )
+
+
+def _shown_of_failed(store: Store, run: pd.Series, name: str) -> _Shown:
+    """The last step that anything was computed in, and what was never finished."""
+    flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
+    computed = compute_spans(spans)
+    if flight.empty and computed.empty:
+        check_ok(run, "timeline")
+    last = computed["step"].max() if len(computed) else None
+    step = Step("", spans[spans["step"] == last], flight)
+    told = _told_of_failure(run, step, last)
+    return _Shown(run, name, told, (replace(step, title=f"{name} · {told}"),))
+
+
+def _told_of_failure(run: pd.Series, step: Step, number: int | None) -> str:
+    """How it failed, which step is drawn, and how much of the wait at the end is not."""
+    where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
+    parts = [f"failed{where}", "" if number is None else f"step {number}", first_line(run["error"])]
+    if step.ended_ns > step.end_ns:
+        quiet = _duration(step.ended_ns - step.last_change_ns)
+        parts.append(f"ended {quiet} after the last change, off to the right")
+    return " · ".join(part for part in parts if part)
+
+
+def _duration(ns: int) -> str:
+    return milliseconds(ns) if ns < NS_PER_S else f"{ns / NS_PER_S:,.1f} s"
+
+
 def _drawn(store: Store, shown: Sequence[_Shown]) -> Timeline:
     steps = [step for one in shown for step in one.steps]
     if len(steps) == 1:
-        steps = [Step("", steps[0].spans)]  # the page's heading says it
+        steps = [replace(steps[0], title="")]  # the page's heading says it
     drawn = gantt_with_detail(steps)
     return Timeline(
         " and ".join(one.name for one in shown),
@@ -140,6 +183,7 @@ def _drawn(store: Store, shown: Sequence[_Shown]) -> Timeline:
         drawn.detail,
         tuple(_explanation(store, one.run) for one in shown),
         tuple(str(one.run["run_id"]) for one in shown),
+        is_failed=len(shown) == 1 and shown[0].run["status"] != OK,
     )
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.action import Op
+from engine.plan.action import Op, parse_action
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
+from ppbench.analysis.post_mortem import LastSeen, PostMortem, flight_rows, post_mortem
 from ppbench.config.case import Case
 from ppbench.store import Store
 
@@ -114,3 +117,34 @@ def demo_store(folder: Path) -> Store:
             run_row(7, replace(other, seq_len=512), status="oom", error=NASTY + "\nline two"),
         ],
     )
+
+
+def found_stopped(until_ms: int = 10_027) -> PostMortem:
+    """Rank 1 was stopped in 1B0 of step 1, at 27 ms of `ACTIONS`, and rank 0 waits for it."""
+    seen = [
+        LastSeen(0, "node", "alive", "steps", 1, parse_action("0B0"), True, 17 * MS),
+        LastSeen(1, "node", "stopped", "steps", 1, parse_action("1B0"), False, 27 * MS),
+    ]
+    return post_mortem(seen, lower(build_program("1f1b", 2, 1)), until_ms * MS)
+
+
+def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int = 27) -> dict:
+    """A run of two ranks that hung, with what was finished up to `last_ms` of its step 1."""
+    found = found_stopped(until_ms)
+    error = f"{found.verdict}\nrank 1: last lines of its log"
+    run = {
+        **row,
+        "status": "timeout",
+        "error": error,
+        "error_rank": found.rank,
+        "attempt": 1,
+        "last_actions": json.dumps(["0B0", "1B0"]),
+        "tokens_per_s": None,
+        "step_ns": None,
+        "bubble_fraction": None,
+        "peak_memory_bytes": None,
+    }
+    timed = spans(1)
+    finished = timed[timed["end_ns"] <= last_ms * MS]
+    store.write_run(run, {"flight": flight_rows(found, until_ms * MS), "spans": finished})
+    return run

@@ -2,10 +2,11 @@
 
     python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS MODULE [ARGUMENT ...]
 
-`torch.distributed.run` would do but for four things. Its store listens on every interface of the
+`torch.distributed.run` would do but for five things. Its store listens on every interface of the
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
-as one that is stopped. It tells nobody in what order workers died, or how. And it leaves its
-workers behind when it is killed.
+as one that is stopped. It tells nobody in what order workers died, or how. It leaves its workers
+behind when it is killed. And each worker that it starts imports torch and the models anew, which
+takes seconds; these are forked from the agent, which has imported what they run.
 
     FOLDER/exits.jsonl                       who failed, how and when (exits.py)
            logs/*/attempt_<n>/<rank>/        what each worker printed
@@ -15,8 +16,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import importlib
 import logging
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -31,7 +35,6 @@ from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
     WorkerSpec,
-    WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -98,8 +101,10 @@ class Loopback(RendezvousHandler):
 class Agent(LocalElasticAgent):
     """Torch's agent; what differs is how it learns of a worker's end, and how it ends the rest."""
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path) -> None:
-        super().__init__(spec, logs)
+    def __init__(
+        self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path, start_method: str
+    ) -> None:
+        super().__init__(spec, logs, start_method=start_method)
         self._folder = folder
         self._watch: _Watch | None = None
 
@@ -110,11 +115,9 @@ class Agent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Torch's own looks at the workers, and reaps them, once there is something to see."""
-        assert self._watch is not None
-        if not (self._watch.has_failed or self._watch.wait(timeout_s=0)):
-            return RunResult(state=WorkerState.HEALTHY)
-        self._end_workers()
+        """Torch's own would find a failure later, and leave the others at work until then."""
+        if self._watch is not None and self._watch.has_failed:
+            self._end_workers()
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
@@ -177,26 +180,39 @@ class _Watch:
     def _send(self, number: signal.Signals) -> None:
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)  # torch gives each worker a session of its own
+                os.killpg(pid, number)  # each has a session of its own
 
 
 def run(
     folder: Path, num_ranks: int, max_restarts: int, module: str, arguments: list[str]
 ) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    interpreter, *rest = lifetime.command(module, *arguments)
+    importlib.import_module(module)  # before there are threads, which a fork would leave behind
+    gc.freeze()  # so that the workers share its memory
     spec = WorkerSpec(
         role=_ROLE,
         local_world_size=num_ranks,
         rdzv_handler=Loopback(),
-        entrypoint=interpreter,
-        args=tuple(rest),
+        entrypoint=_work,
+        args=(os.getpid(), module, arguments),
         max_restarts=max_restarts,
         monitor_interval=_POLL_S,
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL)
-    result: RunResult = Agent(spec, logs, folder).run()
+    result: RunResult = Agent(spec, logs, folder, start_method="fork").run()
     return result
+
+
+def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
+    """A worker: run the module as `python -m` would."""
+    os.setsid()
+    lifetime.die_with_parent(agent_pid)
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def stay_local() -> None:
