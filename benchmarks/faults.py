@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,16 +67,15 @@ schedule = {schedules}
 VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
 WEIGHTS = (4, 2, 4, 1, 1, 4)
 MODULES = {
-    "agent": "ppbench.run.launch.agent",  # first: its arguments name the worker's module as well
-    "worker": "ppbench.run.worker",
+    "agent": "ppbench.run.launch.agent",
     "watchdog": "ppbench.run.watchdog",
     "sampler": "ppbench.run.sampler",
 }
 MOMENTS = ("start-up", "step", "store", "between")
-START_UP_S = 8.0
+START_UP_S = 10.0
 STEPS_S = 0.6
 STORE_S = 0.1
-MOST_ROWS = 4
+MOST_ROWS = 2
 """Between two kills, so that a sweep comes to its end."""
 PATIENCE_S = 600.0
 GONE_S = 20.0
@@ -280,12 +279,10 @@ class Campaign:
     @contextlib.contextmanager
     def _processes(self, controller: int | None) -> Iterator[list[Process]]:
         """The sweep's own that live now: the controller, and whoever names one of its launches."""
-        ids = [launch.name.encode() for launch in self._launches()]
+        ids = [launch.name for launch in self._launches()]
         wanted = [(controller, "controller")] if controller is not None else []
-        for pid, command in _commands():
-            if pid != controller and any(launch_id in command for launch_id in ids):
-                roles = [role for role, module in MODULES.items() if module.encode() in command]
-                wanted.append((pid, roles[0] if roles else "other"))
+        named = {pid: line for pid, line in _commands() if any(one in line for one in ids)}
+        wanted += [(pid, _role(pid, line, named)) for pid, line in named.items()]
         with contextlib.ExitStack() as stack:
             found = []
             for pid, role in wanted:
@@ -363,11 +360,20 @@ class Process:
         return f"{self.role} {self.pid}"
 
 
-def _commands() -> Iterator[tuple[int, bytes]]:
+def _commands() -> Iterator[tuple[int, str]]:
     """Every living process and its command line."""
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            yield int(path.name), (path / "cmdline").read_bytes()
+            yield int(path.name), (path / "cmdline").read_bytes().decode(errors="replace")
+
+
+def _role(pid: int, line: str, named: Collection[int]) -> str:
+    """Workers are forks of the agent, and have its command line."""
+    role = next((role for role, module in MODULES.items() if module in line), "other")
+    with contextlib.suppress(OSError, IndexError):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return "worker" if role == "agent" and parent in named else role
+    return role
 
 
 def problems_of(results: Path) -> Iterator[str]:
@@ -388,7 +394,7 @@ def problems_of(results: Path) -> Iterator[str]:
             if name in ("steps", "ranks") and not set(ids) <= good:
                 yield f"{path}: {name} of a run that is not ok"
     steps = Store(results).table("steps", good)
-    for run_id, count in Counter({run_id: 0 for run_id in good} | Counter(steps["run_id"])).items():
+    for run_id, count in Counter(dict.fromkeys(good, 0) | Counter(steps["run_id"])).items():
         if count != STEPS:
             yield f"run {run_id} is ok and has {count} of {STEPS} steps"
 

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from engine.flight import read_record
+from ppbench.run.evidence import node_folder
+
 AT = 6  # of the forwards so far, four in each step
-RANK = os.environ.get("RANK")
 NO_LIMIT = 10**6
 
 
@@ -32,6 +34,10 @@ class Faulty(nn.Module):
                 self.act()
             self.num_calls += 1
         return x
+
+
+def rank():
+    return os.environ.get("RANK")
 
 
 def model(act, **options):
@@ -112,19 +118,19 @@ def creeps():
 
 def unbuildable():
     """On one rank alone, which is past what all ranks agree on."""
-    if RANK == "1":
+    if rank() == "1":
         raise RuntimeError("no weights today")
     return sound()
 
 
 def too_big_to_build():
-    if RANK == "1":
+    if rank() == "1":
         raise MemoryError
     return sound()
 
 
 def kills_an_idle_rank():
-    return model(lambda: os.kill(_sibling("1"), signal.SIGKILL))
+    return model(lambda: os.kill(_sibling(1), signal.SIGKILL))
 
 
 def once():
@@ -132,7 +138,7 @@ def once():
 
     def act():
         path = Path("failed-once")
-        if RANK == "1" and not path.exists():
+        if rank() == "1" and not path.exists():
             path.touch()
             raise RuntimeError("try again")
 
@@ -150,13 +156,9 @@ def broken():
 
 
 def _sibling(rank):
-    """The process of another rank, under the same agent."""
-    wanted = f"RANK={rank}".encode()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getppid() and wanted in (path / "environ").read_bytes().split(b"\0"):
-                return int(path.name)
-        except OSError:
-            continue
+    """The process of a rank of the same launch, by its flight record."""
+    for path in node_folder("").glob("*/flight-rank0"):
+        own, other = read_record(path), read_record(path.with_name(f"flight-rank{rank}"))
+        if own is not None and own.pid == os.getpid():
+            return other.pid
     raise AssertionError("there is no such rank")

@@ -122,10 +122,17 @@ def failed(tmp_path_factory):
     with limited_memory(2**26) as procs:
         faults = [name for name in FAULTS if procs is not None or name != "fills_its_cgroup"]
         lone = ("kills_an_idle_rank", "sound")
-        excluded = [{"model.preset": f"faulty:{name}", "world_size": 1} for name in faults if name not in lone]
+        excluded = [
+            {"model.preset": f"faulty:{name}", "world_size": 1}
+            for name in faults
+            if name not in lone
+        ]
         excluded += [{"model.preset": "faulty:kills_an_idle_rank", "world_size": 2}]
         excluded += [
-            {"model.preset": f"faulty:{name}", "measure.timeout_s": 300 if name in HANGS else TIMEOUT_S}
+            {
+                "model.preset": f"faulty:{name}",
+                "measure.timeout_s": 300 if name in HANGS else TIMEOUT_S,
+            }
             for name in [*faults, "sound"]
         ]
         grid = {
@@ -160,7 +167,9 @@ def test_a_sweep_of_failures_comes_to_its_end_and_its_sound_cases_are_ok(failed)
 def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
     status, rank, words = FAULTS[name]
     run = run_of(failed, name)
-    assert (run["status"], run["error_rank"] if rank is not None else None) == (status, rank), run["error"]
+    assert (run["status"], run["error_rank"] if rank is not None else None) == (status, rank), run[
+        "error"
+    ]
     assert words in run["error"]
 
 
