@@ -59,6 +59,8 @@ PRELOADED = "ppbench.run.worker"
 
 _POLL_S = 0.05
 _ROLE = "ppbench"
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The agent, as torch's, raises an exception for these; its forks inherit that."""
 
 
 class Loopback(RendezvousHandler):
@@ -221,6 +223,8 @@ def run(
 
 def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
     """A worker: run the module as `python -m` would."""
+    for number in _HANDLED:  # a rank that is ended with the others has no error of its own
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     lifetime.die_with_parent(agent_pid)
     sys.argv[1:] = arguments
