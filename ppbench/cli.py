@@ -167,11 +167,46 @@ def overhead(
 
 
 @app.command("ls")
-def list_runs(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
-    """List the runs in the store, oldest first."""
-    from ppbench import commands
+def list_runs(
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="KEY=VALUE, or !=, <, <=, >, >=; several with `and`, or repeated.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=0, help="The newest N; 0: all."),
+    ] = None,
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """List the runs in the store, oldest first; as a table the newest 1,000."""
+    from ppbench import stored
 
-    print(commands.list_runs(results, how))
+    print(stored.list_runs(results, where or [], limit, how))
+
+
+@app.command()
+def query(
+    text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Ask the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
+    from ppbench import stored
+
+    print(stored.query(text, results, how))
+
+
+@app.command()
+def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+    """Merge the store's many small files into few large ones, which are read much faster."""
+    from ppbench import stored
+
+    print(stored.compact(results, how))
 
 
 @app.command()

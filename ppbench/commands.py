@@ -29,7 +29,6 @@ from ppbench.errors import (
     UsageError,
     first_line,
 )
-from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
@@ -54,10 +53,10 @@ from ppbench.run.sweep import (
     runs_of,
 )
 from ppbench.store import Store, check_writable
+from ppbench.stored import BULKY, WORKLOAD, open_store
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
-WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
 FIGURES = [
     "tokens_per_s",
     "step_ns",
@@ -140,17 +139,6 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
-FLIGHT_COLUMNS = [
-    "rank",
-    "hostname",
-    "process",
-    "phase",
-    "step",
-    "action",
-    "waits_for",
-    "since_s",
-]
-BULKY = ["program", "environment"]
 TOLD_OF_FAILURE = ["error", "last_actions"]
 
 
@@ -294,17 +282,6 @@ def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:
     )
 
 
-def list_runs(results: Path, how: Format) -> str:
-    """Every run of the store."""
-    runs = open_store(results).runs().drop(columns=BULKY)
-    if runs.empty:
-        _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
-    brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    error = ["error"] if runs["error"].notna().any() else []
-    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief, *error]
-    return render(runs, how, columns)
-
-
 def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its stages, its ranks, its steps; of a failed one how it failed first."""
     store = open_store(results)
@@ -349,9 +326,7 @@ def _failure(row: Mapping[str, object], flight: pd.DataFrame, how: Format) -> li
     parts = [f"{row['status']}{where}: {first_line(error)}"]
     if not flight.empty:
         told = in_words(flight)
-        has_nodes = told["hostname"].nunique() > 1
-        columns = [name for name in FLIGHT_COLUMNS if name != "hostname" or has_nodes]
-        parts.append(render(told, how, columns))
+        parts.append(render(told, how, list(map(str, told))))
     if error != first_line(error):
         parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
     return parts
@@ -373,12 +348,7 @@ def explain(name: str, results: Path, how: Format) -> str:
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
     store = open_store(results)
-    if names:
-        every = store.every_run()
-        ids = [store.find(name, every)["run_id"] for name in names]
-        runs = every[every["run_id"].isin(ids)]
-    else:
-        runs = store.last_sweep()
+    runs = store.named(names).sort_values("run_id") if names else store.last_sweep()
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
@@ -415,7 +385,7 @@ class Shown:
 def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timelines of runs on one time axis; returns the page's path."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
@@ -427,16 +397,10 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
 def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
     return draw_steps(steps, Console())
-
-
-def _named(store: Store, names: Sequence[str]) -> pd.DataFrame:
-    """The named runs, in this order. Raises UsageError."""
-    every = store.every_run()
-    return pd.DataFrame([store.find(name, every) for name in names]).reset_index(drop=True)
 
 
 def _name_of(shown: Shown, runs: pd.DataFrame) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from ppbench.config.locate import line_of_long_key
 from ppbench.config.problems import cut, describe, nearest_key, printable, quoted
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import UsageError
@@ -46,10 +47,11 @@ def parse_assignment(option: str, text: str, places: Sequence[str] = ()) -> tupl
 
 def _value_of(text: str) -> object:
     """As TOML if it is one value and nothing else, or else as it stands."""
+    assigned = f"value = {text}"
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = {} if line_of_long_key(assigned) else tomllib.loads(assigned)
     except (ValueError, RecursionError):
-        return text.strip()
+        parsed = {}
     return parsed["value"] if len(parsed) == 1 else text.strip()
 
 

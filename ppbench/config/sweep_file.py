@@ -229,7 +229,7 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
 def _misplaced(path: Place, value: object) -> str:
     """What to say of a key or a value that is fine, but not where it stands; empty if it is not."""
     key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
-    if isinstance(value, list) and key in known_keys() and key not in LISTS:
+    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
         return f"expected one value, got {shown(value)}; several values of a key stand in [grid]"
     if len(path) == 1 and "." in key and key in known_keys():
         return f"write this key without quotes: {key} = {brief(value)}"
@@ -251,6 +251,7 @@ def _expand(
 ) -> Iterator[Planned]:
     """No key's check looks at another, so what is checked by itself is valid in every place."""
     shapes: dict[str, _Shape] = {}
+    excluded = _by_keys(exclude)
     for values in itertools.product(*axes.values()):
         point = {**settings, **dict(zip(axes, values, strict=True))}
         if point["device"] == AUTO:
@@ -260,9 +261,19 @@ def _expand(
         point["program_digest"] = shape.program_digest
         if point["stages_per_rank"] == AUTO:
             point["stages_per_rank"] = shape.stages_per_rank
-        if any(all(point[k] == v for k, v in one.items()) for one in exclude):
-            continue
-        yield _frozen(point)
+        if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
+            yield _frozen(point)
+
+
+def _by_keys(
+    exclude: Sequence[Mapping[str, object]],
+) -> dict[tuple[str, ...], set[tuple[object, ...]]]:
+    """The values to exclude, of each set of keys: thousands are as quick to look up as one."""
+    grouped: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for one in exclude:
+        keys = tuple(sorted(one))
+        grouped.setdefault(keys, set()).add(tuple(one[key] for key in keys))
+    return grouped
 
 
 @dataclass(frozen=True)
