@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ppbench.run.job import Journal
 from ppbench.run.launch.exits import read_exits
 from ppbench.store import Store
 
