@@ -134,13 +134,11 @@ def overhead(
     ] = None,
     rounds: Annotated[
         int,
-        typer.Option(
-            "--rounds", metavar="N", min=6, max=2000, help="Steps without, with, and profiled."
-        ),
+        typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps of each kind."),
     ] = 100,
     how: HowToPrint = Format.table,
 ) -> None:
-    """What measuring costs: steps with spans, and under torch's profiler, over steps without."""
+    """What measuring costs: the flight record, spans, torch's profiler, each over steps without."""
     from ppbench import commands
 
     try:

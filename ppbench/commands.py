@@ -124,7 +124,11 @@ STAGE_LISTS = {
 """A column of the table of stages, and the run's column that holds it as a list."""
 RATIO_COLUMNS = [
     "step_off_ns",
-    *(f"{name}_ratio{end}" for name in ("spans", "profiler") for end in ("", "_low", "_high")),
+    *(
+        f"{name}_ratio{end}"
+        for name in ("flight", "spans", "profiler")
+        for end in ("", "_low", "_high")
+    ),
     "num_rounds",
 ]
 CHECK_COLUMNS = [

@@ -24,6 +24,7 @@ from engine.plan.program import Program
 ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
 STEPS = "steps"
 DRAINS = "drains its transfers"
+AFTER_ROW = ("sums shared gradients", "runs the optimizer")
 TOGETHER = ("waits for the other ranks", "connects")
 """Phases that no rank leaves before all have come to them."""
 MOVED_LATELY_NS = 1_000_000_000
@@ -267,6 +268,8 @@ class _Waits:
             return None if position is None else (step, position)
         if seen.phase == DRAINS:
             return (step, len(row) + 1)
+        if seen.phase in AFTER_ROW:
+            return (step, len(row))
         if seen.step is not None:
             return (step, _BEFORE_ROW)
         return (step, len(row) + 2) if seen.phase in TOGETHER else None

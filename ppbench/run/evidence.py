@@ -38,6 +38,8 @@ INTERRUPTED = "interrupted"
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # what it is for
 _WAITING = (Op.F, Op.B, Op.I)
+_BETWEEN_STEPS = set(Phase) - {Phase.SUMS, Phase.UPDATES, Phase.DRAINS}
+"""An entry's step is the last that was begun."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,6 @@ def _cause(
 def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:
     """Where a rank was, its time since the epoch."""
     last = record.entries[-1] if record.entries and record.number == number else None
-    states = node.sighting.processes if node.sighting is not None else {}
     action = None if last is None else _action(last, record.rank, lowered)
     phase = Phase.WAITS if last is None else last.phase
     is_waiting = phase is Phase.WAITS
@@ -236,13 +237,21 @@ def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: 
     return LastSeen(
         record.rank,
         node.hostname,
-        states.get(record.rank, "alive"),
+        _state(node, record.rank),
         "steps" if phase is None or action is not None else phase.words,
-        None if last is None else last.step,
+        None if last is None or last.phase in _BETWEEN_STEPS else last.step,
         action,
         is_waiting,
         since_ns + node.to_epoch_ns,
     )
+
+
+def _state(node: Evidence, rank: int) -> str:
+    """What the watchdog saw, else what the rank itself or the agent tells."""
+    if node.sighting is not None:
+        return node.sighting.processes.get(rank, "alive")
+    is_dead = rank in node.signals or rank in [error.rank for error in node.errors[:1]]
+    return "dead" if is_dead else "alive"
 
 
 def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ppbench.run.job import Journal
+from engine.flight import read_record
+from ppbench.run.evidence import node_folder
+from ppbench.run.job import read_job
 from ppbench.run.launch.exits import read_exits
 from ppbench.store import Store
 
@@ -43,8 +45,8 @@ FAULTS = {  # status, rank, what its row says
     "leaves": ("crash", 1, "rank 1 died without a Python error"),
     "exits": ("error", 1, "SystemExit: 0"),
     "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
-    "stops": ("timeout", 1, "rank 1 is stopped in 1F2 of step 1"),
-    "sleeps": ("timeout", 1, "rank 1 is at work in 1F2 of step 1"),
+    "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
+    "sleeps": ("timeout", 1, "rank 1 is in the work of 1F2 of step 1"),
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
     "creeps": ("timeout", None, "no rank is seen to hang"),
     "unbuildable": ("invalid", 1, "no weights today"),
@@ -223,3 +225,199 @@ def ended_s(folder, run_id):
     begun = begun_s(run_id)
     (launch,) = (folder / "results" / "launches").iterdir()
     return min(one.at for one in read_exits(launch) if one.at > begun)
+
+
+@pytest.fixture
+def mendable(tmp_path):
+    """A folder with a sweep of which two cases fail, one of them but once."""
+    names = ["once", "sound", "waits", "broken"]
+    grid = {"model.preset": [f"faulty:{name}" for name in names]}
+    write_sweep(tmp_path, grid, measure="retry = 1")
+    (tmp_path / "go").touch()
+    return tmp_path
+
+
+def statuses_of(folder):
+    """Of each case in the order of its runs: status and attempt."""
+    runs = Store(folder / "results").runs()
+    return {
+        name: list(zip(of["status"], of["attempt"], strict=True))
+        for name, of in runs.groupby(names_of(runs))
+    }
+
+
+def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
+    done = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert done.returncode == 4, done.stderr
+    first = {
+        "broken": [("error", 1), ("error", 2)],
+        "once": [("error", 1), ("ok", 2)],
+        "sound": [("ok", 1)],
+        "waits": [("ok", 1)],
+    }
+    assert statuses_of(mendable) == first
+    again = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert again.returncode == 4
+    assert "1 failed before (1 error); --retry-failed runs them again" in again.stderr
+    assert statuses_of(mendable) == first
+    (mendable / "mended").touch()
+    mended = ppbench("sweep", "faulty.toml", "--retry-failed", folder=mendable)
+    assert mended.returncode == 0, mended.stderr
+    assert statuses_of(mendable) == {**first, "broken": [*first["broken"], ("ok", 1)]}
+
+
+@contextlib.contextmanager
+def waiting_sweep(folder, *arguments):
+    """A running sweep, in the middle of the case that waits, and its launch."""
+    (folder / "go").unlink()
+    before = set((folder / "results" / "launches").glob("*"))
+    with subprocess.Popen(
+        command("sweep", "faulty.toml", *arguments), cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process, launch_in_step(folder, before, process)
+    (folder / "go").touch()
+
+
+def launch_in_step(folder, before, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        for launch in set((folder / "results" / "launches").glob("*")) - before:
+            record = read_record(node_folder(launch.name) / "flight-rank1")
+            if record is not None and is_at(record, launch, "faulty:waits"):
+                return launch
+        time.sleep(0.02)
+    raise AssertionError(f"it did not begin: {process.communicate()}")
+
+
+def is_at(record, launch, preset):
+    """Whether a rank is in a step of this model."""
+    if record.number is None or not record.entries or record.entries[-1].index is None:
+        return False
+    return read_job(launch / "job.json").items[record.number].case.model_preset == preset
+
+
+def processes_of(launch):
+    """All that name the launch."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if launch.name.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def test_a_rerun_that_is_stopped_goes_on_where_it_was(mendable):
+    (mendable / "failed-once").touch()
+    (mendable / "mended").touch()
+    done = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert done.returncode == 0, done.stderr
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with waiting_sweep(mendable, "--rerun") as (process, launch):
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert "Go on with: ppbench sweep faulty.toml --rerun\n" in stderr
+        assert "Traceback" not in stderr
+        assert processes_of(launch) == []
+        assert not node_folder(launch.name).exists()
+    stopped = statuses_of(mendable)
+    assert stopped["waits"] == [("ok", 1), ("interrupted", 1), ("interrupted", 1)]
+    others = [stopped[name] for name in ("once", "sound", "broken")]
+    assert [("ok", 1), ("ok", 1)] in others  # some were done before
+    assert all(set(runs) == {("ok", 1)} and len(runs) <= 2 for runs in others)
+    finished = ppbench("sweep", "faulty.toml", "--rerun", folder=mendable)
+    assert finished.returncode == 0, finished.stderr
+    counts = {name: runs.count(("ok", 1)) for name, runs in statuses_of(mendable).items()}
+    assert counts == {"once": 2, "sound": 2, "waits": 2, "broken": 2}
+    runs = Store(mendable / "results").runs()
+    last = json.loads(runs.loc[runs["status"] == "interrupted", "last_actions"].iloc[0])
+    assert last[1] == "1F0"
+
+
+EMULATED = """\
+name = "{name}"
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+world_size = 1
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 0
+steps = 2
+
+[grid]
+"emulated.seed" = {seeds}
+"""
+
+
+def write_emulated(folder, name, seeds):
+    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, seeds=list(seeds)))
+    return f"{name}.toml"
+
+
+def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
+    one = write_emulated(tmp_path, "one", range(3))
+    other = write_emulated(tmp_path, "other", range(3, 6))
+    started = [
+        subprocess.Popen(
+            command("sweep", file), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for file in (one, one, other)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
+    assert sum("waiting for sweep o" in text for text in told) >= 1
+    runs = Store(tmp_path / "results").runs()
+    assert list(runs["status"]) == ["ok"] * 6
+    assert sorted(runs["emulated_seed"]) == list(range(6))
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A small file system in memory; skips where none can be made."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs to be root, to mount a small file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kib_left", [0, 12, 80])
+def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
+    file = write_emulated(tmp_path, "full", range(3))
+    with mounted(tmp_path / "results", "size=1m"):
+        filler = tmp_path / "results" / "filler"
+        filler.write_bytes(bytes((1024 - kib_left) * 1024))
+        done = ppbench("sweep", file, folder=tmp_path)
+        assert done.returncode == 2, done.stderr
+        (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert "No space left on device" in error
+        assert "Traceback" not in done.stderr
+        filler.unlink()
+        again = ppbench("sweep", file, folder=tmp_path)
+        assert again.returncode == 0, again.stderr
+        runs = Store(tmp_path / "results").runs()
+        assert sorted(runs.loc[runs["status"] == "ok", "emulated_seed"]) == [0, 1, 2]
+
+
+def test_a_store_that_is_read_only_is_refused_before_anything_starts(tmp_path):
+    file = write_emulated(tmp_path, "locked", range(3))
+    with mounted(tmp_path / "results", "size=1m,ro"):
+        done = ppbench("sweep", file, folder=tmp_path)
+        assert done.returncode == 2
+        (error,) = done.stderr.splitlines()
+        assert error.startswith("error: results: cannot be written to: Read-only file system")
+        assert list((tmp_path / "results").iterdir()) == []
