@@ -20,6 +20,7 @@ from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
 from ppbench.config.case import Sweep
+from ppbench.config.places import Launcher
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
@@ -28,7 +29,6 @@ from ppbench.errors import (
     UsageError,
     first_line,
 )
-from ppbench.exporting import open_store
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
@@ -39,6 +39,8 @@ from ppbench.report.timeline_page import run_names, write_timeline
 from ppbench.report.timelines import steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
+from ppbench.run.launch.slurm import FIRST_PORT, NUM_PORTS, SlurmJob
+from ppbench.run.launch.torchrun import WORKER, Launches, Meeting, launches_of, meeting_of
 from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
 from ppbench.run.sweep import (
@@ -51,10 +53,10 @@ from ppbench.run.sweep import (
     runs_of,
 )
 from ppbench.store import Store, check_writable
+from ppbench.stored import BULKY, WORKLOAD, open_store
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
-WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
 FIGURES = [
     "tokens_per_s",
     "step_ns",
@@ -141,17 +143,6 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
-FLIGHT_COLUMNS = [
-    "rank",
-    "hostname",
-    "process",
-    "phase",
-    "step",
-    "action",
-    "waits_for",
-    "since_s",
-]
-BULKY = ["program", "environment"]
 TOLD_OF_FAILURE = ["error", "last_actions"]
 
 
@@ -211,6 +202,43 @@ def sweep(
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
 
 
+def sweep_elsewhere(
+    launcher: Launcher,
+    file: Path,
+    overrides: Sequence[str],
+    results: Path,
+    options: Sequence[str],
+    *,
+    is_dry_run: bool,
+) -> str:
+    """Run this node's part of a sweep under torchrun, or submit it to Slurm; what there is to say.
+
+    `options` are further ones for the worker. A dry run says what would be run, and runs nothing.
+    """
+    read = read_sweep(file, overrides, default_device())
+    words = [word for override in overrides for word in ("--set", override)]
+    program = [WORKER, str(file), "--results", str(results), *words, *options]
+    if launcher is Launcher.torchrun:
+        launches, meeting = launches_of(read, read.torchrun.nodes, program), meeting_of(read)
+        if is_dry_run:
+            return "\n".join(map(shlex.join, launches.commands(meeting)))
+        launches.run(meeting)
+        return ""
+    launches = launches_of(read, read.slurm.nodes, program)
+    job = SlurmJob(read, results, launches)
+    if is_dry_run:
+        return "\n".join([job.script(), *_as_comments(launches)])
+    check_writable(results, "--results")
+    return f"job {job.submit()}; its logs: {results / 'slurm'}"
+
+
+def _as_comments(launches: Launches) -> list[str]:
+    """What the nodes of a job run, for whoever reads its script."""
+    commands = launches.commands(Meeting("FIRST_HOST", FIRST_PORT, "JOB"))
+    told = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
+    return [told, *(f"#   {shlex.join(command)}" for command in commands)]
+
+
 def _is_emulated(read: Sweep) -> bool:
     return any(case.is_emulated for case, _ in read.cases)
 
@@ -258,17 +286,6 @@ def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:
     )
 
 
-def list_runs(results: Path, how: Format) -> str:
-    """Every run of the store."""
-    runs = open_store(results).runs().drop(columns=BULKY)
-    if runs.empty:
-        _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
-    brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    error = ["error"] if runs["error"].notna().any() else []
-    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief, *error]
-    return render(runs, how, columns)
-
-
 def show(name: str, results: Path, how: Format) -> str:
     """One run: its row, its stages, its ranks, its steps; of a failed one how it failed first."""
     store = open_store(results)
@@ -313,9 +330,7 @@ def _failure(row: Mapping[str, object], flight: pd.DataFrame, how: Format) -> li
     parts = [f"{row['status']}{where}: {first_line(error)}"]
     if not flight.empty:
         told = in_words(flight)
-        has_nodes = told["hostname"].nunique() > 1
-        columns = [name for name in FLIGHT_COLUMNS if name != "hostname" or has_nodes]
-        parts.append(render(told, how, columns))
+        parts.append(render(told, how, list(map(str, told))))
     if error != first_line(error):
         parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
     return parts
@@ -337,12 +352,7 @@ def explain(name: str, results: Path, how: Format) -> str:
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
     store = open_store(results)
-    if names:
-        every = store.every_run()
-        ids = [store.find(name, every)["run_id"] for name in names]
-        runs = every[every["run_id"].isin(ids)]
-    else:
-        runs = store.last_sweep()
+    runs = store.named(names).sort_values("run_id") if names else store.last_sweep()
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
@@ -379,7 +389,7 @@ class Shown:
 def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timelines of runs on one time axis; returns the page's path."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
@@ -391,16 +401,10 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
 def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
     return draw_steps(steps, Console())
-
-
-def _named(store: Store, names: Sequence[str]) -> pd.DataFrame:
-    """The named runs, in this order. Raises UsageError."""
-    every = store.every_run()
-    return pd.DataFrame([store.find(name, every) for name in names]).reset_index(drop=True)
 
 
 def _name_of(shown: Shown, runs: pd.DataFrame) -> str:

@@ -124,15 +124,15 @@ def flight_rows(found: PostMortem, at_ns: int) -> pd.DataFrame:
 def in_words(flight: pd.DataFrame) -> pd.DataFrame:
     """Rows of the table `flight` as people read them, in order of rank.
 
-    Columns: `rank`, `hostname`, `process`, `phase`, `step`, `action`, `waits_for` (`1B0 of rank 1`,
-    or null) and `since_s`, how long it had been so.
+    Columns: `rank`, `hostname` if there are several, `process`, `phase`, `step`, `action`,
+    `waits_for` (`1B0 of rank 1`, or null) and `since_s`, how long it had been so.
     """
     rows = flight.sort_values("rank", ignore_index=True)
+    where = ["hostname"] if len(rows["hostname"].unique()) > 1 else []
+    told = rows[["rank", *where, "process", "phase", "step", "action"]].astype({"step": "Int64"})
     waits_for = [_waits_for(row) for _, row in rows.iterrows()]
     since_s = (rows["until_ns"] - rows["since_ns"]).clip(lower=0) / 1e9
-    kept = rows[["rank", "hostname", "process", "phase", "step", "action"]]
-    told = kept.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
-    return told.astype({"step": "Int64"})
+    return told.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
 
 
 def _waits_for(row: pd.Series) -> str | None:

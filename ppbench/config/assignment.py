@@ -5,9 +5,11 @@ of one value by itself.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from ppbench.config.locate import line_of_long_key
 from ppbench.config.problems import cut, describe, nearest_key, printable, quoted
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.errors import UsageError
@@ -23,29 +25,33 @@ LISTS: dict[str, type | tuple[type, ...]] = {
 """Settings that are lists themselves, and what their elements are."""
 
 
-def parse_assignment(option: str, text: str) -> tuple[str, object]:
+def parse_assignment(option: str, text: str, places: Sequence[str] = ()) -> tuple[str, object]:
     """`train.microbatch_size=2`; a value that is not TOML is taken as a string.
 
-    The key may begin with `grid.`. `option` is where it was typed, for the message.
+    The key may begin with `grid.`, but for those of `places`, which are allowed beside the keys of
+    cases. `option` is where it was typed, for the message.
     """
     key, separator, value = text.partition("=")
     key = key.strip()
     if not separator or not key:
         problem = "expected KEY=VALUE, such as train.microbatch_size=2"
         raise UsageError(f"{option} {cut(printable(text))}: {problem}")
-    bare = key.removeprefix("grid.")
-    if bare not in known_keys():
-        problem = f"unknown key {quoted(bare)}{nearest_key(bare, known_keys())}"
+    bare, known = key.removeprefix("grid."), [*known_keys(), *places]
+    if bare in places and bare != key:
+        raise UsageError(f"{option} {cut(printable(text))}: {bare} is no axis; leave grid. out")
+    if bare not in known:
+        problem = f"unknown key {quoted(bare)}{nearest_key(bare, known)}"
         raise UsageError(f"{option} {cut(printable(text))}: {problem}")
     return key, _value_of(value)
 
 
 def _value_of(text: str) -> object:
     """As TOML if it is one value and nothing else, or else as it stands."""
+    assigned = f"value = {text}"
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = {} if line_of_long_key(assigned) else tomllib.loads(assigned)
     except (ValueError, RecursionError):
-        return text.strip()
+        parsed = {}
     return parsed["value"] if len(parsed) == 1 else text.strip()
 
 

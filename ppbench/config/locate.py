@@ -14,13 +14,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 Path = tuple[str | int, ...]
+MAX_PARTS = 100
 _TOKEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'  # a quote or two may stand right before the closing ones
     r"|'''.*?'{3,5}(?!')"
     r'|"(?:[^"\\\n]|\\.)*"'
     r"|'[^'\n]*'"
     r"|\#[^\n]*"
-    r"|[\[\]{},\n]",
+    r"|[\[\]{}.,=\n]",
     re.DOTALL,
 )
 
@@ -41,6 +42,21 @@ def line_that_fails(text: str) -> int | None:
     """The line where the first statement begins that the parser cannot take."""
     found = _first_statement(text, lambda tree: tree is None)
     return None if found is None else _line_at(text, found[0])
+
+
+def line_of_long_key(text: str) -> int | None:
+    """The line of a dotted key of so many parts that the parser, quadratic in them, would hang."""
+    if text.count(".") <= MAX_PARTS:
+        return None
+    num_dots = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == ".":
+            num_dots += 1
+        elif token[0] in "=,[]{}\n":
+            num_dots = 0
+        if num_dots > MAX_PARTS:
+            return _line_at(text, token.start())
+    return None
 
 
 def holds(tree: object, path: Path) -> bool:

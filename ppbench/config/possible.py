@@ -25,7 +25,7 @@ from engine.plan.schedules.registry import (
     shape_of,
 )
 from ppbench.config.case import VARIABLE, Case, Measure
-from ppbench.config.problems import printable
+from ppbench.config.problems import brief, printable
 
 NUM_BYTE_VALUES = 256
 LOCAL_SOURCES = ("text", "json", "parquet")
@@ -246,7 +246,8 @@ def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
     try:
         partition_layers(partition, facts.num_layers, num_stages_of(case))
     except PartitionError as error:
-        message = f"{error} (model {case.model_preset}, {_shape(case)})"
+        told = str(error).replace(str(list(partition)), brief(partition))
+        message = f"{told} (model {case.model_preset}, {_shape(case)})"
         yield Problem("model.partition", message)
 
 

@@ -111,7 +111,8 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
         return _unknown_word(value, str(context["expected"]))
     if kind == "value_error":
         problem = str(context["error"])
-        return problem if brief(value) in problem else _got(problem, value)
+        is_told = isinstance(value, str) and brief(value) in problem
+        return problem if is_told else _got(problem, value)
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
     if kind in _BOUNDS:
@@ -133,12 +134,15 @@ def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """As `nearest`, but of the dotted keys only those of the same section are listed."""
+    """As `nearest`, but a key of this very name in another section is the nearest, and of the
+    dotted keys only those of the same section are listed.
+    """
     names = list(known)
-    section = key.partition(".")[0]
+    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
+    namesake = next((name for name in names if name.rpartition(".")[2] == leaf), key)
     same = [name for name in names if name.startswith(f"{section}.")]
     sections = dict.fromkeys(f"{n.partition('.')[0]}.KEY" for n in names if "." in n)
-    return nearest(key, names, same or [*(n for n in names if "." not in n), *sections])
+    return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
 
 
 def _unknown_word(value: object, expected: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppbench.config.locate import MAX_PARTS, holds, line_of, line_of_long_key, line_that_fails
 from ppbench.config.locate import Path as Place
-from ppbench.config.locate import holds, line_of, line_that_fails
 from ppbench.config.problems import cut, key_text, printable
 from ppbench.errors import SweepFileError, UsageError
 
@@ -90,6 +90,9 @@ def read_text(file: Path) -> str:
 
 
 def parse(file: Path, text: str) -> Tree:
+    if line := line_of_long_key(text):
+        problem = f"nested too deeply: a key of more than {MAX_PARTS} parts"
+        raise SweepFileError(str(file), line, None, problem)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

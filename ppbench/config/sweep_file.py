@@ -25,6 +25,7 @@ from ppbench.config.combination import axes_at_fault, in_words
 from ppbench.config.locate import Path as Place
 from ppbench.config.locate import holds
 from ppbench.config.models import facts_of, identity_of
+from ppbench.config.places import Slurm, Torchrun
 from ppbench.config.possible import (
     digest_of,
     most_stages_per_rank,
@@ -32,7 +33,7 @@ from ppbench.config.possible import (
     problems_of_settings,
 )
 from ppbench.config.problems import brief, describe, shown, unknown_key
-from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys
+from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys, place_keys
 from ppbench.config.source import Source, Tree, parse, read_text
 from ppbench.errors import UsageError
 
@@ -42,6 +43,7 @@ _NOT_AN_AXIS = {
     "measure.launches": "it says how often every case is repeated",
     "measure.order_seed": "it decides in which order the cases of a launch are run",
 }
+_PLACES = ("launch.torchrun", "launch.slurm")
 _DECISIVE = ("schedule", "model.preset", "stages_per_rank", "world_size")
 """Keys that ask something of others, which may have been left at their defaults."""
 _MEASURE_FIELDS = {
@@ -64,7 +66,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     """
     text = read_text(file)
     tree = parse(file, text)
-    pairs = [parse_assignment("--set", override) for override in overrides]
+    pairs = [parse_assignment("--set", override, place_keys()) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
     source = Source(str(file), text, frozenset(key for key, _ in pairs))
@@ -72,14 +74,22 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     exclude = _read_exclude(source, tree.pop("exclude", []))
     if "name" not in tree:
         tree["name"] = _name_from(source, file)
-    settings = _flattened(_validated(source, tree))
+    checked = _validated(source, tree)
+    settings = _flattened(checked)
     axes = _checked_axes(source, grid)
     cases = tuple(_expand(settings, axes, exclude, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases, axes)
     _check_possible(source, tree, axes, cases)
-    return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
+    return Sweep(
+        str(tree["name"]),
+        str(file),
+        cases,
+        tuple(key.replace(".", "_") for key in axes),
+        Torchrun(**checked.launch.torchrun.model_dump()),
+        Slurm(**checked.launch.slurm.model_dump()),
+    )
 
 
 def _name_from(source: Source, file: Path) -> str:
@@ -94,6 +104,9 @@ def _name_from(source: Source, file: Path) -> str:
 def _override(tree: Tree, key: str, value: object) -> None:
     """Replace an axis if the key is one (or the value is an array), else the setting."""
     bare = key.removeprefix("grid.")
+    if bare in place_keys():
+        _put(tree, bare, value)
+        return
     grid = tree.setdefault("grid", {})
     if not isinstance(grid, dict):
         return  # left for the check of [grid] to refuse
@@ -118,7 +131,8 @@ def _put(tree: Tree, key: str, value: object) -> None:
     if not rest:
         tree[head] = value
     elif isinstance(inner := tree.setdefault(head, {}), dict):
-        tree[head] = {**inner, rest: value}
+        tree[head] = changed = dict(inner)
+        _put(changed, rest, value)
 
 
 def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
@@ -130,6 +144,8 @@ def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[st
         where = (*path, *_steps_of(key, table))
         if key in _NOT_AN_AXIS:
             raise source.error(where, f"is no axis: {_NOT_AN_AXIS[key]}")
+        if key.startswith(_PLACES):
+            raise source.error(where, "is no axis: it says where the launches run, for all cases")
         if key not in known_keys():
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
             raise source.error(where, unknown_key(key, value, known))
@@ -213,15 +229,16 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
 def _misplaced(path: Place, value: object) -> str:
     """What to say of a key or a value that is fine, but not where it stands; empty if it is not."""
     key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
-    if isinstance(value, list) and key in known_keys() and key not in LISTS:
+    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
         return f"expected one value, got {shown(value)}; several values of a key stand in [grid]"
     if len(path) == 1 and "." in key and key in known_keys():
         return f"write this key without quotes: {key} = {brief(value)}"
     name = others[-1] if others else key
-    homes = [known for known in known_keys() if known.split(".")[-1] == name]
-    if key in known_keys() or not homes:
+    known = [*known_keys(), *place_keys()]
+    homes = [one for one in known if one.split(".")[-1] == name]
+    if any(key == one or key.startswith(f"{one}.") for one in known) or not homes:
         return ""
-    sections = ", ".join(f"[{home.split('.')[0]}]" for home in homes if "." in home)
+    sections = ", ".join(f"[{home.rpartition('.')[0]}]" for home in homes if "." in home)
     where = f"in {sections}" if sections else "at the top, before the first [section]"
     return f"unknown key here, set to {shown(value)}; {name} stands {where}"
 
@@ -234,6 +251,7 @@ def _expand(
 ) -> Iterator[Planned]:
     """No key's check looks at another, so what is checked by itself is valid in every place."""
     shapes: dict[str, _Shape] = {}
+    excluded = _by_keys(exclude)
     for values in itertools.product(*axes.values()):
         point = {**settings, **dict(zip(axes, values, strict=True))}
         if point["device"] == AUTO:
@@ -243,9 +261,19 @@ def _expand(
         point["program_digest"] = shape.program_digest
         if point["stages_per_rank"] == AUTO:
             point["stages_per_rank"] = shape.stages_per_rank
-        if any(all(point[k] == v for k, v in one.items()) for one in exclude):
-            continue
-        yield _frozen(point)
+        if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
+            yield _frozen(point)
+
+
+def _by_keys(
+    exclude: Sequence[Mapping[str, object]],
+) -> dict[tuple[str, ...], set[tuple[object, ...]]]:
+    """The values to exclude, of each set of keys: thousands are as quick to look up as one."""
+    grouped: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for one in exclude:
+        keys = tuple(sorted(one))
+        grouped.setdefault(keys, set()).add(tuple(one[key] for key in keys))
+    return grouped
 
 
 @dataclass(frozen=True)
@@ -272,7 +300,7 @@ def _flattened(checked: SweepFile) -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in checked.model_dump().items():
         if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": v for inner, v in value.items()})
+            flat.update({f"{key}.{k}": v for k, v in value.items() if not isinstance(v, dict)})
         else:
             flat[key] = value
     return flat

@@ -40,7 +40,7 @@ class Failure:
     case_id: str
     case: str
     status: str
-    rank: str  # `rank 1`, or nothing where that cannot be told
+    rank: str  # `rank 1`, or nothing where that cannot be told or the headline tells it
     headline: str
     error: str  # where there is more of it than the headline
     flight: Flight | None
@@ -54,12 +54,13 @@ def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
 def _failure(store: Store, run: pd.Series, axes: Axes) -> Failure:
     error = "" if is_missing(run["error"]) else str(run["error"]).strip()
     headline = first_line(error) or "no error was recorded"
+    rank = "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}"
     return Failure(
         str(run["run_id"]),
         str(run["case_id"]),
         case_text(run, axes),
         str(run["status"]),
-        "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}",
+        "" if rank in headline else rank,
         headline,
         error if error != headline else "",
         flight_of(store, run),
@@ -79,12 +80,14 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
     if table.empty:
         return None
     told = in_words(table)
-    shown = [name for name in _HEADINGS if name != "hostname" or told[name].nunique() > 1]
-    rows = (tuple(_written(name, row[name]) for name in shown) for _, row in told.iterrows())
-    return Flight(tuple(_HEADINGS[name] for name in shown), tuple(rows))
+    rows = (
+        tuple(_written(str(name), value) for name, value in row.items())
+        for _, row in told.iterrows()
+    )
+    return Flight(tuple(_HEADINGS[str(name)] for name in told), tuple(rows))
 
 
 def _written(name: str, value: object) -> str:
-    if pd.isna(value):
+    if is_missing(value) or value is pd.NA:
         return MISSING
     return f"{value:,.3f} s" if name == "since_s" else str(value)

@@ -30,7 +30,7 @@ from ppbench.report.detail import Detail, Trace, packed
 from ppbench.report.heat_map import NUM_SLICES, heat_map
 from ppbench.report.marks import Floats, Ints, Kind, Marks, Step, marks_of, sizes_of
 from ppbench.report.overview import MOST_SHARE
-from ppbench.report.palette import HATCH_COLOR, TRACK_COLOR, ink_on
+from ppbench.report.palette import HATCH_COLORS, TRACK_COLOR, ink_on
 from ppbench.report.panels import Update, figure_text
 from ppbench.report.style import PLAIN, legend
 from ppbench.report.units import NS_PER_MS, counted
@@ -88,12 +88,9 @@ class _Stacked:
 
     @property
     def inks(self) -> list[str]:
-        """What can be read on each of the colours, where there is something to read.
-
-        Not on those that let the paper through: there it is the page's ink.
-        """
+        """What can be read on each of the colours, where there is something to read."""
         is_read = self.kind.has_text or self.kind.hatch
-        return [ink_on(c) for c in self.colors if is_read and c.startswith("#")]
+        return [ink_on(color) for color in self.colors] if is_read else []
 
 
 class _Drawing:
@@ -363,7 +360,7 @@ def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
         microbatch = np.concatenate([m.numbers["microbatch"][0] for m in marks])
         trace.update(text=microbatch[order].astype(str).tolist())
     if kind.hatch:
-        labels = [label for m in marks for label in m.labels]
+        labels = [figure_text(label) for m in marks for label in m.labels]
         trace.update(text=[labels[n] for n in order])
     if len(stacked.colors) > 1:
         trace.marker.color = [stacked.colors[n] for n in shade]
@@ -385,7 +382,7 @@ def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
         line = {"width": 0.6 if is_outlined and not kind.is_idle else 0}
     inside = {
         "textposition": "inside",
-        "insidetextanchor": "middle",
+        "insidetextanchor": "start" if kind.hatch else "middle",  # its end is out of sight
         "textangle": 0,
         "constraintext": "inside",
         "insidetextfont": {"color": stacked.inks[0] if stacked.inks else None},
@@ -410,7 +407,8 @@ def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
 def _hatched(kind: Kind) -> Update:
     if not kind.hatch:
         return {}
-    lines = {"shape": kind.hatch, "fgcolor": HATCH_COLOR, "size": 9, "solidity": 0.16}
+    color = HATCH_COLORS[ink_on(kind.colors[0])]
+    lines = {"shape": kind.hatch, "fgcolor": color, "size": 9, "solidity": 0.16}
     return {"pattern": {**lines, "fillmode": "overlay"}}
 
 

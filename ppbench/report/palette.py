@@ -63,13 +63,13 @@ IDLE_COLORS: dict[Cause, str] = {
 }
 OPEN_COLORS: dict[str, str] = {
     # What was never finished; hatched, so that it is told from what was without its colour too.
-    "waiting": "rgba(128,136,148,0.42)",
+    "waiting": "#A7ADB6",
     "working": WINE,
     "stopped": "#B3261E",
     "dead": "#4A4F57",
 }
-HATCH_COLOR = "rgba(160,166,176,0.55)"
-"""Of the lines; seen on all of them."""
+HATCH_COLORS = {"#000000": "rgba(0,0,0,0.4)", "#ffffff": "rgba(255,255,255,0.45)"}
+"""Of the lines, by the ink that can be read with them."""
 TRACK_COLOR = "rgba(128,128,128,0.09)"
 
 # In the order of the registry, relatives in kindred colours; the last two are for others, grey at

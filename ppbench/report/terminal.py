@@ -173,8 +173,9 @@ def _put_labels(
     num_slices = mostly.shape[1]
     first = np.round(marks.begin_ns / end_ns * num_slices).astype(np.int64)
     after = np.round((marks.begin_ns + marks.width_ns) / end_ns * num_slices).astype(np.int64)
+    if op is None:
+        first = np.maximum(first - 1, 0)  # it may have most of the slice that it begins in
     for rank, begin, end, text in zip(marks.rank, first, after, texts, strict=True):
-        begin = max(0, begin - 1) if op is None else begin
         mine = np.flatnonzero(mostly[rank, begin:end] == number)
         if not len(mine):
             continue

@@ -110,7 +110,9 @@ def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:
 
 def _of_failed(store: Store, run: pd.Series, name: str) -> _OfRun:
     error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-    return _OfRun(f"{name}: {run['status']}", "", _facts_of_failed(run), flight_of(store, run), error)
+    return _OfRun(
+        f"{name}: {run['status']}", "", _facts_of_failed(run), flight_of(store, run), error
+    )
 
 
 def _facts_of_failed(run: pd.Series) -> Facts:

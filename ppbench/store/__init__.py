@@ -9,6 +9,7 @@ results/profiles/<run_id>/       Chrome traces of extra steps, where they were a
 """
 
 from ppbench.store.columns import SCHEMA_VERSION, TABLES, Column, columns_as_markdown
+from ppbench.store.conditions import Condition, read_conditions
 from ppbench.store.folder import (
     LAST,
     Store,
@@ -26,6 +27,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TABLES",
     "Column",
+    "Condition",
     "Store",
     "check_ok",
     "check_writable",
@@ -34,5 +36,6 @@ __all__ = [
     "new_run_id",
     "newest_of",
     "no_spans",
+    "read_conditions",
     "write_rows",
 ]

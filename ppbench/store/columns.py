@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ any model and `seq_len` may be 0. Since 3 a rank may have several stages, `devic
 and figures of memory may be null. Since 4 a run tells where its idle time went, in columns and
 tables of their own. Since 5 a run that failed tells the rank and what every rank did last.
 Settings and figures added later are absent from older files."""
+RUN_ID = "run_id"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _case_columns() -> list[Column]:
     ]
 
 
-_RUN_ID = Column("run_id", pa.string(), "identifies the run; sorts by time")
+_RUN_ID = Column(RUN_ID, pa.string(), "identifies the run; sorts by time")
 _VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
 
 RUNS: tuple[Column, ...] = (
@@ -413,9 +415,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 
-def schema_of(name: str) -> pa.Schema:
-    """The columns of a table as arrow has them."""
-    return pa.schema([(column.name, column.type) for column in TABLES[name]])
+def schema_of(name: str, columns: Iterable[str] | None = None) -> pa.Schema:
+    """The columns of a table as arrow has them: all, or `run_id` and the given ones."""
+    wanted = None if columns is None else {RUN_ID, *columns}
+    return pa.schema(
+        [(one.name, one.type) for one in TABLES[name] if wanted is None or one.name in wanted]
+    )
 
 
 def columns_as_markdown() -> str:

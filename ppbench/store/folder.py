@@ -6,20 +6,25 @@ One file per run, so that sweeps never write the same file and a crash costs one
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ppbench.errors import StoreError, UsageError
-from ppbench.store.columns import SCHEMA_VERSION, schema_of
-from ppbench.store.parquet import as_table, rows_of, with_settings_read, write_parquet
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.compaction import Compacted, compact
+from ppbench.store.conditions import Condition
+from ppbench.store.parquet import as_frame, as_table, write_parquet
+from ppbench.store.reading import Reader, Skip
 
 LAST = "last"
+HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")
+MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
 
 
@@ -30,16 +35,27 @@ def new_run_id() -> str:
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Make the folder; raises StoreError, naming the option to change, when it takes no files."""
+    """Make the folder, and try that it takes a file and has room for some runs.
+
+    Raises StoreError, naming the option to change.
+    """
+    fix = f"choose another with {option} DIR"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
+        space = shutil.disk_usage(folder)
     except OSError as error:
+        raise StoreError(f"{folder}: cannot be written to: {error.strerror}; {fix}") from error
+    if space.total and space.free < MIN_FREE_BYTES:
+        free, needed = (f"{size / 2**20:.1f} MiB" for size in (space.free, MIN_FREE_BYTES))
         raise StoreError(
-            f"{folder}: cannot be written to: {error.strerror}; choose another with {option} DIR"
-        ) from error
+            f"{folder}: its disk has {free} left, and a sweep needs {needed} at least; make room, "
+            f"or {fix}"
+        )
 
 
 def _ignore(_problem: str) -> None:
@@ -49,74 +65,101 @@ def _ignore(_problem: str) -> None:
 class Store:
     """A results folder. Reading one that does not exist gives empty tables."""
 
-    def __init__(self, folder: Path, on_skip: Callable[[str], None] = _ignore) -> None:
+    def __init__(self, folder: Path, on_skip: Skip = _ignore) -> None:
         """`on_skip` is told of each file that cannot be read; the others are read all the same."""
         self.folder = folder
-        self._on_skip = on_skip
+        self._reader = Reader(folder, on_skip)
 
     def write_run(self, run: Row, tables: Mapping[str, pd.DataFrame]) -> None:
         """Store one run: its row, and its part of the other tables by their names.
 
-        `run` must hold a `run_id`; columns that are left out are null.
+        `run` must hold a `run_id`; columns that are left out are null. Raises StoreError when the
+        disk is full or takes no files; then nothing of the run is left in the store.
         """
-        run_id = str(run["run_id"])
-        for name, frame in tables.items():
-            self._write(name, run_id, frame)
-        self._write("runs", run_id, pd.DataFrame([run]))
-
-    def _write(self, name: str, run_id: str, frame: pd.DataFrame) -> None:
-        path = self.folder / name / f"{run_id}.parquet"
-        table = as_table(frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION), name)
-        write_parquet(table, path)
+        run_id = str(run[RUN_ID])
+        parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
+        written: list[Path] = []
+        try:
+            for name, frame in parts:
+                path = self.folder / name / f"{run_id}.parquet"
+                rows = frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+                write_parquet(as_table(rows, name), path)
+                written.append(path)
+        except StoreError:
+            for path in written:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
 
     def profiles_of(self, run_id: str) -> Path:
         """The folder of a run's Chrome traces; it exists if there are any."""
         return self.folder / "profiles" / run_id
 
     def has_run(self, run_id: str) -> bool:
-        return (self.folder / "runs" / f"{run_id}.parquet").exists()
+        """Whether there is a row of the run."""
+        return bool(self._reader.rows_of_runs("runs", [run_id], [RUN_ID]).num_rows)
 
-    def runs(self) -> pd.DataFrame:
-        """Every run, oldest first."""
-        paths = sorted((self.folder / "runs").glob("*.parquet"))
-        return self._read("runs", paths)
+    def runs(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Iterable[Condition] = (),
+        newest: int | None = None,
+    ) -> pd.DataFrame:
+        """The runs for which the conditions hold, each once, oldest first.
+
+        Of the given columns, which are much faster to read than all; and of the newest so many.
+        """
+        found = self._reader.runs(columns, tuple(where), newest)
+        return as_frame(found if columns is None else found.select(list(columns)), "runs")
+
+    def history(self, case_id: str, figure: str) -> pd.DataFrame:
+        """A figure of a case over its `ok` runs, oldest first, with what tells them apart.
+
+        `figure` is a column of `runs`; the others are those of HISTORY.
+        """
+        wanted = [Condition("case_id", "=", case_id), Condition("status", "=", "ok")]
+        return self.runs([*HISTORY, figure], wanted)
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
-        """The rows that the given runs have in a table; none where a run has no part in it."""
-        paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
-        return self._read(name, [path for path in paths if path.exists()])
+        """The rows that the given runs have in a table, in the order of the ids.
 
-    def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
-        tables = [schema_of(name).empty_table()]
-        for path in paths:
-            try:
-                tables.append(rows_of(pq.read_table(path), name))
-            except (OSError, pa.ArrowException) as error:
-                self._on_skip(f"{path}: skipped, not a readable parquet file of {name}: {error}")
-        table = pa.concat_tables(tables)
-        return with_settings_read(table) if name == "runs" else table.to_pandas()
+        None where a run has no part in it.
+        """
+        return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
+
+    def compact(self, tell: Skip) -> list[Compacted]:
+        """Merge files of one run into files of many; see `compaction`. Raises StoreError."""
+        return compact(self.folder, tell)
 
     def every_run(self) -> pd.DataFrame:
         """As `runs`, at least one. Raises UsageError."""
-        runs = self.runs()
+        return self._at_least_one(self.runs())
+
+    def _at_least_one(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:
             raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
         return runs
 
-    def find(self, name: str, among: pd.DataFrame | None = None) -> pd.Series:
-        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError.
+    def find(self, name: str) -> pd.Series:
+        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+        return self.named([name]).iloc[0]
 
-        `among` are rows of `runs`, at least one; by default all of them.
-        """
-        runs = self.every_run() if among is None else among
+    def named(self, names: Sequence[str]) -> pd.DataFrame:
+        """The runs called so, each once and in this order. Raises UsageError."""
+        known = self._at_least_one(self.runs([RUN_ID]))[RUN_ID]
+        ids = [self.id_of(name, known) for name in names]
+        return self.table("runs", ids)
+
+    def id_of(self, name: str, known: pd.Series) -> str:
+        """The one of the known ids, oldest first, that is called so. Raises UsageError."""
         if name == LAST:
-            return runs.iloc[-1]
-        found = runs[runs["run_id"].str.startswith(name)]
+            return str(known.iloc[-1])
+        found = known[known.str.startswith(name)]
         if len(found) == 1:
-            return found.iloc[0]
+            return str(found.iloc[0])
         if found.empty:
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
-        some = ", ".join(found["run_id"].tail(5))
+        some = ", ".join(found.tail(5))
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
 
     def last_sweep(self) -> pd.DataFrame:
@@ -124,7 +167,9 @@ class Store:
 
         Raises UsageError when there is no run.
         """
-        return last_sweep_of(self.every_run())
+        last = self._at_least_one(self.runs(["sweep_id"], newest=1))["sweep_id"].iloc[0]
+        sweep_id = None if pd.isna(last) else str(last)
+        return last_sweep_of(self.runs(where=[Condition("sweep_id", "=", sweep_id)]))
 
 
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,12 +11,14 @@ import pyarrow.parquet as pq
 
 from ppbench.config.case import VARIABLE, Case
 from ppbench.files import whole_file
-from ppbench.store.columns import schema_of
+from ppbench.store.columns import RUN_ID, schema_of
 
-_NEEDED = ("run_id", "status")  # every version of `runs` has them; all tables have the first
+_NEEDED = (RUN_ID, "status")  # every version of `runs` has them; all tables have the first
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
 _STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
+Unreadable = (OSError, pa.ArrowException)
+"""What reading a file that is not one of ours may raise."""
 
 
 def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
@@ -27,11 +30,13 @@ def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> N
 
 
 def write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
+    """Raises StoreError."""
     with whole_file(path, option) as file:
         pq.write_table(table, file, compression="zstd")
 
 
 def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
+    """Rows with the columns and types of a table; what `frame` lacks is null."""
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
@@ -41,39 +46,83 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     )
 
 
-def rows_of(table: pa.Table, name: str) -> pa.Table:
-    """What a file has of a table: columns as documented here, null where its version lacks them.
-
-    Rows that belong to no run are left out. Raises ArrowException for a file of another kind.
-    """
-    schema = schema_of(name)
+def open_parquet(path: Path, name: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """A file of a table. Raises ArrowException for one of another kind, OSError."""
+    file = pq.ParquetFile(path, metadata=footer)
     for needed in _NEEDED if name == "runs" else _NEEDED[:1]:
-        if needed not in table.schema.names:
+        if needed not in file.schema_arrow.names:
+            file.close()
             raise pa.ArrowInvalid(f"it has no column {needed}")
-    cast = [
-        table[field.name].cast(field.type)
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    rows = pa.table(cast, schema=schema)
-    return rows.filter(rows["run_id"].is_valid())
+    return file
 
 
-def with_settings_read(table: pa.Table) -> pd.DataFrame:
-    """Rows of `runs` with settings as a case has them.
+def read_rows(path: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """What a file has of a table, or of the given columns of it. Raises as `open_parquet`."""
+    with open_parquet(path, name) as file:
+        return rows_of(file.read(columns=known_in(file, columns)), name, columns)
+
+
+def known_in(file: pq.ParquetFile, columns: Iterable[str] | None) -> list[str] | None:
+    """Those of the columns that a file has, `run_id` among them; None for all."""
+    if columns is None:
+        return None
+    wanted = {RUN_ID, *columns}
+    return [column for column in file.schema_arrow.names if column in wanted]
+
+
+def rows_of(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
+    """Rows of a file: columns as documented, null where its version lacks them.
+
+    Of the given columns only, if any are given, and `run_id`. Rows that belong to no run are left
+    out. Raises ArrowException for what cannot be had with the documented types.
+    """
+    schema = schema_of(name, columns)
+    if table.schema != schema:
+        cast = [
+            table[field.name].cast(field.type)
+            if field.name in table.schema.names
+            else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
+        table = pa.table(cast, schema=schema)
+    return table.filter(table[RUN_ID].is_valid()) if table[RUN_ID].null_count else table
+
+
+def with_settings_filled(table: pa.Table) -> pa.Table:
+    """Rows of `runs` in which every setting has the value that was in force.
 
     A setting that an older version did not know had its default's effect, as case ids assume too,
     or the one in `_EFFECT_BEFORE`.
     """
-    for name, effect in {**Case().settings(), **_EFFECT_BEFORE}.items():
-        filled = table[name].fill_null(effect)
-        table = table.set_column(table.schema.get_field_index(name), name, filled)
-    frame: pd.DataFrame = table.to_pandas()
+    for name, effect in effects_when_absent().items():
+        index = table.schema.get_field_index(name)
+        if index >= 0 and table[name].null_count:
+            table = table.set_column(
+                index, table.schema.field(index), table[name].fill_null(effect)
+            )
+    return table
+
+
+def effects_when_absent() -> dict[str, object]:
+    """Setting -> what it was in runs that are older than it."""
+    return {**Case().settings(), **_EFFECT_BEFORE}
+
+
+def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
+    """Rows for people to work with; settings of `runs` are as a case has them."""
+    filled = with_settings_filled(table) if name == "runs" else table
+    frame: pd.DataFrame = filled.to_pandas()
+    if name != "runs" or "seq_len" not in frame:
+        return frame
     is_variable = frame["seq_len"] == _STORED_VARIABLE
     if is_variable.any():
         frame["seq_len"] = frame["seq_len"].astype(object).mask(is_variable, VARIABLE)
     return frame
+
+
+def stored_seq_len(value: object) -> object:
+    """A `seq_len` as a case has it, the way that files hold it."""
+    return _STORED_VARIABLE if value == VARIABLE else value
 
 
 def _with_settings_stored(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from stored_runs import NASTY, run_row, store_failed, store_with
 
 from ppbench import commands
 from ppbench.config.case import Case
@@ -54,3 +55,56 @@ def test_a_variable_length_is_a_word_in_every_listing(results):
     assert json.loads(commands.list_runs(results, Format.json))[0]["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
     assert "variable" in commands.list_cases(results / "v.toml", [], Format.table)
+
+
+@pytest.fixture
+def failed(tmp_path):
+    """A run that hung, the last one, and one without a record of its ranks."""
+    case = Case(seq_len=512)
+    oom = run_row(1, case, status="oom", error=f"{NASTY}\nline two", tokens_per_s=None)
+    store_failed(store_with(tmp_path, [oom]), run_row(2, Case()))
+    return tmp_path
+
+
+def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(failed):
+    shown = commands.show("last", failed, Format.table)
+    first, *lines = shown.splitlines()
+    assert first == (
+        "timeout at rank 1: rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since "
+        "10.0 s; rank 0 waits for it"
+    )
+    cells = [line.split() for line in lines]
+    headings = ["rank", "process", "phase", "step", "action", "waits", "for", "for", "s"]
+    assert headings in cells
+    assert ["0", "alive", "steps", "1", "0B0", "1B0", "of", "rank", "1", "10.010"] in cells
+    assert ["1", "stopped", "steps", "1", "1B0", "10.000"] in cells
+    assert "rank 1: last lines of its log" in lines
+    assert ["attempt", "1"] in cells
+    assert not any(line.startswith((" last_actions", " error ")) for line in lines)
+
+
+def test_a_failed_run_without_a_record_shows_its_whole_error(failed):
+    run_id = Store(failed).runs().iloc[0]["run_id"]
+    shown = commands.show(run_id, failed, Format.table)
+    assert shown.startswith(f"oom: {NASTY}\n\n{NASTY}\nline two\n")
+    assert "```" in commands.show(run_id, failed, Format.markdown)
+
+
+def test_json_of_a_failed_run_holds_the_flight_of_its_ranks(failed):
+    told = json.loads(commands.show("last", failed, Format.json))
+    assert [row["rank"] for row in told["flight"]] == [0, 1]
+    assert told["flight"][0]["waits_for_action"] == "1B0"
+    assert told["run"]["error_rank"] == 1
+
+
+def test_a_listing_tells_the_first_line_of_each_error(failed):
+    listed = commands.list_runs(failed, Format.table)
+    assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0" in listed
+    assert "line two" not in listed
+    assert NASTY[:20] in listed
+    (oom, _) = json.loads(commands.list_runs(failed, Format.json))
+    assert oom["error"].endswith("line two")  # programs get all of it
+
+
+def test_a_listing_without_failures_has_no_column_for_errors(results):
+    assert "error" not in commands.list_runs(results, Format.table)

@@ -133,14 +133,31 @@ def test_the_installed_command_refuses_with_exit_code_2(folder):
         (b"grid = {seq_len = [", ":1: not valid TOML: invalid value at the end of the file: grid"),
         (b"[grid]\nworld_size = [\n1,\n2,\n\nname = 3",
          ":6: not valid TOML: invalid value at column 1 (in what begins on line 2): n"),
+        (b"\n[" + b"a." * 400_000 + b"a]", ":2: nested too deeply: a key of more than 100 parts"),
+        (b"\n" + b"'a'." * 200_000 + b"a = 1", ":2: nested too deeply: a key of more than 100"),
+        (b"seq_len = [" + b"1.5," * 200_000 + b"]", ":1: seq_len: expected one value, got [1.5"),
+        (b"stages_per_rank = 0", 'stages, or "auto"; got 0 (an integer)'),
+        (b"[grid]\nW_ms = [1]", ', set to [1] (an array); did you mean "emulated.W_ms"?'),
+        (b"[train]\nLEARNING_RATE = 1.0", 'did you mean "learning_rate"? Known: optimizer, '),
+        (b"[model]\npartition = [" + b"1," * 999 + b"]", "1,... names 999 stages; there are 2"),
         (b"x" * 2_000_000, "sweep.toml: larger than 1,048,576 bytes"),
     ],
-    ids=range(20),
+    ids=range(27),
 )  # fmt: skip
 def test_what_mutations_found(folder, content, what):
     error = refusal(Mutation(content, (), ()))
     assert what in str(error)
     assert str(error).isprintable()
+
+
+def test_thousands_of_exclusions_of_thousands_of_cases_are_no_hang(folder):
+    lengths = range(1, 2001)
+    exclude = "\n".join(f"[[exclude]]\nseq_len = {n}\nworld_size = 1" for n in lengths)
+    Path("sweep.toml").write_text(
+        f"[grid]\nseq_len = {list(lengths)}\nworld_size = [1, 2]\n{exclude}"
+    )
+    sweep = read_sweep(Path("sweep.toml"), [], "cpu")
+    assert [case.world_size for case, _ in sweep.cases] == [2] * len(lengths)
 
 
 def test_an_override_holds_one_value_and_no_second_line(folder):

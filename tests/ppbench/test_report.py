@@ -13,14 +13,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from plotly.offline import get_plotlyjs
-from stored_runs import NASTY, run_row, store_with
+from stored_runs import NASTY, run_row, store_failed, store_with
 
 from engine.plan.action import Op
 from ppbench.config.case import Case
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, UsageError
 from ppbench.report import charts
 from ppbench.report.answer import answer
 from ppbench.report.cases import axis_text, varying_axes
+from ppbench.report.failures import failures
 from ppbench.report.filters import filters, value_text
 from ppbench.report.page import render_report, write_report
 from ppbench.report.palette import OP_COLORS, ink_on, schedule_colors
@@ -325,8 +326,56 @@ def test_a_report_that_cannot_be_written_says_where_and_what_to_do(
 
 def test_a_timeline_of_a_failed_run_says_why_there_is_none(demo: Store, tmp_path: Path) -> None:
     failed = demo.runs().iloc[[-1]]
-    with pytest.raises(StoreError, match="its spans are not in the store"):
+    with pytest.raises(UsageError, match="status is oom; it has no timeline"):
         write_timeline(tmp_path / "x.html", demo, failed)
+
+
+def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) -> None:
+    store = store_with(
+        tmp_path,
+        [run_row(1, Case()), run_row(2, Case(seq_len=512), status="oom", error=NASTY)],
+    )
+    hung = store_failed(store, run_row(3, Case(num_microbatches=4)))
+    again = store_failed(store, run_row(4, Case(num_microbatches=4), launch=1))
+    page = _Page(render(store))
+    text = page.text
+    assert "3 of 4 runs failed: 2 timeout, 1 oom." in text
+    assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1" in text
+    assert "1B0 of rank 1" in text
+    assert "rank 1: last lines of its log" in text
+    for run in (hung, again):  # drawn in the failures and in the row of the table, stored once
+        name = f"timeline-{run['run_id']}"
+        assert [attrs.get("data-figure") for _, attrs in page.tags].count(name) == 2
+        assert [attrs.get("id") for _, attrs in page.tags].count(name) == 1
+        assert f"ppbench show {run['run_id']}" in text
+    assert "--planned" in text  # of the run that succeeded
+    assert f"ppbench explain {hung['run_id']}" not in text
+
+
+def test_a_report_without_failures_has_no_section_for_them(tmp_path: Path) -> None:
+    assert 'id="failures"' not in render(store_with(tmp_path, [run_row(1, Case())]))
+
+
+def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case())])
+    run = store_failed(store, run_row(2, Case()))
+    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
+    nasty = flight.assign(hostname=[NASTY, "b"], phase=NASTY, account=NASTY, action=NASTY)
+    store.write_run({**run, "error": NASTY}, {"flight": nasty})
+    page = _Page(render(store))
+    assert_harmless(page)
+    (line,) = [line for line in page.timelines() if "stopped" in str(line["data"])]
+    texts = [trace["hovertext"] for trace in line["data"] if trace.get("name") == "stopped"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in texts[0][0]
+    labels = [trace["text"] for trace in line["data"] if trace.get("name") == "stopped"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in labels[0][0]
+
+
+def test_a_rank_is_named_where_the_error_does_not(tmp_path: Path) -> None:
+    rows = [run_row(1, Case(), status="error", error="no such file", error_rank=3)]
+    store = store_with(tmp_path, rows)
+    (failure,) = failures(store, store.runs(), ())
+    assert (failure.rank, failure.headline, failure.error) == ("rank 3", "no such file", "")
 
 
 def test_emulated_cases_are_never_compared_with_measured_ones():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from stored_runs import MS, run_row, spans, store_with
+from stored_runs import MS, run_row, spans, store_failed, store_with
 
 from ppbench import commands
 from ppbench.config.case import Case
@@ -109,6 +109,100 @@ def test_a_failed_run_has_no_timeline(tmp_path) -> None:
     store_with(tmp_path, [run_row(1, Case(), status="oom", error="out of memory")])
     with pytest.raises(UsageError, match="status is oom; it has no timeline"):
         commands.timeline_text(shown("last"), tmp_path)
+
+
+def failed_store(folder: Path, **changes) -> Store:
+    store = store_with(folder, [run_row(1, Case(schedule="afab"))])
+    store_failed(store, run_row(2, Case()), **changes)
+    return store
+
+
+def failed_line(store: Store):
+    return timeline(store, [store.runs().iloc[-1]], ["1f1b"])
+
+
+def bars(line, name: str):
+    (trace,) = [trace for trace in line.figure.data if trace.name == name]
+    return trace
+
+
+def test_a_run_that_hung_is_drawn_with_what_was_never_finished(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path))
+    assert line.is_failed
+    assert line.name == "1f1b: timeout"
+    assert line.facts.startswith(
+        "failed at rank 1 · step 1 · rank 1 is stopped (SIGSTOP or a debug"
+    )
+    assert len(bars(line, "forward").x) == 2
+    stopped, waiting = bars(line, "stopped"), bars(line, "waiting at the end")
+    # In ms since the first computation, at 5 ms; up to the end at 10,027 ms.
+    assert (stopped.base[0], stopped.x[0], stopped.text[0]) == (22, 10_000, "1B0")
+    assert (waiting.base[0], waiting.x[0], waiting.text[0]) == (12, 10_010, "0B0")
+    assert "waits in 0B0 of step 1 for 1B0 of rank 1" in waiting.hovertext[0]
+    assert waiting.marker.pattern.shape == "/"
+    assert stopped.marker.pattern.shape == "x"
+    assert not [trace for trace in line.figure.data if trace.name == "critical path"]
+    assert not [trace for trace in line.figure.data if trace.name == "idle: no work left"]
+
+
+def test_a_long_wait_does_not_hide_what_came_before_it(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path))
+    assert line.figure.layout.xaxis.range[1] == pytest.approx(22 * 1.5, rel=0.01)
+    assert line.facts.endswith("ended 10.0 s after the last change, off to the right")
+
+
+def test_a_short_wait_is_drawn_whole(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path, until_ms=30))
+    assert line.figure.layout.xaxis.range[1] == pytest.approx(25, rel=0.01)
+    assert "off to the right" not in line.facts
+
+
+def test_ranks_that_finished_nothing_are_drawn_by_their_open_actions_alone(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path, last_ms=0))
+    assert (bars(line, "waiting at the end").base[0], bars(line, "stopped").base[0]) == (0, 10)
+
+
+def test_what_a_run_finished_is_drawn_even_if_no_rank_left_a_record(tmp_path) -> None:
+    store = failed_store(tmp_path)
+    (path,) = (tmp_path / "flight").glob("*.parquet")
+    path.unlink()
+    line = failed_line(store)
+    assert len(bars(line, "forward").x) == 2
+
+
+def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
+    store = failed_store(tmp_path)
+    assert [title.split(" · ")[0] for title in titles(store)] == ["<b>afab", "<b>1f1b: timeout"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"), [({"choice": "slowest"}, "--step"), ({"has_plan": True}, "--planned")]
+)
+def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path, changes, option) -> None:
+    store = failed_store(tmp_path)
+    with pytest.raises(UsageError, match=f"status is timeout; .* leave {option} out"):
+        timeline(store, [store.runs().iloc[-1]], ["1f1b"], **changes)
+
+
+def test_the_page_of_a_failed_run_tells_its_error_and_its_ranks(tmp_path) -> None:
+    failed_store(tmp_path / "results")
+    path = commands.timeline(shown("last"), None, tmp_path / "results", tmp_path / "reports")
+    text = path.read_text(encoding="utf-8")
+    assert "timeout</h1>" in text
+    assert "What each rank was doing" in text
+    assert "rank 1: last lines of its log" in text
+    assert "throughput" not in text
+
+
+def test_a_failed_run_in_the_terminal_is_told_rank_by_rank(tmp_path) -> None:
+    failed_store(tmp_path)
+    lines = commands.timeline_text(shown("last"), tmp_path).splitlines()
+    rows = [line for line in lines if line.startswith("rank ")]
+    assert rows[0].endswith("0B0" + "/" * (len(rows[0]) - rows[0].index("0B0") - 3))
+    assert rows[1].endswith("1B0" + "#" * (len(rows[1]) - rows[1].index("1B0") - 3))
+    assert rows[2] == "rank 0 waits in 0B0 of step 1 for 1B0 of rank 1, since 10.0 s"
+    assert rows[3].startswith("rank 1 is stopped")
+    assert "# stopped" in lines[0]
 
 
 def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:

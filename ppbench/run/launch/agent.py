@@ -6,7 +6,7 @@
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
 as one that is stopped. It tells nobody in what order workers died, or how. It leaves its workers
 behind when it is killed. And each worker that it starts imports torch and the models anew, which
-takes seconds; these are forked from the agent, which has imported what they run.
+takes seconds; these are forked from the agent, which has imported all that.
 
     FOLDER/exits.jsonl                       who failed, how and when (exits.py)
            logs/*/attempt_<n>/<rank>/        what each worker printed
@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 from torch.distributed.elastic.agent.server.api import (
@@ -53,6 +53,9 @@ GRACE_S = 1.0
 
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
+
+PRELOADED = "ppbench.run.worker"
+"""What imports all that workers need; they are forked when it has."""
 
 _POLL_S = 0.05
 _ROLE = "ppbench"
@@ -118,9 +121,13 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Torch's own would find a failure later, and leave the others at work until then."""
-        if self._watch is not None and self._watch.has_failed:
+        watch = self._watch
+        if watch is not None and watch.has_failed:
             self._end_workers()
         result: RunResult = super()._monitor_workers(worker_group)
+        if watch is not None:
+            for rank, failure in result.failures.items():
+                watch.note(rank, failure.pid, failure.exitcode)
         return result
 
     def _shutdown(self, *arguments: Any, **named: Any) -> None:
@@ -137,11 +144,13 @@ class _Watch:
     """One start of the workers: a thread waits for each and notes it if it fails.
 
     The threads leave the dead to be reaped by torch, so that no process of that id can be another.
+    Torch may be faster than they are: what it saw is noted as well.
     """
 
     def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
         self._folder, self._attempt, self._pids = folder, attempt, pids
-        self._is_ending, self._note = False, threading.Lock()
+        self._is_ending, self._lock = False, threading.Lock()
+        self._noted: set[int] = set()  # process ids
         self.has_failed = False
         self._threads = [
             threading.Thread(target=self._follow, args=one, daemon=True) for one in pids.items()
@@ -151,13 +160,20 @@ class _Watch:
 
     def _follow(self, rank: int, pid: int) -> None:
         """Blocks until the worker has ended."""
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        try:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped
+            return
         assert status is not None  # it is without WNOHANG
-        at = time.time()
         is_signal = status.si_code != os.CLD_EXITED
-        exitcode = -status.si_status if is_signal else status.si_status
-        with self._note:
-            if exitcode != 0 and not self._is_ending:
+        self.note(rank, pid, -status.si_status if is_signal else status.si_status)
+
+    def note(self, rank: int, pid: int, exitcode: int) -> None:
+        """That a worker has ended, now; once."""
+        at = time.time()
+        with self._lock:
+            if exitcode != 0 and not self._is_ending and pid not in self._noted:
+                self._noted.add(pid)
                 ended = Exit(self._attempt, rank, pid, exitcode, at)
                 note_exit(self._folder, ended)
                 print(f"start {self._attempt}: {ended}", flush=True)
@@ -172,7 +188,7 @@ class _Watch:
 
     def end(self) -> None:
         """End the workers and all that they have started. Blocks until they are gone."""
-        with self._note:
+        with self._lock:
             self._is_ending = True
         self._send(signal.SIGTERM)
         self.wait(GRACE_S)
@@ -189,7 +205,7 @@ def run(
     folder: Path, num_ranks: int, max_restarts: int, module: str, arguments: list[str]
 ) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    importlib.import_module(module)  # before there are threads, which a fork would leave behind
+    importlib.import_module(PRELOADED)  # before there are threads: a fork leaves them behind
     gc.freeze()  # so that the workers share its memory
     spec = WorkerSpec(
         role=_ROLE,
@@ -216,7 +232,16 @@ def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code:
-            raise
+            _end(end.code)
+
+
+def _end(code: int | str) -> NoReturn:
+    """As Python ends with this code; but here, where what is printed goes into the worker's log."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def stay_local() -> None:
@@ -246,9 +271,7 @@ def main() -> None:
         exit_code = 1 if result.is_failed() else 0
     except SignalException as error:
         exit_code = 128 + error.sigval
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # taking torch down takes half a second, and there is nothing to close
+    _end(exit_code)  # taking torch down takes half a second, and there is nothing to close
 
 
 if __name__ == "__main__":
