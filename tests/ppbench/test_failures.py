@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from ppbench.store import Store
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600
-TIMEOUT_S = 6
+TIMEOUT_S = 8
 SWEEP = """\
 name = "faulty"
 device = "cpu"
@@ -54,7 +55,9 @@ FAULTS = {  # status, rank, what its row says
     "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
 }
 HANGS = ("stops", "sleeps", "drops", "creeps")
-IN_A_STEP = [name for name in FAULTS if name not in ("unbuildable", "too_big_to_build", "creeps")]
+ELSEWHERE = ("unbuildable", "too_big_to_build", "creeps", "drops", "kills_an_idle_rank")
+IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
+"""In 1F2 of step 1."""
 
 
 def command(*arguments):
@@ -178,22 +181,29 @@ def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
 @pytest.mark.parametrize("name", IN_A_STEP)
 def test_it_tells_what_every_rank_did_last(failed, name):
     run = run_of(failed, name)
-    last = json.loads(run["last_actions"])
-    assert len(last) == run["world_size"]
     flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
-    if name == "kills_an_idle_rank":
-        return
     assert list(flight["rank"]) == [0, 1]
+    assert json.loads(run["last_actions"])[1] == "1F2"
+    assert list(flight["action"]) == json.loads(run["last_actions"])
     assert list(flight["step"]) == [1, 1]
-    if name == "drops":
-        assert last[0] == "0B2"
-        assert flight["waits_for_action"][0] == "1SEND_B2"
-    else:
-        assert last[1] == "1F2"
-        assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+    assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
 
 
-@pytest.mark.parametrize("name", IN_A_STEP)
+def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
+    run = run_of(failed, "drops")
+    flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
+    assert json.loads(run["last_actions"]) == ["0B2", "waits for the other ranks"]
+    first = flight.iloc[0]
+    assert (first["waits_for_rank"], first["waits_for_action"]) == (1, "1SEND_B2")
+    assert set(flight["process"]) == {"alive"}
+
+
+def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
+    run = run_of(failed, "kills_an_idle_rank")
+    assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
+
+
+@pytest.mark.parametrize("name", [*IN_A_STEP, "drops"])
 def test_what_its_ranks_had_finished_is_kept(failed, name):
     run = run_of(failed, name)
     spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
@@ -214,10 +224,8 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
 def begun_s(run_id):
     """Seconds since the epoch: what a run id begins with."""
     stamp = run_id.partition("-")[0]
-    parsed = time.strptime(stamp[:15], "%Y%m%dT%H%M%S")
-    import calendar
-
-    return calendar.timegm(parsed) + int(stamp[15:]) / 1000
+    begun = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return begun.timestamp() + int(stamp[15:]) / 1000
 
 
 def ended_s(folder, run_id):
