@@ -169,9 +169,13 @@ class _Waits:
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
         self._last_step = max((one.step for one in seen if one.step is not None), default=0)
         self.of = {rank: self._wait_of(one) for rank, one in self.seen.items()}
+        self._reached = {rank: self._follow(rank) for rank in self.ranks}
 
     def reached_from(self, rank: int) -> set[int]:
         """The ranks that a rank waits for, directly or not; itself in a circle."""
+        return self._reached[rank]
+
+    def _follow(self, rank: int) -> set[int]:
         reached: set[int] = set()
         pending = [rank]
         while pending:
