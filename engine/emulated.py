@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from engine.configuration import edges_of, lowered_of
 from engine.connection import Agreement
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
@@ -26,7 +27,13 @@ class EmulatedTrainer:
     what building the program raises.
     """
 
-    def __init__(self, agreement: Agreement, emulation: Emulation, fabric: Fabric) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        emulation: Emulation,
+        fabric: Fabric,
+        flight: Flight = NO_FLIGHT,
+    ) -> None:
         self.config = agreement.config
         self.rank = dist.get_rank() if self.config.world_size > 1 else 0
         self.program = lowered_of(self.config)
@@ -50,7 +57,13 @@ class EmulatedTrainer:
             for stage in self.program.placement.stages_of(self.rank)
         }
         self._executor = Executor(
-            self.program, self.rank, self.stages, self._channels, fabric.clock, messages
+            self.program,
+            self.rank,
+            self.stages,
+            self._channels,
+            fabric.clock,
+            messages,
+            flight,
         )
         self._batch = self._nominal_batch()
 
@@ -58,7 +71,7 @@ class EmulatedTrainer:
         """One step; returns when this rank's part of it is over. There is no loss."""
         for stage in self.stages.values():
             stage.step = step
-        self._executor.run(self._batch, watch)
+        self._executor.run(step, self._batch, watch)
         spans = self._executor.collect_spans(step)
         return StepResult(None, self._batch.num_tokens, 0.0, None, spans)
 

@@ -27,6 +27,7 @@ from engine.configuration import (
     tokenizer_of,
 )
 from engine.connection import autocast_of, connect, ranks_of
+from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.split import write_configuration
 from engine.model.stage_module import StageModule, message_bytes
@@ -79,7 +80,7 @@ class Trainer:
     anything runs.
     """
 
-    def __init__(self, config: TrainerConfig, fabric: Fabric) -> None:
+    def __init__(self, config: TrainerConfig, fabric: Fabric, flight: Flight = NO_FLIGHT) -> None:
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
@@ -103,7 +104,7 @@ class Trainer:
             edges_of(lowered), placement.ranks, with_shapes=config.data.is_variable
         )
         self._messages = messages_of(config, self.model, self.partition)
-        self._executor = self._build_executor(lowered)
+        self._executor = self._build_executor(lowered, flight)
         self._plan = self._find_plan(lowered)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
@@ -115,6 +116,7 @@ class Trainer:
         """
         loss, num_tokens = self._accumulate_gradients(step, watch)
         rate = self.config.optimizer.learning_rate_at(step)
+        self._executor.enter(Phase.UPDATES)
         self._measure_norm()
         self._executor.perform(OPTIMIZER_ACTION, self._update, rate)
         spans = self._executor.collect_spans(step)
@@ -205,7 +207,8 @@ class Trainer:
         self._zero_gradients()
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
-        loss = self._executor.run(batch, watch)
+        loss = self._executor.run(step, batch, watch)
+        self._executor.enter(Phase.SUMS)
         self._sum_shared_gradients()
         return loss, batch.num_tokens
 
@@ -328,7 +331,7 @@ class Trainer:
             for values in self._optimizer.state.values():
                 yield from (value for value in values.values() if isinstance(value, Tensor))
 
-    def _build_executor(self, lowered: Program) -> Executor:
+    def _build_executor(self, lowered: Program, flight: Flight) -> Executor:
         row = self.program.actions[self.rank]
         stages = {}
         for index, module in self.modules.items():
@@ -342,7 +345,7 @@ class Trainer:
             is_split = has_split and not self.config.compile  # what is compiled is left whole
             stages[index] = Stage(module, sends, autocast, is_split=is_split)
         clock = self._fabric.clock
-        return Executor(lowered, self.rank, stages, self._channels, clock, self._messages)
+        return Executor(lowered, self.rank, stages, self._channels, clock, self._messages, flight)
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

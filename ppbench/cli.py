@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ppbench import __version__
+from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
 from ppbench.format import Format, TableFormat, Theme
 
@@ -101,24 +102,41 @@ def sweep(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
     ] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cases again that failed.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="KEY=VALUE", help="Run only the cases that match."),
+    ] = None,
+    launcher: Annotated[
+        Launcher,
+        typer.Option("--launcher", help="Run here, as a node of several, or as a Slurm job."),
+    ] = Launcher.local,
     how: HowToPrint = Format.table,
 ) -> None:
     """Run every case of a sweep file and write a report."""
     from ppbench import commands
+    from ppbench.config.selection import parse_only
+    from ppbench.run.sweep import Choice
 
-    try:
-        if dry_run:
-            print(commands.list_cases(file, overrides or [], how))
-        else:
-            outcome = commands.sweep(file, overrides or [], results, reports, rerun, how)
-            print(outcome.table)
-            print(
-                f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr
-            )
-            raise typer.Exit(outcome.exit_code)
-    except KeyboardInterrupt:
-        print("stopped; finished runs are kept. Go on with the same command.", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    if launcher is not Launcher.local:
+        options = [
+            *(["--rerun"] if rerun else []),
+            *(["--retry-failed"] if retry_failed else []),
+            *(word for one in only or [] for word in ("--only", one)),
+        ]
+        arguments = (launcher, file, overrides or [], results, options)
+        print(commands.sweep_elsewhere(*arguments, is_dry_run=dry_run))
+        return
+    if dry_run:
+        print(commands.list_cases(file, overrides or [], how))
+        return
+    choice = Choice(rerun, retry_failed, parse_only(only or []))
+    outcome = commands.sweep(file, overrides or [], results, reports, choice, how)
+    print(outcome.table)
+    print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
+    raise typer.Exit(outcome.exit_code)
 
 
 @app.command()
@@ -149,11 +167,46 @@ def overhead(
 
 
 @app.command("ls")
-def list_runs(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
-    """List the runs in the store, oldest first."""
-    from ppbench import commands
+def list_runs(
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="KEY=VALUE, or !=, <, <=, >, >=; several with `and`, or repeated.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=0, help="The newest N; 0: all."),
+    ] = None,
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """List the runs in the store, oldest first; as a table the newest 1,000."""
+    from ppbench import stored
 
-    print(commands.list_runs(results, how))
+    print(stored.list_runs(results, where or [], limit, how))
+
+
+@app.command()
+def query(
+    text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Ask the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
+    from ppbench import stored
+
+    print(stored.query(text, results, how))
+
+
+@app.command()
+def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+    """Merge the store's many small files into few large ones, which are read much faster."""
+    from ppbench import stored
+
+    print(stored.compact(results, how))
 
 
 @app.command()

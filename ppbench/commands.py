@@ -20,9 +20,15 @@ from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
 from ppbench.config.case import Sweep
+from ppbench.config.places import Launcher
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, StoreError, UsageError, first_line
-from ppbench.exporting import open_store
+from ppbench.errors import (
+    LaunchError,
+    StoreError,
+    SweepInterruptedError,
+    UsageError,
+    first_line,
+)
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import NAME as INDEX_NAME
@@ -33,14 +39,24 @@ from ppbench.report.timeline_page import run_names, write_timeline
 from ppbench.report.timelines import steps_of
 from ppbench.run.architectures import CheckProgress, check_architectures
 from ppbench.run.environment import default_device, read_environment
+from ppbench.run.launch.slurm import FIRST_PORT, NUM_PORTS, SlurmJob
+from ppbench.run.launch.torchrun import WORKER, Launches, Meeting, launches_of, meeting_of
 from ppbench.run.overhead import Rounds, measure_overhead
 from ppbench.run.progress import display_for
-from ppbench.run.sweep import plan_sweep, planned_cases, run_plan, runs_of
+from ppbench.run.sweep import (
+    Choice,
+    Plan,
+    alone,
+    plan_sweep,
+    planned_cases,
+    run_plan,
+    runs_of,
+)
 from ppbench.store import Store, check_writable
+from ppbench.stored import BULKY, WORKLOAD, open_store
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
-WORKLOAD = ["schedule", "world_size", "num_microbatches", "seq_len"]
 FIGURES = [
     "tokens_per_s",
     "step_ns",
@@ -123,7 +139,6 @@ CHECK_COLUMNS = [
     "seconds",
     "reason",
 ]
-BULKY = ["program", "environment"]
 TOLD_OF_FAILURE = ["error", "last_actions"]
 
 
@@ -148,26 +163,30 @@ def sweep(
     overrides: Sequence[str],
     results: Path,
     reports: Path,
-    is_rerun: bool,
+    choice: Choice,
     how: Format,
 ) -> SweepOutcome:
     """Run what is missing of a sweep, then report on all of it.
 
-    When the workers cannot go on, what is finished is reported all the same.
+    When the workers cannot go on, what is finished is reported all the same. Raises
+    SweepInterruptedError, which says how to go on.
     """
     read = read_sweep(file, overrides, default_device())
     store = open_store(results)
-    plan = plan_sweep(read, store, is_rerun)
     check_writable(results, "--results")
     check_writable(reports, "--reports")
-    if num_done := len(plan.items) - len(plan.missing):
-        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    plan = plan_sweep(read, store, choice)
+    command = _command_line(file, overrides, results, reports)
     try:
-        run_plan(plan, store, display_for(Console(stderr=True)))
+        with alone(read, store, _tell_who_measures):
+            plan = plan_sweep(read, store, choice)  # what another one did meanwhile is done
+            _tell_what_is_done(plan)
+            run_plan(plan, store, display_for(Console(stderr=True)), reruns=choice.reruns)
     except LaunchError as error:
         _tell(f"error: {error}")
+    except KeyboardInterrupt:
+        raise SweepInterruptedError(_how_to_go_on(plan, store, command)) from None
     runs = runs_of(plan, store)
-    command = _command_line(file, overrides)
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
     write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
@@ -177,6 +196,43 @@ def sweep(
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
     all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
+
+
+def sweep_elsewhere(
+    launcher: Launcher,
+    file: Path,
+    overrides: Sequence[str],
+    results: Path,
+    options: Sequence[str],
+    *,
+    is_dry_run: bool,
+) -> str:
+    """Run this node's part of a sweep under torchrun, or submit it to Slurm; what there is to say.
+
+    `options` are further ones for the worker. A dry run says what would be run, and runs nothing.
+    """
+    read = read_sweep(file, overrides, default_device())
+    words = [word for override in overrides for word in ("--set", override)]
+    program = [WORKER, str(file), "--results", str(results), *words, *options]
+    if launcher is Launcher.torchrun:
+        launches, meeting = launches_of(read, read.torchrun.nodes, program), meeting_of(read)
+        if is_dry_run:
+            return "\n".join(map(shlex.join, launches.commands(meeting)))
+        launches.run(meeting)
+        return ""
+    launches = launches_of(read, read.slurm.nodes, program)
+    job = SlurmJob(read, results, launches)
+    if is_dry_run:
+        return "\n".join([job.script(), *_as_comments(launches)])
+    check_writable(results, "--results")
+    return f"job {job.submit()}; its logs: {results / 'slurm'}"
+
+
+def _as_comments(launches: Launches) -> list[str]:
+    """What the nodes of a job run, for whoever reads its script."""
+    commands = launches.commands(Meeting("FIRST_HOST", FIRST_PORT, "JOB"))
+    told = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
+    return [told, *(f"#   {shlex.join(command)}" for command in commands)]
 
 
 def _is_emulated(read: Sweep) -> bool:
@@ -193,20 +249,37 @@ def _shown_axes(read: Sweep) -> list[str]:
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
-def _command_line(file: Path, overrides: Sequence[str]) -> str:
-    settings = [word for override in overrides for word in ("--set", override)]
-    return shlex.join(["ppbench", "sweep", str(file), *settings])
+def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path) -> str:
+    """What makes the same sweep again, into the same folders."""
+    words = [word for override in overrides for word in ("--set", override)]
+    for option, folder in (("results", results), ("reports", reports)):
+        if folder != Path(option):
+            words += [f"--{option}", str(folder)]
+    return shlex.join(["ppbench", "sweep", str(file), *words])
 
 
-def list_runs(results: Path, how: Format) -> str:
-    """Every run of the store."""
-    runs = open_store(results).runs().drop(columns=BULKY)
-    if runs.empty:
-        _tell(f"{results}: no runs here yet; start with: ppbench sweep FILE")
-    brief = ["tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit"]
-    error = ["error"] if runs["error"].notna().any() else []
-    columns = ["run_id", "sweep_name", "status", "device", *WORKLOAD, *brief, *error]
-    return render(runs, how, columns)
+def _tell_who_measures(holder: str) -> None:
+    _tell(
+        f"waiting for {holder or 'another sweep'}, which measures on this machine into the same "
+        "results; two at once would disturb each other"
+    )
+
+
+def _tell_what_is_done(plan: Plan) -> None:
+    num_failed = sum(plan.failed.values())
+    if num_done := len(plan.items) - len(plan.missing) - num_failed:
+        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    if plan.failed:
+        kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
+        _tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
+
+
+def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:
+    num_done = int((runs_of(plan, store)["status"] == "ok").sum())
+    return (
+        f"stopped; {num_done} of {len(plan.items)} runs are done, and kept. Go on with: {command}\n"
+        "Report on what is done with: ppbench report"
+    )
 
 
 def show(name: str, results: Path, how: Format) -> str:
@@ -275,12 +348,7 @@ def explain(name: str, results: Path, how: Format) -> str:
 def report(names: Sequence[str], output: Path | None, results: Path, reports: Path) -> Path:
     """Write a report of the named runs, or of the last sweep's; returns its path."""
     store = open_store(results)
-    if names:
-        every = store.every_run()
-        ids = [store.find(name, every)["run_id"] for name in names]
-        runs = every[every["run_id"].isin(ids)]
-    else:
-        runs = store.last_sweep()
+    runs = store.named(names).sort_values("run_id") if names else store.last_sweep()
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
@@ -317,7 +385,7 @@ class Shown:
 def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) -> Path:
     """Write the timelines of runs on one time axis; returns the page's path."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
     _check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
@@ -329,16 +397,10 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
 def timeline_text(shown: Shown, results: Path) -> str:
     """The timelines of runs, drawn for the terminal."""
     store = open_store(results)
-    runs = _named(store, shown.names)
+    runs = store.named(shown.names)
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     steps = steps_of(store, rows, names, choice=shown.choice, has_plan=shown.has_plan)
     return draw_steps(steps, Console())
-
-
-def _named(store: Store, names: Sequence[str]) -> pd.DataFrame:
-    """The named runs, in this order. Raises UsageError."""
-    every = store.every_run()
-    return pd.DataFrame([store.find(name, every) for name in names]).reset_index(drop=True)
 
 
 def _name_of(shown: Shown, runs: pd.DataFrame) -> str:

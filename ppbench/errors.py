@@ -4,7 +4,8 @@
     ├── UsageError            2  something that was typed: a command line, a path, a run id
     │   └── SweepFileError    2  a sweep file, with file, line and key
     ├── StoreError            2  the results folder cannot be read or written
-    └── LaunchError           4  the workers could not be started
+    ├── LaunchError           4  the workers could not be started
+    └── SweepInterruptedError 130  stopped from the keyboard, or told to end
 
 A message says what, where, what was expected and the fix, in that order.
 """
@@ -13,6 +14,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+LONGEST_WORD = 100
+"""Of a word that a known one is looked for by: comparing takes time with the square of it."""
 
 
 class PpbenchError(Exception):
@@ -43,12 +47,22 @@ class LaunchError(PpbenchError):
     exit_code = 4
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word."""
+class SweepInterruptedError(PpbenchError):
+    """The sweep was stopped; the message says what is kept and how to go on."""
+
+    exit_code = 130
+
+
+def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word.
+
+    `listed` are the words to list where `known` are too many.
+    """
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    hint = f'; did you mean "{close[0]}"?' if close else "."
-    return f"{hint} Known: {', '.join(names)}"
+    by_lower = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word[:LONGEST_WORD].lower(), by_lower, n=1, cutoff=0.5)
+    hint = f'; did you mean "{by_lower[close[0]]}"?' if close else "."
+    return f"{hint} Known: {', '.join(names if listed is None else listed)}"
 
 
 def first_line(text: object) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from ppbench.format import Format, TableFormat
 from ppbench.listing import render
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
+from ppbench.stored import open_store
 
 ALL_STEPS = "all"
 CHROME_SUFFIXES = (".json.gz", ".json")
@@ -115,12 +114,3 @@ def chosen(store: Store, names: Sequence[str]) -> Results:
     """The named runs, or all of them. Raises UsageError."""
     every = Results(store, store.every_run())
     return every.named(names) if names else every
-
-
-def open_store(results: Path) -> Store:
-    """A store that names the files it has to skip, each once."""
-    return Store(results, functools.cache(_warn))
-
-
-def _warn(problem: str) -> None:
-    print(f"warning: {problem}", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -58,6 +58,7 @@ FIELDS: dict[str, Field] = {
     "created_at": Field("when", lambda value: str(value)[:16].replace("T", " "), is_number=False),
     "sweep_name": Field("sweep", is_number=False),
     "status": Field("status", is_number=False),
+    "model_preset": Field("model", is_number=False),
     "error": Field("error", _headline, is_number=False),
     "process": Field("process", is_number=False),
     "phase": Field("phase", is_number=False),
@@ -162,17 +163,22 @@ FIELDS: dict[str, Field] = {
 }
 
 
-def render(frame: pd.DataFrame, how: Format, columns: list[str]) -> str:
-    """The table as text. `columns` are those that people see; programs get all of them."""
+def render(
+    frame: pd.DataFrame, how: Format, columns: list[str], fields: Mapping[str, Field] = FIELDS
+) -> str:
+    """The table as text. `columns` are those that people see; programs get all of them.
+
+    `fields` say how people see a column; one without a field is written as it is.
+    """
     match how:
         case Format.json:
             return json.dumps(as_records(frame), indent=2, allow_nan=False)
         case Format.csv:
             return frame.to_csv(index=False).rstrip("\n")
         case Format.markdown:
-            return _markdown(frame, columns)
+            return _markdown(frame, _fields_of(columns, fields))
         case Format.table:
-            return _table(frame, columns)
+            return _table(frame, _fields_of(columns, fields))
 
 
 def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
@@ -182,28 +188,30 @@ def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
     return [{str(column): value for column, value in row.items()} for row in rows]
 
 
-def field_of(column: str) -> Field:
-    return FIELDS.get(column) or Field(column.replace("_", " "), is_number=False)
+def field_of(column: str, fields: Mapping[str, Field] = FIELDS) -> Field:
+    return fields.get(column) or Field(column.replace("_", " "), is_number=False)
 
 
-def _cells(frame: pd.DataFrame, columns: list[str]) -> list[list[str]]:
-    fields = [field_of(column) for column in columns]
+def _fields_of(columns: list[str], fields: Mapping[str, Field]) -> dict[str, Field]:
+    return {column: field_of(column, fields) for column in columns}
+
+
+def _cells(frame: pd.DataFrame, fields: Mapping[str, Field]) -> list[list[str]]:
     return [
         [
             "" if pd.isna(value) else field.write(value)
-            for field, value in zip(fields, row, strict=True)
+            for field, value in zip(fields.values(), row, strict=True)
         ]
-        for row in frame[columns].itertuples(index=False)
+        for row in frame[list(fields)].itertuples(index=False)
     ]
 
 
-def _markdown(frame: pd.DataFrame, columns: list[str]) -> str:
-    fields = [field_of(column) for column in columns]
+def _markdown(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
     lines = [
-        "| " + " | ".join(field.heading for field in fields) + " |",
-        "|" + "|".join("---:" if field.is_number else "---" for field in fields) + "|",
+        "| " + " | ".join(field.heading for field in fields.values()) + " |",
+        "|" + "|".join("---:" if field.is_number else "---" for field in fields.values()) + "|",
     ]
-    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in _cells(frame, columns)]
+    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in _cells(frame, fields)]
     return "\n".join(lines)
 
 
@@ -213,12 +221,12 @@ def _escaped(cell: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
-def _table(frame: pd.DataFrame, columns: list[str]) -> str:
+def _table(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
     """Headings may wrap; cells never do, even if the terminal is too narrow and wraps the line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    fields, cells = [field_of(column) for column in columns], _cells(frame, columns)
+    cells = _cells(frame, fields)
     needed = 0
-    for position, field in enumerate(fields):
+    for position, field in enumerate(fields.values()):
         words = [*(row[position] for row in cells), *field.heading.split()]
         width = max(map(len, words), default=0)
         side: JustifyMethod = "right" if field.is_number else "left"

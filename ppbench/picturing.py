@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ppbench import figures
 from ppbench.export.files import check_suffix, write_file
-from ppbench.exporting import chosen, open_store
+from ppbench.exporting import chosen
 from ppbench.format import Theme
 from ppbench.report.images import IMAGE_SUFFIXES, Size, drawn
 from ppbench.results import Results
+from ppbench.stored import open_store
 
 
 def picture(

@@ -110,7 +110,7 @@ class Results:
         asked = [names] if isinstance(names, str) else list(names)
         if not asked:
             raise UsageError(f'runs: none is named; give ids, prefixes of ids or "{LAST}"')
-        ids = list(dict.fromkeys(self.store.find(name, self.runs)["run_id"] for name in asked))
+        ids = list(dict.fromkeys(self.store.id_of(name, self.runs["run_id"]) for name in asked))
         chosen = self.runs[self.runs["run_id"].isin(ids)]
         return Results(
             self.store,

@@ -79,6 +79,8 @@ class Factory:
     def _called(self) -> nn.Module:
         try:
             module = self._call()
+        except (MemoryError, torch.OutOfMemoryError):  # says nothing of the model
+            raise
         except Exception as error:
             message = f'"{self.name}": the factory failed: {type(error).__name__}: {error}'
             raise ModelError(message) from error

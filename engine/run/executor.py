@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message
 from engine.plan.action import Action, Op
@@ -83,10 +84,12 @@ class Executor:
         channels: dict[Edge, Channel],
         clock: Clock,
         messages: list[Message],
+        flight: Flight = NO_FLIGHT,
     ) -> None:
         self._program, self._rank, self._row = lowered, rank, lowered.actions[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
         self._messages = messages
+        self._record = self._flight = flight
         self._operations: dict[Op, Callable[[Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -104,7 +107,11 @@ class Executor:
         self._watch = SPANS
         self.peak_held = 0
 
-    def run(self, batch: StepBatch, watch: Watch) -> Tensor | None:
+    def enter(self, phase: Phase) -> None:
+        """Note what the rank comes to beside its actions."""
+        self._flight.enter(phase)
+
+    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
         """Execute one step's actions. `batch` is on the stages' device.
 
         Returns the step's mean loss per token (a scalar on the device) where the last stage is,
@@ -113,15 +120,18 @@ class Executor:
         self._batch = batch
         self._losses.clear()
         self._begin_watch(watch)
+        self._flight.begin_step(step)
         for stage in self._stages.values():
             stage.begin_step(batch.num_tokens)
-        for action in self._row:
+        for index, action in enumerate(self._row):
+            self._flight.come_to(index)
             self._operations[action.op](action)
         return torch.stack(self._losses).sum() if self._losses else None
 
     def _begin_watch(self, watch: Watch) -> None:
         """With spans, ties the clock's marks to its time, which may synchronise the device."""
         self._watch = watch
+        self._flight = self._record if watch.has_flight else NO_FLIGHT
         self._timed.clear()
         for channel in self._channels.values():
             channel.is_timed = watch.has_spans
@@ -132,6 +142,7 @@ class Executor:
         self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
     ) -> Result:
         """Do an action's work, with a span of its own where there are spans."""
+        self._flight.work()
         if not self._watch.has_spans:
             return self._in_range(action, work, *arguments)
         start = self._clock.mark()
@@ -162,6 +173,7 @@ class Executor:
 
         Blocks until its transfers and kernels are done.
         """
+        self._flight.enter(Phase.DRAINS)
         transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
         self._clock.end_step()
         timed = [(action, start, end, 0) for action, start, end in self._timed]

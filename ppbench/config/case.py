@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from ppbench.config.places import Slurm, Torchrun
 
 Setting = str | int | float | bool
 EMULATED: Final = "emulated"
@@ -71,9 +73,9 @@ class Case:
         Leaving defaults out keeps the ids of stored cases when a later version adds a setting.
         """
         canonical = {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            one.name: value
+            for one in dataclasses.fields(self)
+            if (value := getattr(self, one.name)) != one.default
         }
         text = json.dumps(canonical, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -95,7 +97,7 @@ class Case:
 
     def settings(self) -> dict[str, Setting]:
         """Column -> value, in the order of the fields; a list is written as JSON."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         return {k: json.dumps(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
@@ -123,6 +125,14 @@ class Measure:
         return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
+def setting_of(case: Case, measure: Measure, key: str) -> object:
+    """What a case has for a dotted key of the sweep file."""
+    section, _, name = key.partition(".")
+    if section == "measure":
+        return getattr(measure, name)
+    return getattr(case, key.replace(".", "_"))
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A sweep file, expanded."""
@@ -131,3 +141,5 @@ class Sweep:
     file: str
     cases: tuple[tuple[Case, Measure], ...]
     axes: tuple[str, ...]  # columns that vary, in the file's order
+    torchrun: Torchrun = field(default_factory=Torchrun)
+    slurm: Slurm = field(default_factory=Slurm)

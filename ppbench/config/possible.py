@@ -5,6 +5,7 @@ Each check is a pure function that yields what is wrong; whoever asks knows the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -24,9 +25,11 @@ from engine.plan.schedules.registry import (
     shape_of,
 )
 from ppbench.config.case import VARIABLE, Case, Measure
+from ppbench.config.problems import brief, printable
 
 NUM_BYTE_VALUES = 256
 LOCAL_SOURCES = ("text", "json", "parquet")
+_TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=2"
 _NEED_DATASETS = ("json", "parquet", "hf")
 
 
@@ -53,8 +56,20 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
 
 def program_of(case: Case) -> Program:
     """The case's program. Raises what building it raises."""
-    v = None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank
-    return build_program(case.schedule, case.world_size, case.num_microbatches, v)
+    if not case.schedule.startswith(CSV_PREFIX):
+        return build_program(
+            case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank
+        )
+    shape = (case.schedule, case.world_size, case.num_microbatches)
+    return _program_of_file(*shape, case.program_digest)
+
+
+@functools.lru_cache(maxsize=16)
+def _program_of_file(
+    schedule: str, world_size: int, num_microbatches: int, _digest: str
+) -> Program:
+    """Read once for all cases of a grid; another content has another digest."""
+    return build_program(schedule, world_size, num_microbatches, None)
 
 
 def digest_of(path: Path) -> str:
@@ -87,25 +102,36 @@ def most_stages_per_rank(program: Program) -> int:
 def _of_schedule(case: Case) -> Iterator[Problem]:
     """A registered schedule is legal where its shape is; a file is checked and proved."""
     try:
-        if case.schedule.startswith(CSV_PREFIX):
-            program = program_of(case)
-            check(program)
-            lower(program, Policy(case.transfer_policy), case.transfer_look_ahead)
-            if program.has_transfers and case.transfer_policy != Policy.EARLY:
-                message = f"{case.schedule} has transfers of its own; leave the policy out"
-                yield Problem("transfer.policy", message)
-            if most_stages_per_rank(program) != case.stages_per_rank:
-                most = most_stages_per_rank(program)
-                message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
-                yield Problem("stages_per_rank", message)
-        else:
+        if not case.schedule.startswith(CSV_PREFIX):
             shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
+            return
+        program = program_of(case)
+        _prove(program, case.transfer_policy, case.transfer_look_ahead)
     except ShapeError as error:
-        yield Problem(error.key, str(error))
+        yield Problem(error.key, printable(str(error)))
     except ProgramError as error:
         yield Problem("schedule", str(error))
     except ScheduleError as error:
-        yield Problem("schedule", f"{error} (relative to the working directory)")
+        yield Problem("schedule", f"{printable(str(error))} (relative to the working directory)")
+    else:
+        yield from _of_program(case, program)
+
+
+@functools.lru_cache(maxsize=16)
+def _prove(program: Program, policy: str, look_ahead: int) -> None:
+    """Raises ProgramError for a program that is not legal or could hang."""
+    check(program)
+    lower(program, Policy(policy), look_ahead)
+
+
+def _of_program(case: Case, program: Program) -> Iterator[Problem]:
+    if program.has_transfers and case.transfer_policy != Policy.EARLY:
+        message = f"{case.schedule} has transfers of its own; leave the policy out"
+        yield Problem("transfer.policy", message)
+    most = most_stages_per_rank(program)
+    if most != case.stages_per_rank:
+        message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
+        yield Problem("stages_per_rank", message)
 
 
 def _of_transfers(case: Case) -> Iterator[Problem]:
@@ -125,7 +151,8 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
     for op, milliseconds in times.items():
         key = f"emulated.{op}_ms"
         if not milliseconds:
-            yield Problem("device", f'"emulated" needs F_ms, I_ms and W_ms; {key} is missing')
+            message = f'"emulated" needs F_ms, I_ms and W_ms; {key} is missing: {_TIMES_GIVEN}'
+            yield Problem("device", message)
         elif len(milliseconds) not in (1, num_stages_of(case)):
             message = f"{len(milliseconds)} times for {num_stages_of(case)} stages"
             yield Problem(key, f"{message}; give one number, or one for each stage")
@@ -194,7 +221,7 @@ def _of_learning_rate(case: Case) -> Iterator[Problem]:
 def _of_source(case: Case) -> Iterator[Problem]:
     kind, _, path = case.data_source.partition(":")
     if kind in LOCAL_SOURCES and not local_files(case.data_source):
-        message = f"no such file: {path} (relative to the working directory)"
+        message = f"no such file: {printable(path)} (relative to the working directory)"
         yield Problem("data.source", message)
     if kind in _NEED_DATASETS and find_spec("datasets") is None:
         message = f"{kind} needs the datasets package; install it with: pip install 'ppbench[hf]'"
@@ -219,7 +246,8 @@ def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
     try:
         partition_layers(partition, facts.num_layers, num_stages_of(case))
     except PartitionError as error:
-        message = f"{error} (model {case.model_preset}, {_shape(case)})"
+        told = str(error).replace(str(list(partition)), brief(partition))
+        message = f"{told} (model {case.model_preset}, {_shape(case)})"
         yield Problem("model.partition", message)
 
 
@@ -250,7 +278,7 @@ def _of_text_size(case: Case, facts: Facts) -> Iterator[Problem]:
         return
     size = sum(file.stat().st_size for file in local_files(case.data_source))
     if size <= (1 if case.seq_len == VARIABLE else case.seq_len):
-        message = f"{path} has {size} bytes; seq_len {case.seq_len} needs more"
+        message = f"{printable(path)} has {size} bytes; seq_len {case.seq_len} needs more"
         yield Problem("data.source", message)
 
 
@@ -265,5 +293,6 @@ def local_files(source: str) -> list[Path]:
             return [path]
         found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
         return sorted(file for file in found if file.is_file())
-    except (OSError, ValueError):  # a name too long, or with a null byte
+    # A name too long, with a null byte, of the root alone, or a pattern of a thousand folders.
+    except (OSError, ValueError, IndexError, RecursionError):
         return []

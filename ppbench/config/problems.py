@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,9 @@ _TYPE_NAMES = {
     str: "a string",
     list: "an array",
     dict: "a table",
+    dt.date: "a date",
+    dt.time: "a time",
+    dt.datetime: "a date and time",
 }
 _EXPECTED = {
     "int_type": "an integer",
@@ -28,29 +34,68 @@ _EXPECTED = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "greater than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_BARE_KEY = re.compile(r"[A-Za-z0-9_.-]+")
+MAX_SHOWN = 60
 
 
 def shown(value: object) -> str:
     """A value as TOML would write it, with its type, cut to a readable length."""
-    if isinstance(value, str):
-        text = f'"{value}"'
-    elif isinstance(value, bool):
-        text = str(value).lower()
-    else:
-        text = _text_of(value)
-    return f"{_cut(text)} ({_TYPE_NAMES.get(type(value), 'a ' + type(value).__name__)})"
+    return f"{brief(value)} ({_TYPE_NAMES.get(type(value), 'a ' + type(value).__name__)})"
 
 
-def _text_of(value: object) -> str:
-    """Also of an integer too long, or a table too deep, for Python to write out."""
+def brief(value: object) -> str:
+    """A value as TOML would write it, on one line, cut to a readable length."""
+    return cut(as_toml(value))
+
+
+def as_toml(value: object) -> str:
+    """On one line; also of a table too deep for Python to write out."""
     try:
-        return str(value)
-    except (ValueError, RecursionError):
+        return _written(value)
+    except RecursionError:
         return "..."
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+def _written(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return quoted(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_written, value))}]"
+        case int() if abs(value) >= 10**MAX_SHOWN:  # which may be too long to write in decimals
+            return hex(value)
+        case dict():
+            return f"{{{', '.join(f'{key_text(k)} = {_written(v)}' for k, v in value.items())}}}"
+        case _:
+            return str(value)
+
+
+def quoted(text: str) -> str:
+    """In quotes, with whatever would break a line or steer a terminal escaped."""
+    escaped = json.dumps(text, ensure_ascii=False)
+    return printable(escaped)
+
+
+def printable(text: str) -> str:
+    """On one line, whatever it holds."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
+def key_text(key: str) -> str:
+    """A key, quoted where TOML asks for it."""
+    return key if _BARE_KEY.fullmatch(key) else quoted(key)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
@@ -58,35 +103,52 @@ def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema))
+    if kind == "float_type" and type(value) is int:
+        return f"{brief(value)} is out of range; no float is so large"
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {shown(value)}"
     if kind == "literal_error":
         return _unknown_word(value, str(context["expected"]))
     if kind == "value_error":
         problem = str(context["error"])
-        return problem if f'"{_text_of(value)}"' in problem else f"{problem}; got {shown(value)}"
+        is_told = isinstance(value, str) and brief(value) in problem
+        return problem if is_told else _got(problem, value)
     if kind == "string_pattern_mismatch":
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
-    bounds = {
-        "greater_than_equal": ("ge", "at least"),
-        "greater_than": ("gt", "greater than"),
-        "less_than_equal": ("le", "at most"),
-        "less_than": ("lt", "less than"),
-    }
-    if kind in bounds:
-        name, words = bounds[kind]
-        return f"{_cut(_text_of(value))} is out of range; must be {words} {context[name]}"
-    return f"{error['msg']}; got {shown(value)}"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"{brief(value)} is out of range; must be {words} {_number(context[name])}"
+    return _got(error["msg"], value)
+
+
+def _got(problem: str, value: object) -> str:
+    return f"{problem}; got {shown(value)}"
+
+
+def _number(bound: float) -> str:
+    return f"{int(bound):,}" if bound == int(bound) else str(bound)
 
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
-    return f"unknown key, set to {shown(value)}{nearest(key, known)}"
+    return f"unknown key, set to {shown(value)}{nearest_key(key, known)}"
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str:
+    """As `nearest`, but a key of this very name in another section is the nearest, and of the
+    dotted keys only those of the same section are listed.
+    """
+    names = list(known)
+    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
+    namesake = next((name for name in names if name.rpartition(".")[2] == leaf), key)
+    same = [name for name in names if name.startswith(f"{section}.")]
+    sections = dict.fromkeys(f"{n.partition('.')[0]}.KEY" for n in names if "." in n)
+    return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
 
 
 def _unknown_word(value: object, expected: str) -> str:
     known = expected.replace("'", "").replace(" or ", ", ").split(", ")
     if isinstance(value, str):
-        return f'unknown value "{value}"{nearest(value, known)}'
+        return f"unknown value {brief(value)}{nearest(value, known)}"
     return f"expected one of {', '.join(known)}, got {shown(value)}"
 
 

@@ -6,10 +6,12 @@ Pydantic, because this is text from outside; everything past this room is a froz
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from engine.model.presets import PRESETS
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
@@ -20,6 +22,8 @@ from engine.plan.schedules.registry import (
     known_names,
 )
 from ppbench.config.case import VARIABLE
+from ppbench.config.places import minutes_of
+from ppbench.config.problems import brief
 from ppbench.errors import nearest
 
 
@@ -30,7 +34,9 @@ def _known_schedule(value: object) -> object:
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
-        raise ValueError(f'unknown schedule "{value}"{nearest(value, known_names())}') from None
+        raise ValueError(
+            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+        ) from None
 
 
 def _model(value: object) -> object:
@@ -40,9 +46,9 @@ def _model(value: object) -> object:
     if _FACTORY.fullmatch(value) or _is_folder(value):
         return value
     if "/" in value or value in (".", ".."):
-        raise ValueError(f'no such folder: "{value}" (relative to the working directory)')
+        raise ValueError(f"no such folder: {brief(value)} (relative to the working directory)")
     others = 'a hub id "owner/name", a checkpoint folder, "package.module:factory"'
-    raise ValueError(f'unknown preset "{value}"{nearest(value, PRESETS)}; or {others}')
+    raise ValueError(f"unknown preset {brief(value)}{nearest(value, PRESETS)}; or {others}")
 
 
 def _is_folder(name: str) -> bool:
@@ -65,17 +71,26 @@ def _partition(value: object) -> object:
 def _split_points(value: object) -> object:
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
         raise ValueError('expected a list of module names, such as ["blocks.4", "blocks.8"]')
-    for index, name in enumerate(value):
-        if name in value[:index]:
-            raise ValueError(f'module "{name}" is listed twice')
+    if (twice := first_twice(value)) is not None:
+        raise ValueError(f"module {brief(value[twice])} is listed twice")
     return tuple(value)
+
+
+def first_twice(values: Sequence[Hashable]) -> int | None:
+    """The index of the first value that stands earlier in the list too."""
+    seen: set[Hashable] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            return index
+        seen.add(value)
+    return None
 
 
 def _source(value: object) -> object:
     if isinstance(value, str) and value not in ("stdlib", "synthetic"):
         kind, _, name = value.partition(":")
         if kind not in ("text", "json", "parquet", "hf") or not name:
-            raise ValueError(f'unknown data source "{value}"{nearest(value, _SOURCES)}')
+            raise ValueError(f"unknown data source {brief(value)}{nearest(value, _SOURCES)}")
     return value
 
 
@@ -97,30 +112,54 @@ def _milliseconds(value: object) -> object:
     """One number for every rank, or a list of one for each stage; a tuple either way."""
     if isinstance(value, list) and len(value) < 2:
         raise ValueError("a list has a time for each stage; for every rank, give one number")
-    listed = value if isinstance(value, list | tuple) else [value]
-    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
-    if len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
-        return tuple(numbers)
-    raise ValueError(
-        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
-        "each stage"
-    )
+    return _times(value, "stage")
 
 
 def _link_milliseconds(value: object) -> object:
     """One number for every link, or a list of one for each; a tuple either way."""
+    return _times(value, "link from a stage to the next")
+
+
+def _times(value: object, each: str) -> tuple[float, ...]:
     listed = value if isinstance(value, list | tuple) else [value]
-    numbers = [float(ms) for ms in listed if isinstance(ms, int | float) and ms is not True]
-    if listed and len(numbers) == len(listed) and all(_is_time(ms) for ms in numbers):
-        return tuple(numbers)
+    times = tuple(float(ms) for ms in listed if _is_time(ms))
+    if listed and len(times) == len(listed):
+        return times
     raise ValueError(
         f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
-        "each link from a stage to the next"
+        f"each {each}"
     )
 
 
-def _is_time(milliseconds: float) -> bool:
-    return milliseconds == 0 or MIN_MS <= milliseconds <= MAX_MS
+def _is_time(value: object) -> TypeGuard[float]:
+    """Compared before it is made a float: an integer may be too large for one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or MIN_MS <= value <= MAX_MS
+
+
+def _slurm_time(value: object) -> object:
+    """A bare number is minutes, as to Slurm itself."""
+    text = str(value) if type(value) is int else value
+    if isinstance(text, str) and minutes_of(text):
+        return text
+    raise ValueError('expected minutes, or a time such as "90", "1:30:00" or "2-12:00:00"')
+
+
+def _slurm_options(value: object) -> object:
+    """Strings, numbers and true, under the names that `sbatch` has for them."""
+    if not isinstance(value, dict) or not all(map(_OPTION.fullmatch, value)):
+        raise ValueError('expected options of sbatch without dashes, such as {exclude = "node7"}')
+    for name, option in value.items():
+        if not isinstance(option, str | int) or option is False:
+            raise ValueError(f"{name}: expected a string, an integer or true")
+    return value
+
+
+def _rendezvous(value: object) -> object:
+    if isinstance(value, str) and (value == "" or _HOST_AND_PORT.fullmatch(value)):
+        return value
+    raise ValueError('expected the name of a node and a free port on it, such as "node1:29400"')
 
 
 AUTO: Final = "auto"
@@ -128,6 +167,8 @@ MAX_STAGES_PER_RANK = 1024
 MIN_MS, MAX_MS = 0.001, 3_600_000
 _PARTITIONS = ("uniform", "parameters", "measured")
 _SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
+_OPTION = re.compile(r"[a-z][a-z0-9_-]*")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 MAX_SEQ_LEN = 16_777_216
@@ -140,6 +181,10 @@ StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]
 Milliseconds = Annotated[tuple[float, ...], BeforeValidator(_milliseconds)]
 LinkMilliseconds = Annotated[tuple[float, ...], BeforeValidator(_link_milliseconds)]
 SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
+NumNodes = Annotated[int, Field(ge=1, le=65_536)]
+Rendezvous = Annotated[str, BeforeValidator(_rendezvous)]
+SlurmTime = Annotated[str, BeforeValidator(_slurm_time)]
+SlurmOptions = Annotated[dict[str, str | int | bool], BeforeValidator(_slurm_options)]
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 NumSteps = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -199,9 +244,29 @@ class MeasureSection(_Section):
     order_seed: Seed = 0
 
 
+class TorchrunSection(_Section):
+    nodes: NumNodes = 1
+    rendezvous: Rendezvous = ""
+
+
+class SlurmSection(_Section):
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    nodes: NumNodes = 1
+    time: SlurmTime = "1:00:00"
+    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] = 0
+    cpus_per_node: Annotated[int, Field(ge=0, le=65_536)] = 0
+    memory_gb: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
+    extra: SlurmOptions = {}
+
+
 class LaunchSection(_Section):
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = 1
     bind: bool = True
+    torchrun: TorchrunSection = TorchrunSection()
+    slurm: SlurmSection = SlurmSection()
 
 
 class TransferSection(_Section):
@@ -238,12 +303,31 @@ class SweepFile(_Section):
 
 
 def known_keys() -> list[str]:
-    """Every dotted key that may be set or be an axis."""
+    """Every dotted key that may be an axis, or set for all cases."""
     keys = []
     for name, field in SweepFile.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            keys += [f"{name}.{key}" for key in section.model_fields]
-        else:
+        section = _section_of(field)
+        if section is None:
             keys.append(name)
+        else:
+            fields = section.model_fields.items()
+            keys += [f"{name}.{key}" for key, inner in fields if _section_of(inner) is None]
     return keys
+
+
+def place_keys() -> list[str]:
+    """Every dotted key that says where a launch runs: it may be set, and is part of no case."""
+    sections = {name: _section_of(field) for name, field in LaunchSection.model_fields.items()}
+    return [
+        f"launch.{name}.{key}"
+        for name, section in sections.items()
+        if section is not None
+        for key in section.model_fields
+    ]
+
+
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    section = field.annotation
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        return section
+    return None

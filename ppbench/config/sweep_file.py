@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,58 +19,42 @@ from pydantic import ValidationError
 
 from engine.model.answers import Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
-from ppbench.config.case import Case, Measure, Sweep
-from ppbench.config.locate import holds, line_of
+from ppbench.config.assignment import LISTS, checked_value, is_list_of_values, parse_assignment
+from ppbench.config.case import Case, Measure, Sweep, setting_of
+from ppbench.config.combination import axes_at_fault, in_words
+from ppbench.config.locate import Path as Place
+from ppbench.config.locate import holds
 from ppbench.config.models import facts_of, identity_of
+from ppbench.config.places import Slurm, Torchrun
 from ppbench.config.possible import (
     digest_of,
     most_stages_per_rank,
     problems_of_fit,
     problems_of_settings,
 )
-from ppbench.config.problems import describe, shown, unknown_key
-from ppbench.config.schema import AUTO, SweepFile, known_keys
-from ppbench.errors import SweepFileError, UsageError, nearest
+from ppbench.config.problems import brief, describe, shown, unknown_key
+from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys, place_keys
+from ppbench.config.source import Source, Tree, parse, read_text
+from ppbench.errors import UsageError
 
 MAX_CASES = 100_000
-_NOT_AN_AXIS = ("name", "measure.launches", "measure.order_seed")
-_TYPE_IN_LIST: dict[str, type | tuple[type, ...]] = {
-    "model.partition": int,
-    "model.split_points": str,
-    "emulated.F_ms": (int, float),
-    "emulated.I_ms": (int, float),
-    "emulated.W_ms": (int, float),
-    "emulated.link_ms": (int, float),
+_NOT_AN_AXIS = {
+    "name": "it names the sweep, whose cases are all of one name",
+    "measure.launches": "it says how often every case is repeated",
+    "measure.order_seed": "it decides in which order the cases of a launch are run",
 }
-"""Settings that are lists themselves, and what their elements are."""
-_MEASURE = "measure."
-Tree = dict[str, object]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The file as the user sees it, for messages."""
-
-    file: str
-    text: str
-    overridden: frozenset[str]
-
-    def error(self, path: tuple[str | int, ...], problem: str) -> SweepFileError:
-        key = ".".join(str(step) for step in path if isinstance(step, str))
-        if key in self.overridden or key.removeprefix("grid.") in self.overridden:
-            return SweepFileError("--set", None, key, problem)
-        line = next((n for end in _shortened(path) if (n := line_of(self.text, end))), None)
-        return SweepFileError(self.file, line, key, problem)
-
-    def path_in(self, table: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
-        """The path of a dotted key, which may be written quoted or as nested tables."""
-        quoted = (*table, key)
-        return quoted if line_of(self.text, quoted) else (*table, *key.split("."))
-
-
-def _shortened(path: tuple[str | int, ...]) -> Iterable[tuple[str | int, ...]]:
-    """The path, then its parents: an absent key is reported where its table stands."""
-    return (path[:length] for length in range(len(path), 0, -1))
+_PLACES = ("launch.torchrun", "launch.slurm")
+_DECISIVE = ("schedule", "model.preset", "stages_per_rank", "world_size")
+"""Keys that ask something of others, which may have been left at their defaults."""
+_MEASURE_FIELDS = {
+    key: key.removeprefix("measure.") for key in known_keys() if key.startswith("measure.")
+}
+_CASE_FIELDS = {
+    key: key.replace(".", "_")
+    for key in (*known_keys(), "program_digest")
+    if key not in _MEASURE_FIELDS and key != "name"
+}
+Planned = tuple[Case, Measure]
 
 
 def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Sweep:
@@ -81,83 +64,58 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     `device = "auto"` means here. Raises UsageError for a file that cannot be read or an override
     that cannot be parsed, SweepFileError for everything in the file.
     """
-    text = _read_text(file)
-    tree = _parse(file, text)
-    pairs = [_parse_override(override) for override in overrides]
+    text = read_text(file)
+    tree = parse(file, text)
+    pairs = [parse_assignment("--set", override, place_keys()) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
-    source = _Source(str(file), text, frozenset(key for key, _ in pairs))
+    source = Source(str(file), text, frozenset(key for key, _ in pairs))
     grid = _flat(source, tree.pop("grid", {}), ("grid",))
     exclude = _read_exclude(source, tree.pop("exclude", []))
-    tree.setdefault("name", file.stem)
-    _validated(source, tree, ())
+    if "name" not in tree:
+        tree["name"] = _name_from(source, file)
+    checked = _validated(source, tree)
+    settings = _flattened(checked)
     axes = _checked_axes(source, grid)
-    cases = tuple(_expand(source, tree, axes, exclude, default_device))
+    cases = tuple(_expand(settings, axes, exclude, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
-    _check_unique(source, cases)
+    _check_unique(source, cases, axes)
     _check_possible(source, tree, axes, cases)
-    return Sweep(str(tree["name"]), str(file), cases, tuple(key.replace(".", "_") for key in axes))
+    return Sweep(
+        str(tree["name"]),
+        str(file),
+        cases,
+        tuple(key.replace(".", "_") for key in axes),
+        Torchrun(**checked.launch.torchrun.model_dump()),
+        Slurm(**checked.launch.slurm.model_dump()),
+    )
 
 
-def _read_text(file: Path) -> str:
+def _name_from(source: Source, file: Path) -> str:
+    """A sweep without a name is called as its file."""
     try:
-        return file.read_text(encoding="utf-8-sig")  # a byte order mark is no mistake
-    except OSError as error:
-        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{file}: not a text file: {error.reason} at byte {error.start}"
-        ) from error
-
-
-def _parse(file: Path, text: str) -> Tree:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message, _, place = str(error).partition(" (at ")
-        line = place.removeprefix("line ").partition(",")[0]
-        number = int(line) if line.isdigit() else max(1, len(text.splitlines()))
-        raise SweepFileError(str(file), number, None, f"not valid TOML: {message}") from None
-    except (ValueError, RecursionError) as error:  # a number too long, tables too deep
-        raise SweepFileError(str(file), None, None, f"not usable as TOML: {error}") from None
-
-
-def _parse_override(override: str) -> tuple[str, object]:
-    """`train.microbatch_size=2`; a value that is not TOML is taken as a string."""
-    key, separator, value = override.partition("=")
-    key = key.strip()
-    if not separator or not key:
-        raise UsageError(f"--set {override}: expected KEY=VALUE, such as train.microbatch_size=2")
-    bare = key.removeprefix("grid.")
-    if bare not in known_keys():
-        raise UsageError(f'--set {override}: unknown key "{bare}"{nearest(bare, known_keys())}')
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        return key, value.strip()
+        return str(checked_value("name", file.stem))
+    except ValueError as error:
+        problem = f'{error}; this is the file\'s own name: set one, such as name = "mine"'
+        raise source.error(("name",), problem) from None
 
 
 def _override(tree: Tree, key: str, value: object) -> None:
     """Replace an axis if the key is one (or the value is an array), else the setting."""
     bare = key.removeprefix("grid.")
+    if bare in place_keys():
+        _put(tree, bare, value)
+        return
     grid = tree.setdefault("grid", {})
     if not isinstance(grid, dict):
         return  # left for the check of [grid] to refuse
     is_axis = bare in grid or _take(grid, bare)
-    wants_axis = key != bare or _is_list_of_values(bare, value)
+    wants_axis = key != bare or is_list_of_values(bare, value)
     if is_axis or wants_axis:
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
-
-
-def _is_list_of_values(key: str, value: object) -> bool:
-    """Several lists are a list that holds more than a single list's elements."""
-    if not isinstance(value, list):
-        return False
-    element = _TYPE_IN_LIST.get(key)
-    return element is None or not all(isinstance(one, element) for one in value)
 
 
 def _take(table: Tree, key: str) -> bool:
@@ -173,23 +131,32 @@ def _put(tree: Tree, key: str, value: object) -> None:
     if not rest:
         tree[head] = value
     elif isinstance(inner := tree.setdefault(head, {}), dict):
-        tree[head] = {**inner, rest: value}
+        tree[head] = changed = dict(inner)
+        _put(changed, rest, value)
 
 
-def _flat(source: _Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
+def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
     """Nested tables as dotted keys; every key must be known."""
     if not isinstance(table, dict):
         raise source.error(path, f"expected a table, got {shown(table)}")
     flat: dict[str, object] = {}
     for key, value in _dotted(table):
-        if key == "measure.launches":
-            raise source.error((*path, key), "is no axis: it says how often every case is repeated")
-        if key not in known_keys() or key in _NOT_AN_AXIS:
+        where = (*path, *_steps_of(key, table))
+        if key in _NOT_AN_AXIS:
+            raise source.error(where, f"is no axis: {_NOT_AN_AXIS[key]}")
+        if key.startswith(_PLACES):
+            raise source.error(where, "is no axis: it says where the launches run, for all cases")
+        if key not in known_keys():
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
-            where = (key,) if key in table else tuple(key.split("."))
-            raise source.error((*path, *where), unknown_key(key, value, known))
+            raise source.error(where, unknown_key(key, value, known))
+        if key in flat:
+            raise source.error(where, "is given twice: by its quoted name and in a table")
         flat[key] = value
     return flat
+
+
+def _steps_of(key: str, table: Mapping[str, object]) -> Sequence[str]:
+    return (key,) if key in table else key.split(".")
 
 
 def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
@@ -201,7 +168,7 @@ def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
             yield key, value
 
 
-def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
+def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
     if not isinstance(tables, list):
         raise source.error(("exclude",), "expected [[exclude]], an array of tables")
     excluded = []
@@ -215,95 +182,117 @@ def _read_exclude(source: _Source, tables: object) -> list[dict[str, object]]:
     return excluded
 
 
-def _checked_axes(source: _Source, grid: dict[str, object]) -> dict[str, list[object]]:
-    axes: dict[str, list[object]] = {}
-    for key, values in grid.items():
-        listed = values if isinstance(values, list) else [values]
-        if not listed:
-            raise source.error(("grid", key), "an axis needs at least one value, got []")
-        checked = [
-            _checked_value(source, key, value, ("grid",), index)
-            for index, value in enumerate(listed)
-        ]
-        for index, value in enumerate(checked):
-            if value in checked[:index]:
-                raise source.error(("grid", key), f"{shown(value)} is listed twice")
-        axes[key] = checked
-    num_cases = math.prod(len(values) for values in axes.values())
+def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
+    listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
+    num_cases = math.prod(len(values) for values in listed.values() if values)
     if num_cases > MAX_CASES:
         raise source.error(("grid",), f"{num_cases:,} cases; at most {MAX_CASES:,} are possible")
-    return axes
+    return {key: _checked_axis(source, key, values) for key, values in listed.items()}
+
+
+def _checked_axis(source: Source, key: str, values: list[object]) -> list[object]:
+    if not values:
+        where = source.path_in(("grid",), key)
+        raise source.error(where, "an axis needs at least one value, got []")
+    checked = [
+        _checked_value(source, key, value, ("grid",), index) for index, value in enumerate(values)
+    ]
+    if (twice := first_twice(checked)) is not None:
+        where = (*source.path_in(("grid",), key), twice)
+        raise source.error(where, f"{shown(values[twice])} is listed twice")
+    return checked
 
 
 def _checked_value(
-    source: _Source,
-    key: str,
-    value: object,
-    table: tuple[str | int, ...],
-    index: int | None = None,
+    source: Source, key: str, value: object, table: Place, index: int | None = None
 ) -> object:
     """One axis or exclude value, checked as if it were set by itself; aliases resolved."""
-    trial: Tree = {"name": "x"}
-    _put(trial, key, value)
     try:
-        settings = SweepFile.model_validate(trial).model_dump()
-    except ValidationError as error:
+        return checked_value(key, value)
+    except ValueError as error:
         written = source.path_in(table, key)
         where = written if index is None else (*written, index)
-        raise source.error(where, describe(error.errors()[0], SweepFile)) from None
-    head, _, rest = key.partition(".")
-    return settings[head][rest] if rest else settings[head]
+        raise source.error(where, str(error)) from None
 
 
-def _validated(source: _Source, tree: Tree, where: tuple[str | int, ...]) -> SweepFile:
+def _validated(source: Source, tree: Tree) -> SweepFile:
     try:
         return SweepFile.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        path = where or tuple(first["loc"])
-        raise source.error(path, describe(first, SweepFile)) from None
+        path = tuple(first["loc"])
+        raise source.error(
+            path, _misplaced(path, first["input"]) or describe(first, SweepFile)
+        ) from None
+
+
+def _misplaced(path: Place, value: object) -> str:
+    """What to say of a key or a value that is fine, but not where it stands; empty if it is not."""
+    key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
+    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
+        return f"expected one value, got {shown(value)}; several values of a key stand in [grid]"
+    if len(path) == 1 and "." in key and key in known_keys():
+        return f"write this key without quotes: {key} = {brief(value)}"
+    name = others[-1] if others else key
+    known = [*known_keys(), *place_keys()]
+    homes = [one for one in known if one.split(".")[-1] == name]
+    if any(key == one or key.startswith(f"{one}.") for one in known) or not homes:
+        return ""
+    sections = ", ".join(f"[{home.rpartition('.')[0]}]" for home in homes if "." in home)
+    where = f"in {sections}" if sections else "at the top, before the first [section]"
+    return f"unknown key here, set to {shown(value)}; {name} stands {where}"
 
 
 def _expand(
-    source: _Source,
-    tree: Tree,
+    settings: dict[str, object],
     axes: dict[str, list[object]],
     exclude: list[dict[str, object]],
     default_device: str,
-) -> Iterable[tuple[Case, Measure]]:
+) -> Iterator[Planned]:
+    """No key's check looks at another, so what is checked by itself is valid in every place."""
+    shapes: dict[str, _Shape] = {}
+    excluded = _by_keys(exclude)
     for values in itertools.product(*axes.values()):
-        point = dict(zip(axes, values, strict=True))
-        combined: Tree = dict(tree)
-        for key, value in point.items():
-            _put(combined, key, value)
-        settings = _flattened(_validated(source, combined, ("grid",)))
-        if settings["device"] == AUTO:
-            settings["device"] = default_device
-        _settle_schedule(settings)
-        if any(all(settings[k] == v for k, v in one.items()) for one in exclude):
-            continue
-        yield _frozen(settings)
+        point = {**settings, **dict(zip(axes, values, strict=True))}
+        if point["device"] == AUTO:
+            point["device"] = default_device
+        name = str(point["schedule"])
+        shape = shapes.get(name) or shapes.setdefault(name, _shape_of(name))
+        point["program_digest"] = shape.program_digest
+        if point["stages_per_rank"] == AUTO:
+            point["stages_per_rank"] = shape.stages_per_rank
+        if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
+            yield _frozen(point)
 
 
-def _settle_schedule(settings: dict[str, object]) -> None:
-    """`stages_per_rank = "auto"` as a number, and what a program file holds.
+def _by_keys(
+    exclude: Sequence[Mapping[str, object]],
+) -> dict[tuple[str, ...], set[tuple[object, ...]]]:
+    """The values to exclude, of each set of keys: thousands are as quick to look up as one."""
+    grouped: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for one in exclude:
+        keys = tuple(sorted(one))
+        grouped.setdefault(keys, set()).add(tuple(one[key] for key in keys))
+    return grouped
 
-    A file that cannot be used is left for the check of what is possible to refuse.
-    """
-    name, is_auto = str(settings["schedule"]), settings["stages_per_rank"] == AUTO
-    settings["program_digest"] = ""
-    if not name.startswith(CSV_PREFIX):
-        if is_auto:
-            settings["stages_per_rank"] = find_schedule(name).stages_per_rank.default
-        return
-    path = Path(name.removeprefix(CSV_PREFIX))
+
+@dataclass(frozen=True)
+class _Shape:
+    """What `stages_per_rank = "auto"` is as a number, and what a program file holds."""
+
+    stages_per_rank: int
+    program_digest: str
+
+
+def _shape_of(schedule: str) -> _Shape:
+    """A file that cannot be used is left for the check of what is possible to refuse."""
+    if not schedule.startswith(CSV_PREFIX):
+        return _Shape(find_schedule(schedule).stages_per_rank.default, "")
+    path = Path(schedule.removeprefix(CSV_PREFIX))
     try:
-        most = most_stages_per_rank(read_csv(path))
-        settings["program_digest"] = digest_of(path)
+        return _Shape(most_stages_per_rank(read_csv(path)), digest_of(path))
     except (OSError, ProgramFileError):
-        most = 1
-    if is_auto:
-        settings["stages_per_rank"] = most
+        return _Shape(1, "")
 
 
 def _flattened(checked: SweepFile) -> dict[str, object]:
@@ -311,48 +300,62 @@ def _flattened(checked: SweepFile) -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in checked.model_dump().items():
         if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": v for inner, v in value.items()})
+            flat.update({f"{key}.{k}": v for k, v in value.items() if not isinstance(v, dict)})
         else:
             flat[key] = value
     return flat
 
 
-def _frozen(settings: dict[str, object]) -> tuple[Case, Measure]:
-    measure = {k.removeprefix(_MEASURE): v for k, v in settings.items() if k.startswith(_MEASURE)}
-    case = {
-        k.replace(".", "_"): v
-        for k, v in settings.items()
-        if not k.startswith(_MEASURE) and k != "name"
-    }
+def _frozen(settings: dict[str, object]) -> Planned:
+    case = {name: settings[key] for key, name in _CASE_FIELDS.items()}
+    measure = {name: settings[key] for key, name in _MEASURE_FIELDS.items()}
     return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
 
 def _check_possible(
-    source: _Source,
+    source: Source,
     tree: Tree,
-    axes: dict[str, list[object]],
-    planned: Sequence[tuple[Case, Measure]],
+    axes: Mapping[str, object],
+    planned: Sequence[Planned],
 ) -> None:
     """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
-    for case, measure in planned:
-        for problem in problems_of_settings(case, measure):
-            raise _located(source, axes, problem)
+    _refuse(source, axes, planned, [next(problems_of_settings(*one), None) for one in planned])
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
-    facts = facts_of(identity_of(case) for case, _ in planned)
-    for case, _ in planned:
-        for problem in problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set):
-            raise _located(source, axes, problem)
+    try:
+        facts = facts_of(identity_of(case) for case, _ in planned)
+    except UsageError as error:
+        raise source.error_of("model.preset", axes, ("data.tokenizer",), str(error)) from None
+    fits = (
+        problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set)
+        for case, _ in planned
+    )
+    _refuse(source, axes, planned, [next(problems, None) for problems in fits])
 
 
-def _located(source: _Source, axes: dict[str, list[object]], problem: Problem) -> SweepFileError:
-    table = ("grid",) if problem.key in axes else ()
-    return source.error(source.path_in(table, problem.key), problem.message)
+def _refuse(
+    source: Source,
+    axes: Mapping[str, object],
+    planned: Sequence[Planned],
+    problems: Sequence[Problem | None],
+) -> None:
+    """Raise the first problem, if there is one, with the combination that has it."""
+    first = next((index for index, problem in enumerate(problems) if problem), None)
+    if first is None:
+        return
+    problem = problems[first]
+    assert problem is not None
+    keys = axes_at_fault(first, planned, problems, list(axes))
+    told, line_end, drawing = problem.message.partition("\n")
+    combination = in_words(planned[first], keys, is_rest_fine=None in problems)
+    message = f"{told}{combination}{line_end}{drawing}"
+    raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
 
-def _check_unique(source: _Source, cases: tuple[tuple[Case, Measure], ...]) -> None:
+def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
     """Two spellings of one setting (such as `auto` and `cpu`) would measure a case twice."""
-    seen = set()
-    for planned in cases:
-        if planned in seen:
-            raise source.error(("grid",), f"describes case {planned[0].case_id} twice")
-        seen.add(planned)
+    twice = first_twice(planned)
+    if twice is None:
+        return
+    case, measure = planned[twice]
+    point = ", ".join(f"{key} = {brief(setting_of(case, measure, key))}" for key in axes)
+    raise source.error(("grid",), f"two combinations are one case, with {point}")

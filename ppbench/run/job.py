@@ -6,7 +6,7 @@ live in one folder per launch, beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
-                                 error-rank<r>.json   the exception that ended a rank
+                                 running              there while it has work; locked by who does it
                                  logs/                what each worker printed
 """
 
@@ -15,14 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ppbench.config.case import Case, Measure
+from ppbench.errors import StoreError
+from ppbench.files import whole_file
 from ppbench.run.environment import Commit
 
 Event = dict[str, str | int | float | None]
@@ -43,6 +43,7 @@ class Item:
 class Job:
     """One launch's work and what every row of it carries."""
 
+    launch_id: str
     results: str
     sweep_id: str
     sweep_name: str
@@ -52,9 +53,10 @@ class Job:
 
 
 def write_job(folder: Path, job: Job) -> Path:
-    folder.mkdir(parents=True)
+    """Raises StoreError."""
     path = folder / "job.json"
-    path.write_text(json.dumps(dataclasses.asdict(job)))
+    with whole_file(path) as file:
+        file.write(json.dumps(dataclasses.asdict(job)).encode())
     return path
 
 
@@ -82,9 +84,15 @@ class Journal:
         self._offset = 0
 
     def append(self, event: EventName, **details: str | float | None) -> None:
-        """In one write, begun on a new line: what a killed process left unfinished stays apart."""
-        with self._path.open("a") as file:
-            file.write("\n" + json.dumps({"event": event, **details}) + "\n")
+        """In one write, begun on a new line: what a killed process left unfinished stays apart.
+
+        Raises StoreError.
+        """
+        try:
+            with self._path.open("a") as file:
+                file.write("\n" + json.dumps({"event": event, **details}) + "\n")
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def new_events(self) -> Iterator[Event]:
         """Events since the last call; a line still being written is left for the next one."""
@@ -100,38 +108,34 @@ class Journal:
                     yield json.loads(line)
 
 
-CRASH = "a worker died without a Python error: it was killed, or crashed"
-PEER_LOST = "crash"
-"""Status of a rank that failed because another one had died. If no rank tells more, one crashed."""
+@dataclass(frozen=True)
+class Begun:
+    """A run that the journal says has begun."""
+
+    index: int  # of its item
+    run_id: str
+    attempt: int  # which try of the item this is in the launch, from 1
 
 
 @dataclass(frozen=True)
-class RankError:
-    """The exception that ended a rank."""
+class Progress:
+    """How far a launch has come, by its journal."""
 
-    rank: int
-    at: float  # seconds since the epoch
-    status: str
-    message: str
-    traceback: str
+    is_open: tuple[Begun, ...]  # begun and without a row
+    attempts: dict[int, int]  # item -> how often it was begun
+    statuses: dict[int, str]  # item -> of its newest row
 
 
-def write_rank_error(folder: Path, rank: int, status: str, error: BaseException) -> None:
-    trace = "".join(traceback.format_exception(error))
-    record = RankError(rank, time.time(), status, f"{type(error).__name__}: {error}", trace)
-    path = folder / f"error-rank{rank}.json"
-    aside = path.with_suffix(".partial")  # the agent may end this process at any moment
-    aside.write_text(json.dumps(dataclasses.asdict(record)))
-    aside.replace(path)
-
-
-def take_rank_errors(folder: Path) -> list[RankError]:
-    """Every rank's error, the cause first; their files are removed.
-
-    The cause is the earliest error that does not merely tell that another rank is gone.
-    """
-    errors = []
-    for path in folder.glob("error-rank*.json"):
-        errors.append(RankError(**json.loads(path.read_text())))
-        path.unlink()
-    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at))
+def read_progress(folder: Path) -> Progress:
+    begun: dict[str, Begun] = {}
+    attempts: dict[int, int] = {}
+    statuses: dict[int, str] = {}
+    for event in Journal(folder).new_events():
+        if event["event"] == "case":
+            index = int(event["index"] or 0)
+            attempts[index] = attempts.get(index, 0) + 1
+            begun[str(event["run_id"])] = Begun(index, str(event["run_id"]), attempts[index])
+        elif event["event"] == "row":
+            begun.pop(str(event["run_id"]), None)
+            statuses[int(event["index"] or 0)] = str(event["status"])
+    return Progress(tuple(begun.values()), attempts, statuses)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from engine.flight import Flight, Phase
 from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.memory import MemoryUse, reset_process_peak
@@ -44,34 +45,46 @@ class Member:
     runtime: Runtime
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
+    flight: Flight  # where this rank notes what it does
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.case.world_size))
+
+    def wait(self) -> None:
+        """Until the other ranks of the case are here as well."""
+        self.flight.enter(Phase.WAITS)
+        dist.barrier(self.group)
 
 
 def measure(
     item: Item, member: Member, node: Node, on_step: OnStep, profiles: Path
 ) -> CaseResult | None:
     """Run the case; its result is on rank 0. Profiles, if any are asked for, go to a folder."""
-    runtime = member.runtime
+    runtime, flight = member.runtime, member.flight
     if item.measure.verify:
+        flight.enter(Phase.VERIFIES)
         runtime.verify()
-    dist.barrier(member.group)  # ranks that share cores measure their peaks together
+    member.wait()  # ranks that share cores measure their peaks together
+    flight.enter(Phase.PEAK)
     peak = runtime.peak()
     release_memory()
     reset_process_peak()
     steps = _Steps(member, item.measure, on_step)
     steps.warm_up()
+    flight.enter(Phase.ALIGNS)
     before = measure_offset(member.fabric, member.ranks)
     window = steps.measure(node)
+    flight.enter(Phase.ALIGNS)
     alignment = align(before, measure_offset(member.fabric, member.ranks))
     ours = dataclasses.replace(_result_of(member, steps, alignment, node, window), peak=peak)
     if item.measure.profile_steps:
+        flight.enter(Phase.PROFILES)
         first = steps.num_done + 1  # after the step for memory
         numbers = range(first, first + item.measure.profile_steps)
         profile_steps(runtime, member.case.device, numbers, member.group, profiles)
     runtime.close()
+    flight.enter(Phase.GATHERS)
     results = _gathered(ours, member)
     if not results:
         return None
@@ -83,6 +96,7 @@ def _result_of(
 ) -> RankResult:
     """What this rank measured, and what one more step says of its memory."""
     runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    member.flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
     facts = {
         **runtime.rank_facts(),
@@ -130,7 +144,7 @@ class _Steps:
         while self.num_done < self._plan.warmup_steps or self._goes_on():
             began_ns = time.monotonic_ns()
             self._step()
-            dist.barrier(self._member.group)
+            self._member.wait()
             self.warmup_ns.append(time.monotonic_ns() - began_ns)
 
     def _goes_on(self) -> bool:
@@ -150,11 +164,11 @@ class _Steps:
             self.spans += self._step().spans
             self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
         node.end(window)
-        dist.barrier(self._member.group)
+        self._member.wait()
         return window
 
     def _step(self) -> StepResult:
-        dist.barrier(self._member.group)
+        self._member.wait()
         result = self._member.runtime.step(self.num_done)
         self.losses.append(result.loss)
         self.num_tokens.append(result.num_tokens)

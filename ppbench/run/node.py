@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ppbench.run.sampler import Sample, read_samples, samples_path, start_sampler
 from ppbench.run.telemetry import Figures, Summary, sample_rows, summarize
+from ppbench.run.watchdog import start_watchdog
 
 
 @dataclass
@@ -22,13 +24,22 @@ class Window:
 
 
 class Node:
-    """This rank's node. The first rank on it starts the sampler, asks it and stops it."""
+    """This rank's node. The first rank on it starts the sampler and the watchdog, and ends them."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the launch's. The agent that started this process is the launch's root."""
-        self._path = samples_path(folder, int(os.environ.get("GROUP_RANK", "0")))
-        is_first = os.environ["LOCAL_RANK"] == "0"
-        self._sampler = start_sampler(self._path, os.getppid()) if is_first else None
+    def __init__(self, local: Path, rank: int) -> None:
+        """`local` is the launch's folder on this node, with the flight records of its ranks.
+
+        Collective. The agent that started this process is the launch's root.
+        """
+        self._path = samples_path(local, int(os.environ.get("GROUP_RANK", "0")))
+        ours = (os.environ.get("GROUP_RANK", "0"), rank, os.getpid())
+        ranks: list[tuple[str, int, int]] = [ours] * dist.get_world_size()
+        dist.all_gather_object(ranks, ours)
+        self._sampler, self._watchdog = None, None
+        if os.environ["LOCAL_RANK"] == "0":
+            self._sampler = start_sampler(self._path, os.getppid())
+            pids = {rank: pid for node, rank, pid in ranks if node == ours[0]}
+            self._watchdog = start_watchdog(local, pids)
 
     def begin(self) -> Window:
         """A window that begins now, with a sample."""
@@ -61,3 +72,6 @@ class Node:
     def close(self) -> None:
         if self._sampler is not None:
             self._sampler.stop()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()

@@ -7,6 +7,7 @@ Nothing goes into the store: what it holds are steps with spans, and these are a
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from pathlib import Path
 from ppbench.analysis.ratios import Ratio, paired_ratio
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.errors import LaunchError
-from ppbench.run.job import CRASH, PEER_LOST, Event, Item, Job, take_rank_errors, write_job
+from ppbench.run.evidence import collect, judge, node_folder
+from ppbench.run.job import Event, Item, Job, write_job
 from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.progress import describe
 from ppbench.run.sweep import check_devices, follow
+from ppbench.store import new_run_id
 
 MODULE = "ppbench.run.overhead_worker"
 
@@ -105,8 +108,8 @@ def measure_overhead(
     )
     followed = _Followed(items, sweep.axes, on_progress, on_case)
     with tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name:
-        folder = Path(name) / "launch"
-        job_file = write_job(folder, Job(name, "", sweep.name, sweep.file, None, items))
+        folder, launch_id = Path(name) / "launch", new_run_id()
+        job_file = write_job(folder, Job(launch_id, name, "", sweep.name, sweep.file, None, items))
         launch = LocalLaunch(
             folder,
             [MODULE, str(job_file)],
@@ -115,16 +118,15 @@ def measure_overhead(
             max_restarts=0,
         )
         try:
-            if not follow(launch, folder, followed.take):
-                raise LaunchError(f"{followed.place}: {_cause(launch, folder)}")
+            if not follow(launch, folder, followed.take, node_folder(launch_id)):
+                raise LaunchError(f"{followed.place}: {_cause(launch, folder, launch_id)}")
         finally:
             launch.stop()
+            shutil.rmtree(node_folder(launch_id), ignore_errors=True)
 
 
-def _cause(launch: LocalLaunch, folder: Path) -> str:
-    """Why the ranks died: the error of the first, or the end of the log where none left one."""
-    errors = take_rank_errors(folder)
-    if not errors:
-        return "\n".join([CRASH, *launch.last_lines()])
-    cause = errors[0]
-    return CRASH if cause.status == PEER_LOST else f"rank {cause.rank}: {cause.message}"
+def _cause(launch: LocalLaunch, folder: Path, launch_id: str) -> str:
+    """Why the ranks died: what the first left, or the end of the log where none left anything."""
+    left = collect(node_folder(launch_id), folder)
+    first = judge([left], None, 0, 0).error.partition("\n")[0]
+    return first if left.errors else "\n".join([first, *launch.last_lines()])

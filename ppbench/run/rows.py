@@ -17,6 +17,7 @@ from ppbench import __version__
 from ppbench.analysis.attribution import Attribution, attribute, figures_of
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
+from ppbench.analysis.post_mortem import flight_rows
 from ppbench.analysis.stats import LOOK_BACK, has_settled, is_outlier, median_interval
 from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_ns
 from ppbench.cautions import cautions_for
@@ -24,7 +25,8 @@ from ppbench.config.case import Case
 from ppbench.config.possible import program_of
 from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment
-from ppbench.run.job import CRASH, PEER_LOST, Item, Job, RankError
+from ppbench.run.evidence import Judgement
+from ppbench.run.job import Begun, Item, Job
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
@@ -53,7 +55,7 @@ class CaseResult:
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
 
 
-def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float:
+def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> float:
     """Store a case that ran; returns its tokens per second."""
     case = item.case
     spans, origin_ns = _spans_of(result)
@@ -74,7 +76,8 @@ def write_result(job: Job, item: Item, run_id: str, result: CaseResult) -> float
         **_losses(item, result),
         **_mfu(case, result, figures["tokens_per_s"]),
         **_energy(case, ranks, int(steps["num_tokens"].sum())),
-        "run_id": run_id,
+        "run_id": begun.run_id,
+        "attempt": begun.attempt,
         "status": "ok",
         "program": to_json(program_of(case)),
         "tokens_per_step": int(steps["num_tokens"].median()),
@@ -194,22 +197,25 @@ def _losses_by_step(result: CaseResult) -> list[float | None]:
     return next(with_loss, result.ranks[0].losses)
 
 
-def close_run(job: Job, item: Item, run_id: str, errors: list[RankError]) -> tuple[str, str]:
-    """Account for a run whose workers died; returns its status and why, in a line.
-
-    It is `ok` if its row was stored before they died. Otherwise it failed: `errors` has the cause
-    first, and when no rank left more than the loss of a peer, a worker was killed or crashed.
-    """
-    store = Store(Path(job.results))
-    if store.has_run(run_id):
-        return "ok", "its workers died after it was stored"
-    status = errors[0].status if errors else PEER_LOST
-    lines = [f"rank {error.rank}: {error.message}\n{error.traceback}" for error in errors[:1]]
-    if status == PEER_LOST:
-        lines.insert(0, CRASH)
-    run = {**_row_of(job, item), "run_id": run_id, "status": status, "error": "\n".join(lines)}
-    store.write_run({**run, "cautions": ""}, {})
-    return status, lines[0].splitlines()[0]
+def write_failure(job: Job, item: Item, begun: Begun, judgement: Judgement) -> None:
+    """Store what became of a run whose ranks died. Raises StoreError."""
+    run = {
+        **_row_of(job, item),
+        "run_id": begun.run_id,
+        "attempt": begun.attempt,
+        "status": judgement.status,
+        "error": judgement.error,
+        "error_rank": judgement.rank,
+        "last_actions": json.dumps(judgement.last_actions),
+        "cautions": "",
+    }
+    tables = {}
+    if judgement.found is not None:
+        tables = {
+            "flight": flight_rows(judgement.found, judgement.at_ns),
+            "spans": judgement.spans,
+        }
+    Store(Path(job.results)).write_run(run, tables)
 
 
 def _row_of(job: Job, item: Item) -> dict[str, object]:

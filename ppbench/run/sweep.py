@@ -1,15 +1,24 @@
 """Runs a sweep: what is left of it, launch by launch; then what is known of all of it.
 
 cases x launches --(minus runs in the store)--> items --job file--> workers --journal--> display
+
+Nothing that is finished is lost, whoever is killed when. A run exists once its row is in the store;
+one that has begun and has none is closed with a row that says why: by the restarted rank 0, by this
+controller, or by the next sweep into the store.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
+import platform
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +27,17 @@ import pandas as pd
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.config.possible import local_files
-from ppbench.errors import LaunchError, UsageError
+from ppbench.config.selection import EVERYTHING, Only
+from ppbench.errors import LaunchError, StoreError, UsageError
+from ppbench.files import whole_file
+from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs
 from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
-from ppbench.run.job import Event, Item, Job, Journal, write_job
+from ppbench.run.evidence import collect, node_folder, store_error
+from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.locks import Lock, held, who
 from ppbench.run.progress import Display
-from ppbench.store import Store, new_run_id
+from ppbench.store import Store, new_run_id, newest_of
 
 POLL_S = 0.2
 MAX_FRUITLESS_STARTS = 2
@@ -37,14 +51,29 @@ class Plan:
     sweep_id: str
     commit: Commit | None
     items: tuple[Item, ...]
-    missing: tuple[Item, ...]
+    missing: tuple[Item, ...]  # in the order in which they are to be run
+    failed: dict[str, int]  # status -> how many runs ended so and are not run again
 
 
-def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
+@dataclass(frozen=True)
+class Choice:
+    """Which of a sweep's runs to make, beside those that have none yet."""
+
+    reruns: bool = False  # those that are done
+    retries_failed: bool = False  # those that failed
+    only: Only = EVERYTHING  # of all, those of some cases
+
+
+FINAL = ("oom", "error", "timeout", "invalid")
+"""Failures that are the case's own: it would fail again. A crash may have come from outside."""
+
+
+def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     """Find out what there is to do. Writes nothing.
 
     A run counts as done when the newest row for the same workload, measurement, launch, commit with
-    the same uncommitted changes, code and machine is `ok`.
+    the same uncommitted changes, code and machine is `ok`, or tells of a failure that is the case's
+    own.
     """
     check_devices(sweep)
     commit = read_commit(Path(sweep.file).resolve().parent)
@@ -54,10 +83,49 @@ def plan_sweep(sweep: Sweep, store: Store, is_rerun: bool) -> Plan:
         for case, measure in sweep.cases
         if launch < measure.launches
     )
-    newest = store.runs().drop_duplicates("resume_key", keep="last")
-    done = set() if is_rerun else set(newest.loc[newest["status"] == "ok", "resume_key"])
-    missing = tuple(item for item in items if item.resume_key not in done)
-    return Plan(sweep, _sweep_id(sweep, items), commit, items, missing)
+    sweep_id = _sweep_id(sweep, items)
+    since = rerun_since(store, sweep_id) if choice.reruns else ""
+    runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
+    runs = runs[runs["run_id"] > since]
+    statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
+    final = () if choice.retries_failed else FINAL
+    chosen = set(choice.only.select(sweep.cases))
+    wanted = [item for item in _shuffled(items) if (item.case, item.measure) in chosen]
+    missing = [item for item in wanted if statuses.get(item.resume_key) not in ("ok", *final)]
+    failed = collections.Counter(statuses.get(item.resume_key) for item in wanted)
+    return Plan(
+        sweep,
+        sweep_id,
+        commit,
+        items,
+        tuple(missing),
+        {status: failed[status] for status in final if failed[status]},
+    )
+
+
+def _shuffled(items: tuple[Item, ...]) -> list[Item]:
+    """Launch by launch, each in a random order of its own: drift favours no case."""
+    ordered = []
+    for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
+        some = list(of_launch)
+        random.Random(f"{some[0].measure.order_seed}:{launch}").shuffle(some)  # noqa: S311  # no secret
+        ordered += some
+    return ordered
+
+
+def rerun_since(store: Store, sweep_id: str) -> str:
+    """The run id after which runs count, when all are to be made again: when that was first asked.
+
+    A re-run that was stopped goes on when it is asked for again.
+    """
+    try:
+        return _rerun_note(store, sweep_id).read_text()
+    except OSError:
+        return new_run_id()
+
+
+def _rerun_note(store: Store, sweep_id: str) -> Path:
+    return store.folder / "locks" / f"rerun-{sweep_id}"
 
 
 def check_devices(sweep: Sweep) -> None:
@@ -115,48 +183,118 @@ def _short_hash(*facts: object) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
-def run_plan(plan: Plan, store: Store, display: Display) -> None:
+@contextlib.contextmanager
+def alone(sweep: Sweep, store: Store, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Until this is left, no other sweep measures on this machine into the same store.
+
+    Waits for one that does. What is left of one that was killed is accounted for.
+    """
+    path = store.folder / "locks" / f"host-{platform.node()}.lock"
+    with held(path, who(f"sweep {sweep.name}"), on_wait):
+        close_abandoned(store)
+        yield
+
+
+def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False) -> None:
     """Run what is missing. Every finished case is in the store when the next one begins.
 
-    Raises LaunchError if the workers end without doing their work. On KeyboardInterrupt they are
-    ended, and what is finished stays.
+    Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
+    stored. On KeyboardInterrupt they are ended, and what is finished stays.
     """
-    if not plan.missing:
-        return
-    display.begin(list(plan.missing), plan.sweep.axes)
-    try:
-        for launch in sorted({item.launch for item in plan.missing}):
-            indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
-            _run_launch(plan, indices, store, display)
-    finally:
-        display.end()
+    path = store.folder / "locks" / f"sweep-{plan.sweep_id}.lock"
+    with held(path, who(f"sweep {plan.sweep.name}"), lambda _: None):
+        note = _rerun_note(store, plan.sweep_id)
+        if reruns and plan.missing:
+            with whole_file(note) as file:
+                file.write(rerun_since(store, plan.sweep_id).encode())
+        display.begin(list(plan.missing), plan.sweep.axes)
+        try:
+            for launch in sorted({item.launch for item in plan.missing}):
+                indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
+                _run_launch(plan, indices, store, display)
+        finally:
+            display.end()
+        note.unlink(missing_ok=True)
 
 
 def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) -> None:
-    """One start of the workers; `indices` are the positions of its items among what is missing."""
-    sweep, items = plan.sweep, tuple(plan.missing[index] for index in indices)
-    job = Job(str(store.folder), plan.sweep_id, sweep.name, sweep.file, plan.commit, items)
-    folder = store.folder / "launches" / new_run_id()
+    """One launch's items; `indices` are their positions among what is missing.
+
+    The workers are started anew when the agent itself has died, as long as that leads on.
+    """
+    left = indices
+    while left:
+        show = functools.partial(_show, left, display)
+        statuses = _run_job(_job_of(plan, left, store), store, show)
+        left = [index for position, index in enumerate(left) if position not in statuses]
+
+
+def _job_of(plan: Plan, indices: list[int], store: Store) -> Job:
+    return Job(
+        new_run_id(),
+        str(store.folder),
+        plan.sweep_id,
+        plan.sweep.name,
+        plan.sweep.file,
+        plan.commit,
+        tuple(plan.missing[index] for index in indices),
+    )
+
+
+def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
+    """One start of the agent; the status of each item that has a row when it has ended."""
+    folder, local = store.folder / "launches" / job.launch_id, node_folder(job.launch_id)
     job_file = write_job(folder, job)
+    marker = Lock(folder / RUNNING)
+    marker.try_to_hold(shared=True)
     launch = LocalLaunch(
         folder,
         ["ppbench.run.worker", str(job_file)],
-        num_ranks=max(item.case.world_size for item in items),
-        threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
-        max_restarts=len(items),
+        num_ranks=max(item.case.world_size for item in job.items),
+        threads_per_rank=max(item.case.launch_threads_per_rank for item in job.items),
+        max_restarts=sum(2 + item.measure.retry for item in job.items),
     )
     try:
-        if not follow(launch, folder, lambda event: _show(event, indices, display)):
-            log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
-            raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
+        follow(launch, folder, on_event, local)
+    except KeyboardInterrupt:
+        launch.stop()
+        _close(job, folder, marker, on_event, is_interrupted=True)
+        raise
     finally:
         launch.stop()
+    _close(job, folder, marker, on_event, is_interrupted=False)
+    if statuses := read_progress(folder).statuses:
+        return statuses
+    log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
+    raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
 
 
-def follow(launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None]) -> bool:
+def _close(
+    job: Job,
+    folder: Path,
+    marker: Lock,
+    on_event: Callable[[Event], None],
+    *,
+    is_interrupted: bool,
+) -> None:
+    """Account for what is open when the workers are gone; the launch is then over."""
+    local = node_folder(job.launch_id)
+    nodes = [collect(local, folder)]
+    for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
+        begun = closed.begun
+        details: Event = {"index": begun.index, "run_id": begun.run_id, "status": closed.status}
+        on_event({"event": "row", **details, "summary": closed.summary})
+    marker.path.unlink(missing_ok=True)
+    marker.release()
+
+
+def follow(
+    launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None], local: Path
+) -> bool:
     """Pass the journal's events on until the agent has ended; whether all work is done.
 
-    Workers that die again and again before they have begun are not waited for.
+    Workers that die again and again before they have begun are not waited for. Raises StoreError
+    when the ranks cannot store what they measure.
     """
     journal = Journal(folder)
     has_begun = False
@@ -165,6 +303,8 @@ def follow(launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None])
         for event in journal.new_events():
             has_begun = True
             on_event(event)
+        if problem := store_error(local):
+            raise StoreError(problem)
         if exit_code is not None:
             return exit_code == 0
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
@@ -172,7 +312,7 @@ def follow(launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None])
         time.sleep(POLL_S)
 
 
-def _show(event: Event, indices: list[int], display: Display) -> None:
+def _show(indices: list[int], display: Display, event: Event) -> None:
     match event["event"]:
         case "case":
             display.case_begins(indices[int(event["index"] or 0)])
@@ -187,8 +327,8 @@ def _show(event: Event, indices: list[int], display: Display) -> None:
 def runs_of(plan: Plan, store: Store) -> pd.DataFrame:
     """The newest row of each of the plan's items that has one, in the plan's order."""
     order = {item.resume_key: position for position, item in enumerate(plan.items)}
-    runs = store.runs()
-    runs = runs[runs["resume_key"].isin(order)].drop_duplicates("resume_key", keep="last")
+    keys = store.runs(["run_id", "resume_key", "status"])
+    runs = store.table("runs", newest_of(keys[keys["resume_key"].isin(order)])["run_id"])
     return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
 
 

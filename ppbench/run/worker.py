@@ -3,12 +3,13 @@
     python -m torch.distributed.run ... -m ppbench.run.worker JOB.json
 
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
-leaves its error in the launch's folder and dies; the agent restarts all workers, rank 0 turns the
-error into a row, and the next case begins.
+leaves its error in its node's folder and dies; the agent restarts all workers, rank 0 turns what
+they left into a row, and the next case begins.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
 from engine.connection import Agreement, agree, broadcast
+from engine.flight import FlightRecord, Phase
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
@@ -30,26 +32,31 @@ from engine.run.clock import clock_for
 from engine.run.p2p import Fabric, TransferError
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
+from ppbench.errors import StoreError
+from ppbench.run.closing import close_open_runs
 from ppbench.run.environment import read_environment
-from ppbench.run.job import (
+from ppbench.run.evidence import (
     PEER_LOST,
-    EventName,
-    Job,
-    Journal,
-    read_job,
-    take_rank_errors,
+    STORE_FAILED,
+    Evidence,
+    collect,
+    fault_path,
+    node_folder,
     write_rank_error,
 )
+from ppbench.run.job import Begun, EventName, Job, Journal, read_job, read_progress
+from ppbench.run.lifetime import die_with_parent
 from ppbench.run.measuring import Member, measure, release_memory
 from ppbench.run.node import Node
-from ppbench.run.rows import close_run, write_result
+from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
 from ppbench.run.runtimes.runtime import Runtime
+from ppbench.run.watchdog import flight_path
 from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
-"""Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
+"""Ranks outside a case wait for its end, however long it takes; the watchdog ends a broken one."""
 
 
 def main(job_file: Path) -> None:
@@ -58,23 +65,25 @@ def main(job_file: Path) -> None:
 
 
 def _run_remaining(worker: Worker) -> None:
-    for index in worker.remaining():
-        worker.run_item(index)
+    for index, attempt in worker.remaining():
+        worker.run_item(index, attempt)
 
 
 def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
     """Join the launch's other ranks, do the work, and part from them.
 
-    An error is left in the launch's folder, and ends the process.
+    An error is left in the node's folder, and ends the process.
     """
+    die_with_parent()
     _join_other_ranks()
-    folder = job_file.parent
-    worker = Worker(read_job(job_file), folder)
+    job = read_job(job_file)
+    local = node_folder(job.launch_id)
     try:
+        worker = Worker(job, job_file.parent, local)
         work(worker)
         worker.close()
-    except Exception as error:
-        write_rank_error(folder, dist.get_rank(), _status_of(error), error)
+    except BaseException as error:  # whatever a user's module raises, to end the process as well
+        write_rank_error(local, dist.get_rank(), _status_of(error), error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
@@ -100,8 +109,10 @@ def _join_other_ranks() -> None:
     )
 
 
-def _status_of(error: Exception) -> str:
+def _status_of(error: BaseException) -> str:
     text = str(error)
+    if isinstance(error, StoreError):
+        return STORE_FAILED
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in text:
         return "oom"
     if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
@@ -120,44 +131,66 @@ def _status_of(error: Exception) -> str:
 class Worker:
     """This rank, from the first case of a launch to the last."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, local: Path) -> None:
+        """`folder` is the launch's, which rank 0 alone writes to; `local` its folder on this node.
+
+        Collective. What the ranks of an earlier start have left is collected first.
+        """
         self.job, self._folder, self._journal = job, folder, Journal(folder)
         self._rank = dist.get_rank()
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
-        self._node = Node(folder)
+        self._evidence = self._collect(local)
+        local.mkdir(parents=True, exist_ok=True)
+        faulthandler.enable(fault_path(local, self._rank).open("w"))
+        self.flight = FlightRecord(flight_path(local, self._rank), self._rank)
+        self.flight.enter(Phase.WAITS)
+        self._node = Node(local, self._rank)
 
-    def remaining(self) -> list[int]:
-        """Indices of the items without a row; rank 0 first accounts for one that was cut short."""
-        left: list[list[int]] = [self._account_for_the_past() if self._rank == 0 else []]
+    def _collect(self, local: Path) -> list[Evidence]:
+        """What every node's ranks left when they died, on rank 0; nothing elsewhere."""
+        is_first_of_node = os.environ["LOCAL_RANK"] == "0"
+        ours = collect(local, self._folder) if is_first_of_node else None
+        theirs: list[Evidence | None] = [None] * dist.get_world_size()
+        dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
+        dist.barrier()  # nobody writes anew before all is read
+        return [one for one in theirs if one is not None]
+
+    def remaining(self) -> list[tuple[int, int]]:
+        """The items to run, with which try of each it is; rank 0 first accounts for what was open.
+
+        Items that failed come again after all others, as often as their case allows.
+        """
+        left: list[list[tuple[int, int]]] = [self._find_remaining() if self._rank == 0 else []]
         dist.broadcast_object_list(left, src=0)
         return left[0]
 
-    def _account_for_the_past(self) -> list[int]:
-        events = list(self._journal.new_events())
-        started = {int(e["index"] or 0): str(e["run_id"]) for e in events if e["event"] == "case"}
-        finished = {int(e["index"] or 0) for e in events if e["event"] == "row"}
-        errors = take_rank_errors(self._folder)
-        for index, run_id in started.items():
-            if index not in finished:
-                status, summary = close_run(self.job, self.job.items[index], run_id, errors)
-                self._journal.append(
-                    "row", index=index, run_id=run_id, status=status, summary=summary
-                )
-                finished.add(index)
-        return [index for index in range(len(self.job.items)) if index not in finished]
+    def _find_remaining(self) -> list[tuple[int, int]]:
+        close_open_runs(self.job, self._folder, self._evidence)
+        progress = read_progress(self._folder)
+        untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
+        again = [
+            index
+            for index, status in progress.statuses.items()
+            if status not in ("ok", "invalid")
+            and progress.attempts[index] <= self.job.items[index].measure.retry
+        ]
+        return [(index, progress.attempts.get(index, 0) + 1) for index in untried + again]
 
-    def run_item(self, index: int) -> None:
-        item, run_id = self.job.items[index], broadcast(new_run_id)
-        self.tell("case", index=index, run_id=run_id)
+    def run_item(self, index: int, attempt: int) -> None:
+        """One run, from its beginning to its row. Collective."""
+        item, begun = self.job.items[index], Begun(index, broadcast(new_run_id), attempt)
+        self.flight.begin_case(index, item.measure.timeout_s)
+        self.tell("case", index=index, run_id=begun.run_id)
         member = self.prepare(item.case)
         if member is not None:
-            profiles = Store(Path(self.job.results)).profiles_of(run_id)
+            profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
             result = measure(item, member, self._node, self._tell_step, profiles)
             if result is not None:
-                tokens_per_s = write_result(self.job, item, run_id, result)
-                summary = f"{tokens_per_s:,.0f} tokens/s"
-                self.tell("row", index=index, run_id=run_id, status="ok", summary=summary)
+                self.flight.enter(Phase.STORES)
+                tokens_per_s = write_result(self.job, item, begun, result)
+                details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
+                self.tell("row", index=index, run_id=begun.run_id, **details)
         self.end_case()
 
     def tell(self, event: EventName, **details: str | float | None) -> None:
@@ -174,17 +207,22 @@ class Worker:
 
         Collective: every rank of the launch calls it, and `end_case` after it.
         """
+        self.flight.enter(Phase.CONNECTS)
         group, fabric = self._group_of(case.world_size), self._fabric_for(case)
         check_file_unchanged(case)
         agreement = agree(trainer_config(case), fabric)
         if self._rank >= case.world_size:
             return None
-        return Member(case, _runtime(case, agreement, fabric), fabric, group)
+        self.flight.enter(Phase.BUILDS)
+        runtime = _runtime(case, agreement, fabric, self.flight)
+        return Member(case, runtime, fabric, group, self.flight)
 
     def end_case(self) -> None:
         """Wait for the ranks that ran the case."""
         release_memory()
+        self.flight.enter(Phase.WAITS)
         dist.barrier()
+        self.flight.end_case()
 
     def close(self) -> None:
         """There are no more cases."""
@@ -208,10 +246,10 @@ class Worker:
         return self._fabrics[key]
 
 
-def _runtime(case: Case, agreement: Agreement, fabric: Fabric) -> Runtime:
+def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
     if case.is_emulated:
-        return EmulatedRuntime(case, agreement, fabric)
-    return EngineRuntime(agreement.config, fabric)
+        return EmulatedRuntime(case, agreement, fabric, flight)
+    return EngineRuntime(agreement.config, fabric, flight)
 
 
 def _device_of(kind: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""One browser for the tests of a module."""
+"""One browser for all tests; each has its own tab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chromium import CHROMIUM, Browser
 from screens import NEEDED
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Where there is none the tests are skipped (`needs_browser`); in CI they fail here."""
     if CHROMIUM is None:

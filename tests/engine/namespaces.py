@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ranks import PATIENCE_S, _free_port
+from ranks import PATIENCE_S, _free_port, warm_processes
 
 CLONE_NEWTIME = 0x80
 OFFSETS = Path("/proc/self/timens_offsets")
@@ -32,9 +32,9 @@ def reason_against_namespaces() -> str | None:
 def run_apart(offsets_s: Sequence[int], function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(fabric, *arguments)` on as many ranks, each with its clock set ahead; results.
 
-    The ranks are forks of one process, which imports torch once and sets them apart.
+    The ranks are forks of one process, which sets them apart.
     """
-    context = multiprocessing.get_context("spawn")
+    context = warm_processes()
     ours, theirs = context.Pipe()
     parent = context.Process(target=_run_forks, args=(theirs, offsets_s, function, arguments))
     parent.start()

@@ -1,6 +1,7 @@
 """A pool of real processes with a real process group, kept for the whole test session.
 
-Importing torch and transformers costs seconds per process; a case costs milliseconds.
+Importing torch and transformers costs seconds per process; a case costs milliseconds. So they are
+imported once, by the server of `warm_processes`, and the ranks are its forks.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 Function = Callable[..., Any]
 PATIENCE_S = 120
 
 
+def warm_processes() -> ForkServerContext:
+    """Starts processes that have imported the engine already, and share nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["engine.trainer"])
+    return context
+
+
 class Ranks:
     def __init__(self, num_ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = warm_processes()
         port = _free_port()
         self._pipes: list[Connection] = []
         self._processes = []

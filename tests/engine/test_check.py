@@ -10,10 +10,10 @@ from models import configuration_folder
 from engine.check import architectures
 
 
-def check(tmp_path, *names):
+def check(tmp_path, *names, num_ranks=2):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "engine.check", str(out), *names]
+    command += ["--nproc-per-node", str(num_ranks), "-m", "engine.check", str(out), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return done, lines
@@ -40,7 +40,7 @@ def test_an_architecture_is_exact_or_refused_with_its_own_reason(tmp_path):
 
 
 def test_an_unknown_architecture_is_refused(tmp_path):
-    done, lines = check(tmp_path, "llamma")
+    done, lines = check(tmp_path, "llamma", num_ranks=1)
     assert done.returncode != 0
     assert 'no architecture "llamma" with a plan' in done.stderr
     assert not lines

@@ -1,5 +1,7 @@
 """Exactness for every kind of model: transformers' architectures, a Sequential, a traced module."""
 
+import functools
+
 import models
 import pytest
 from models import configuration_folder
@@ -37,6 +39,7 @@ def test_sliding_windows_are_kept_where_sequences_are_longer(ranks, tmp_path):
     assert_exact(ranks, config("1f1b", 3, 2, preset=folder, seq_len=40), shared=TIED)
 
 
+@functools.cache
 def build(factory):
     def unsplit(settings, initial):
         model = factory().to(settings.model.torch_dtype)

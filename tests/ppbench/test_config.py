@@ -110,9 +110,73 @@ def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
     assert ids == {Case().case_id}
 
 
-def test_repeating_launches_is_no_axis(tmp_path):
-    with pytest.raises(SweepFileError, match=r"grid\.measure\.launches: is no axis"):
-        read(tmp_path, "[grid]\nmeasure.launches = [1, 2]")
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("name", "it names the sweep, whose cases are all of one name"),
+        ("measure.launches", "it says how often every case is repeated"),
+        ("measure.order_seed", "it decides in which order the cases of a launch are run"),
+    ],
+)
+@pytest.mark.parametrize("table", ["[grid]", "[[exclude]]"])
+def test_what_concerns_the_whole_sweep_is_no_axis(tmp_path, table, key, why):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, f"{table}\n{key} = [1, 2]")
+    assert f":2: {table.strip('[]')}.{key}: is no axis: {why}" in str(caught.value)
+
+
+GRID = """\
+[grid]
+schedule = ["afab", "dualpipev"]
+world_size = [2, 4]
+num_microbatches = [4, 8]
+seq_len = [64, 128]
+"""
+
+
+def test_the_combination_that_cannot_run_is_named_by_the_axes_that_matter(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, GRID)
+    named = 'schedule = "dualpipev", world_size = 4, num_microbatches = 4'
+    assert ":4: grid.num_microbatches: dualpipev: num_microbatches must" in str(caught.value)
+    assert f"(in the combination {named}; leave it out with [[exclude]]" in str(caught.value)
+    without = GRID + "[[exclude]]\n" + named.replace(", ", "\n")
+    assert len(read(tmp_path, without).cases) == 14
+
+
+def test_a_problem_of_every_combination_names_none(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, GRID, "seq_len=4096", "schedule=afab")
+    assert str(caught.value) == (
+        "--set: grid.seq_len: 4096 is longer than the 2048 positions of llama-8m"
+    )
+
+
+def test_excluding_is_no_remedy_where_no_combination_is_fine(tmp_path):
+    text = 'world_size = 4\n[grid]\nschedule = ["zbv", "dualpipev"]\nnum_microbatches = [7]'
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text, "stages_per_rank=3", 'schedule=["1f1b", "csv:no.csv"]')
+    assert str(caught.value).endswith('got 3 (in the combination schedule = "1f1b")')
+
+
+def test_a_key_left_at_its_default_is_reported_where_it_is_asked_for(tmp_path):
+    with pytest.raises(SweepFileError, match=r":2: num_microbatches: dualpipev: .*got num_micro"):
+        read(tmp_path, 'world_size = 8\nschedule = "dualpipev"')
+    with pytest.raises(SweepFileError, match=r":3: num_microbatches: .*combination world_size = 8"):
+        read(tmp_path, 'schedule = "dualpipev"\n[grid]\nworld_size = [2, 8]')
+
+
+def test_two_spellings_of_one_case_are_refused_with_the_case(tmp_path):
+    with pytest.raises(SweepFileError, match=r"grid: two combinations are one case, .*= \"cpu\""):
+        read(tmp_path, '[grid]\ndevice = ["auto", "cpu"]\nseq_len = [8, 9]')
+
+
+def test_emulating_without_times_shows_how_to_give_them(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, VALID, "device=emulated")
+    _, _, example = str(caught.value).partition("emulated.F_ms is missing: ")
+    times = example.replace("--set ", "").split()
+    assert len(read(tmp_path, VALID, "device=emulated", *times).cases) == 6
 
 
 def test_an_axis_takes_the_place_of_the_same_key_in_its_section(tmp_path):
@@ -240,7 +304,8 @@ def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypat
     with pytest.raises(UsageError) as caught:
         read(tmp_path, "model.preset = 'a/b'")
     message = "a/b: cannot be looked at; python -m engine.model.facts ended with exit code 1: "
-    assert str(caught.value) == message + "RuntimeError: the disk is full"
+    place = f"{tmp_path / 'sweep.toml'}:1: model.preset: "
+    assert str(caught.value) == f"{place}{message}RuntimeError: the disk is full"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
-"""Starts the workers on this machine, under torch's elastic agent.
+"""Starts the workers on this machine, under an agent (agent.py).
 
 The agent is run as a subprocess: the controller stays free of torch, and a crash of the agent is
-an exit code here.
+an exit code here. It ends with this process, and its workers with it, even when this one is killed.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from ppbench.run import lifetime
+from ppbench.run.launch.exits import first_exit
+
+AGENT = "ppbench.run.launch.agent"
 
 STOP_TIMEOUT_S = 15
 LOG_LINES = 30
@@ -62,18 +65,20 @@ class LocalLaunch:
         return len(list(self._folder.glob("logs/*/attempt_*")))
 
     def worker_exit_code(self) -> int | None:
-        """The exit code of the first worker that failed, by the agent's account of it."""
-        text = (self._folder / "agent.log").read_text(errors="replace")
-        found = re.findall(r"^\s*exitcode\s*:\s*(-?\d+)", text, flags=re.MULTILINE)
-        return int(found[-1]) if found else None  # the root cause is the account's last part
+        """The exit code of the worker that failed first, in the newest start that failed."""
+        cause = first_exit(self._folder)
+        return None if cause is None else cause.exitcode
 
     def last_lines(self) -> list[str]:
-        """The end of the newest worker's log, or of the agent's."""
-        logs = self._folder.glob("logs/*/attempt_*/*/stderr.log")
-        written = [path for path in logs if path.stat().st_size]
-        agent = self._folder / "agent.log"
-        newest = max(written, key=lambda path: path.stat().st_mtime, default=agent)
-        return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        """The end of the log that tells most: of the worker that failed first, else the newest."""
+        cause = first_exit(self._folder)
+        start = "*" if cause is None else f"attempt_{cause.attempt}/{cause.rank}"
+        for found in (f"logs/*/{start}/stderr.log", "logs/*/attempt_*/*/stderr.log", "agent.log"):
+            written = [path for path in self._folder.glob(found) if path.stat().st_size]
+            if written:
+                newest = max(written, key=lambda path: path.stat().st_mtime)
+                return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return []
 
 
 def _environment(threads_per_rank: int) -> dict[str, str]:
@@ -92,20 +97,5 @@ def _environment(threads_per_rank: int) -> dict[str, str]:
 def local_command(
     folder: Path, program: Sequence[str], num_ranks: int, max_restarts: int
 ) -> list[str]:
-    """The command that starts the workers; the rendezvous listens on a free loopback port."""
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=1",
-        f"--nproc-per-node={num_ranks}",
-        f"--max-restarts={max_restarts}",
-        "--monitor-interval=0.1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        f"--log-dir={folder / 'logs'}",
-        "--redirects=3",
-        "-m",
-        *program,
-    ]
+    """The command that starts the workers, as a child of this process."""
+    return lifetime.command(AGENT, str(folder), str(num_ranks), str(max_restarts), *program)

@@ -6,6 +6,7 @@ import json
 
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.answers import FlopFacts
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
@@ -22,13 +23,15 @@ from ppbench.run.runtimes.runtime import facts_of_split
 class EmulatedRuntime:
     """Builds the case's emulated pipeline; every rank below the case's world size makes one."""
 
-    def __init__(self, case: Case, agreement: Agreement, fabric: Fabric) -> None:
+    def __init__(
+        self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
+    ) -> None:
         self._transport = fabric.transport if case.world_size > 1 else "none"
         self._device = fabric.device
         emulation = Emulation(
             durations_of(case), case.emulated_jitter, case.emulated_seed, link_ns_of(case)
         )
-        self._trainer = EmulatedTrainer(agreement, emulation, fabric)
+        self._trainer = EmulatedTrainer(agreement, emulation, fabric, flight)
 
     @property
     def peak_held(self) -> int:

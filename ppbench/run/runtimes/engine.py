@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from engine.configuration import model_of
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.answers import FlopFacts
 from engine.model.data import IGNORED, DataSpec
 from engine.model.flops import flop_facts
@@ -39,10 +40,10 @@ class VerificationError(RuntimeError):
 class EngineRuntime:
     """Builds the case's trainer; every rank below the case's world size makes one."""
 
-    def __init__(self, config: TrainerConfig, fabric: Fabric) -> None:
+    def __init__(self, config: TrainerConfig, fabric: Fabric, flight: Flight = NO_FLIGHT) -> None:
         """`config` is what `connect` returned."""
         self._transport = fabric.transport if config.world_size > 1 else "none"
-        self._trainer = Trainer(config, fabric)
+        self._trainer = Trainer(config, fabric, flight)
 
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         return self._trainer.step(step, watch)

@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import models
 from models import configuration_folder
+from ranks import warm_processes
 
 from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
@@ -206,7 +206,7 @@ def peak_while_building(name, stage, pipe):
 
 
 def in_a_process(function, *arguments):
-    context = multiprocessing.get_context("spawn")
+    context = warm_processes()
     ours, theirs = context.Pipe()
     process = context.Process(target=function, args=(*arguments, theirs))
     process.start()

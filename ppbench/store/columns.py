@@ -1,33 +1,15 @@
-"""Runs on disk: parquet in and out. The only user of pyarrow.
-
-    results/runs/<run_id>.parquet    one row: the workload, its figures, its circumstances
-    results/steps/<run_id>.parquet   a row per measured step
-    results/ranks/<run_id>.parquet   a row per rank
-    results/spans/<run_id>.parquet   a row per timed action
-    results/.../<run_id>.parquet     what was made of them, or measured beside: see TABLES
-    results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
-
-A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
-One file per run, so that sweeps never write the same file and a crash costs one run at most.
-"""
+"""The tables of the store and their columns: what each holds, and the type that it is stored as."""
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
-from ppbench.config.case import VARIABLE, Case
-from ppbench.errors import StoreError, UsageError
-from ppbench.files import whole_file
+from ppbench.config.case import Case
 
 SCHEMA_VERSION = 5
 """Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name
@@ -35,7 +17,7 @@ any model and `seq_len` may be 0. Since 3 a rank may have several stages, `devic
 and figures of memory may be null. Since 4 a run tells where its idle time went, in columns and
 tables of their own. Since 5 a run that failed tells the rank and what every rank did last.
 Settings and figures added later are absent from older files."""
-LAST = "last"
+RUN_ID = "run_id"
 
 
 @dataclass(frozen=True)
@@ -96,10 +78,6 @@ _CASE_MEANINGS = {
     "emulated_seed": "seed of the jitter",
 }
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
-_NEEDED = ("run_id", "status")  # every version of `runs` has them; all tables have the first
-_EFFECT_BEFORE = {"launch_bind": False}
-"""What a setting's absence means in a file that is older than the setting, if not its default."""
-_STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
 
 
 def _case_columns() -> list[Column]:
@@ -110,7 +88,7 @@ def _case_columns() -> list[Column]:
     ]
 
 
-_RUN_ID = Column("run_id", pa.string(), "identifies the run; sorts by time")
+_RUN_ID = Column(RUN_ID, pa.string(), "identifies the run; sorts by time")
 _VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
 
 RUNS: tuple[Column, ...] = (
@@ -435,200 +413,14 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "telemetry": TELEMETRY,
     "flight": FLIGHT,
 }
-Row = Mapping[str, object]
 
 
-def new_run_id() -> str:
-    """Sorts by time; two made in the same millisecond differ at random."""
-    now = datetime.now(UTC)
-    return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
-
-
-def check_writable(folder: Path, option: str) -> None:
-    """Make the folder; raises StoreError, naming the option to change, when it takes no files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: cannot be written to: {error.strerror}; choose another with {option} DIR"
-        ) from error
-
-
-def _ignore(_problem: str) -> None:
-    pass
-
-
-class Store:
-    """A results folder. Reading one that does not exist gives empty tables."""
-
-    def __init__(self, folder: Path, on_skip: Callable[[str], None] = _ignore) -> None:
-        """`on_skip` is told of each file that cannot be read; the others are read all the same."""
-        self.folder = folder
-        self._on_skip = on_skip
-
-    def write_run(self, run: Row, tables: Mapping[str, pd.DataFrame]) -> None:
-        """Store one run: its row, and its part of the other tables by their names.
-
-        `run` must hold a `run_id`; columns that are left out are null.
-        """
-        run_id = str(run["run_id"])
-        for name, frame in tables.items():
-            self._write(name, run_id, frame)
-        self._write("runs", run_id, pd.DataFrame([run]))
-
-    def _write(self, name: str, run_id: str, frame: pd.DataFrame) -> None:
-        path = self.folder / name / f"{run_id}.parquet"
-        table = _as_table(frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION), TABLES[name])
-        _write_parquet(table, path)
-
-    def profiles_of(self, run_id: str) -> Path:
-        """The folder of a run's Chrome traces; it exists if there are any."""
-        return self.folder / "profiles" / run_id
-
-    def has_run(self, run_id: str) -> bool:
-        return (self.folder / "runs" / f"{run_id}.parquet").exists()
-
-    def runs(self) -> pd.DataFrame:
-        """Every run, oldest first."""
-        paths = sorted((self.folder / "runs").glob("*.parquet"))
-        return self._read("runs", paths)
-
-    def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
-        """The rows that the given runs have in a table; none where a run has no part in it."""
-        paths = [self.folder / name / f"{run_id}.parquet" for run_id in run_ids]
-        return self._read(name, [path for path in paths if path.exists()])
-
-    def _read(self, name: str, paths: list[Path]) -> pd.DataFrame:
-        tables = [_schema(TABLES[name]).empty_table()]
-        for path in paths:
-            try:
-                tables.append(_rows_of(pq.read_table(path), name))
-            except (OSError, pa.ArrowException) as error:
-                self._on_skip(f"{path}: skipped, not a readable parquet file of {name}: {error}")
-        table = pa.concat_tables(tables)
-        return _with_settings_read(table) if name == "runs" else table.to_pandas()
-
-    def every_run(self) -> pd.DataFrame:
-        """As `runs`, at least one. Raises UsageError."""
-        runs = self.runs()
-        if runs.empty:
-            raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
-        return runs
-
-    def find(self, name: str, among: pd.DataFrame | None = None) -> pd.Series:
-        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError.
-
-        `among` are rows of `runs`, at least one; by default all of them.
-        """
-        runs = self.every_run() if among is None else among
-        if name == LAST:
-            return runs.iloc[-1]
-        found = runs[runs["run_id"].str.startswith(name)]
-        if len(found) == 1:
-            return found.iloc[0]
-        if found.empty:
-            raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
-        some = ", ".join(found["run_id"].tail(5))
-        raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
-
-    def last_sweep(self) -> pd.DataFrame:
-        """The newest run of each case and launch of the sweep that the last run belongs to.
-
-        Raises UsageError when there is no run.
-        """
-        return last_sweep_of(self.every_run())
-
-
-def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """As `Store.last_sweep`, among these rows of `runs`, at least one."""
-    of_sweep: pd.DataFrame = runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]]
-    return of_sweep.drop_duplicates("resume_key", keep="last")
-
-
-def check_ok(run: pd.Series, what: str) -> None:
-    """Raises UsageError for a run that was not measured to its end, and so has no such thing."""
-    if run["status"] != "ok":
-        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
-
-
-def no_spans(run: pd.Series) -> StoreError:
-    """To be raised where a run's spans are wanted and are not there."""
-    return StoreError(
-        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
-        "measure it again with: ppbench sweep FILE --rerun"
+def schema_of(name: str, columns: Iterable[str] | None = None) -> pa.Schema:
+    """The columns of a table as arrow has them: all, or `run_id` and the given ones."""
+    wanted = None if columns is None else {RUN_ID, *columns}
+    return pa.schema(
+        [(one.name, one.type) for one in TABLES[name] if wanted is None or one.name in wanted]
     )
-
-
-def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
-    """Write rows of a table to one parquet file, with the types that the store documents.
-
-    Raises StoreError, which names the `option` to change if there is one.
-    """
-    _write_parquet(_as_table(rows, TABLES[name]), path, option)
-
-
-def _write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
-    with whole_file(path, option) as file:
-        pq.write_table(table, file, compression="zstd")
-
-
-def _with_settings_read(table: pa.Table) -> pd.DataFrame:
-    """Rows of `runs` with settings as a case has them.
-
-    A setting that an older version did not know had its default's effect, as case ids assume too,
-    or the one in `_EFFECT_BEFORE`.
-    """
-    for name, effect in {**Case().settings(), **_EFFECT_BEFORE}.items():
-        filled = table[name].fill_null(effect)
-        table = table.set_column(table.schema.get_field_index(name), name, filled)
-    frame: pd.DataFrame = table.to_pandas()
-    is_variable = frame["seq_len"] == _STORED_VARIABLE
-    if is_variable.any():
-        frame["seq_len"] = frame["seq_len"].astype(object).mask(is_variable, VARIABLE)
-    return frame
-
-
-def _with_settings_stored(frame: pd.DataFrame) -> pd.DataFrame:
-    if "seq_len" not in frame:
-        return frame
-    lengths = frame["seq_len"]
-    return frame.assign(seq_len=lengths.mask(lengths == VARIABLE, _STORED_VARIABLE))
-
-
-def _as_table(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pa.Table:
-    unknown = set(frame.columns) - {column.name for column in columns}
-    assert not unknown, f"columns without a meaning: {sorted(unknown)}"
-    frame = _with_settings_stored(frame)
-    schema = _schema(columns)
-    return pa.Table.from_pandas(
-        frame.reindex(columns=schema.names), schema=schema, preserve_index=False
-    )
-
-
-def _schema(columns: tuple[Column, ...]) -> pa.Schema:
-    return pa.schema([(column.name, column.type) for column in columns])
-
-
-def _rows_of(table: pa.Table, name: str) -> pa.Table:
-    """What a file has of a table: columns as documented here, null where its version lacks them.
-
-    Rows that belong to no run are left out. Raises ArrowException for a file of another kind.
-    """
-    schema = _schema(TABLES[name])
-    for needed in _NEEDED if name == "runs" else _NEEDED[:1]:
-        if needed not in table.schema.names:
-            raise pa.ArrowInvalid(f"it has no column {needed}")
-    cast = [
-        table[field.name].cast(field.type)
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    rows = pa.table(cast, schema=schema)
-    return rows.filter(rows["run_id"].is_valid())
 
 
 def columns_as_markdown() -> str:

@@ -1,0 +1,403 @@
+"""Kills what a sweep consists of, at random moments, and checks that no work is lost by it.
+
+    python benchmarks/faults.py [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
+
+A sweep of short emulated cases is started as a user would: again after each end that left work,
+until all is done. Meanwhile SIGKILL meets the controller, the agent, a worker, the watchdog, the
+sampler, or all of them at once: while they start, in a step, while a run is stored, between cases.
+Sweeps follow each other, each into a store of its own, until the kills are used up. After each,
+its store must hold exactly one good run per case and nothing that is broken or left over.
+
+Only processes that descend from this one's sweeps, or name their launches, are ever touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.flight import Phase, read_record
+from ppbench.run.job import Event, Journal
+from ppbench.store import TABLES, Store
+
+SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv")
+STEPS = 6
+SWEEP = """\
+name = "faults"
+device = "emulated"
+num_microbatches = 4
+seq_len = 16
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 3
+I_ms = 3
+W_ms = 3
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = {steps}
+timeout_s = 120
+
+[grid]
+"emulated.seed" = {seeds}
+world_size = [1, 2]
+schedule = {schedules}
+"""
+VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
+WEIGHTS = (4, 2, 4, 1, 1, 4)
+MODULES = {
+    "agent": "ppbench.run.launch.agent",
+    "watchdog": "ppbench.run.watchdog",
+    "sampler": "ppbench.run.sampler",
+}
+MOMENTS = ("start-up", "step", "store", "between")
+START_UP_S = 10.0
+STEPS_S = 0.6
+STORE_S = 0.1
+MOST_ROWS = 2
+"""Between two kills, so that a sweep comes to its end."""
+PATIENCE_S = 600.0
+GONE_S = 20.0
+POLL_S = 0.005
+FAILED_RUNS = 4
+SHARED_MEMORY = Path("/dev/shm") / f"ppbench-{getpass.getuser()}"  # noqa: S108
+
+
+@dataclass
+class Tally:
+    """What happened so far."""
+
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)  # (victim, phase)
+    rows: Counter[str] = field(default_factory=Counter)  # by status
+    num_starts: int = 0
+    num_sweeps: int = 0
+    num_asides: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def num_kills(self) -> int:
+        return sum(self.kills.values())
+
+
+def main() -> None:
+    settings = _arguments()
+    folder = settings.keep or Path(tempfile.mkdtemp(prefix="ppbench-faults-"))
+    tally, chance = Tally(), random.Random(settings.seed)
+    print(f"{settings.kills} kills, sweeps of {settings.cases} cases, seed {settings.seed}")
+    began_s = time.monotonic()
+    while tally.num_kills < settings.kills and not tally.problems:
+        tally.num_sweeps += 1
+        sweep = Campaign(folder / f"sweep-{tally.num_sweeps}", settings.cases, chance, tally)
+        sweep.run(settings.kills)
+    print(f"\n{tally.num_kills} kills in {time.monotonic() - began_s:.0f} s")
+    _print_tally(tally, settings.cases)
+    if tally.problems:
+        print(f"VIOLATED: {len(tally.problems)}; all that is left is in {folder}")
+        print("\n".join(f"  {problem}" for problem in tally.problems))
+        sys.exit(1)
+    print("held: one ok run per case, each store reads clean, nothing is left over")
+    if settings.keep is None:
+        shutil.rmtree(folder)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="Keep the stores, here.")
+    return parser.parse_args()
+
+
+def _print_tally(tally: Tally, num_cases: int) -> None:
+    phases = sorted({phase for _, phase in tally.kills})
+    width = max(map(len, phases), default=0)
+    print(f"{'while':{width}}" + "".join(f"{victim:>12}" for victim in VICTIMS))
+    for phase in phases:
+        counts = "".join(f"{tally.kills[victim, phase] or '':>12}" for victim in VICTIMS)
+        print(f"{phase:{width}}{counts}")
+    totals = [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in VICTIMS]
+    print(f"{'in all':{width}}" + "".join(f"{total:>12}" for total in totals))
+    print(f"sweeps of {num_cases} cases: {tally.num_sweeps}; starts: {tally.num_starts}")
+    rows = ", ".join(f"{count} {status}" for status, count in tally.rows.most_common())
+    repeated = sum(count for status, count in tally.rows.items() if status != "ok")
+    print(f"rows: {rows}; runs begun again after a kill: {repeated}")
+    print(f"files that a kill left unfinished, and nobody reads: {tally.num_asides}")
+
+
+class Campaign:
+    """One sweep into one store, from its first start to its end."""
+
+    def __init__(self, folder: Path, num_cases: int, chance: random.Random, tally: Tally) -> None:
+        folder.mkdir(parents=True)
+        self._folder, self._num_cases = folder, num_cases
+        self._chance, self._tally = chance, tally
+        seeds = list(range(-(-num_cases // (2 * len(SCHEDULES)))))
+        schedules = list(SCHEDULES)
+        if num_cases < 2 * len(SCHEDULES):
+            schedules = schedules[: num_cases // 2]
+        text = SWEEP.format(steps=STEPS, seeds=seeds, schedules=schedules).replace("'", '"')
+        (folder / "faults.toml").write_text(text)
+        self._began_s = time.monotonic()
+        self._known_ok: dict[str, str] = {}
+
+    def run(self, num_kills: int) -> None:
+        """Start the sweep until it is done; kill it until so many kills are used up."""
+        for start in itertools.count(1):
+            self._tally.num_starts += 1
+            exit_code = self._start(start, num_kills)
+            self._check_kept()
+            if exit_code == 0 or self._tally.problems:
+                break
+            if exit_code not in (FAILED_RUNS, -signal.SIGKILL):
+                self._accuse(f"start {start} ended with exit code {exit_code}")
+                break
+        self._check_end()
+
+    def _start(self, start: int, num_kills: int) -> int:
+        """The same command once more; returns its exit code."""
+        command = [sys.executable, "-c", "from ppbench.cli import main; main()"]
+        with (self._folder / f"start-{start}.log").open("wb") as log:
+            controller = subprocess.Popen(
+                [*command, "sweep", "faults.toml"],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._say(f"start {start}")
+        try:
+            while controller.poll() is None and self._tally.num_kills < num_kills:
+                self._kill_someone(controller)
+            return controller.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._accuse(f"start {start} was not over after {PATIENCE_S:.0f} s")
+            with self._processes(controller.pid) as there:
+                for process in there:
+                    process.kill()
+            return controller.wait()
+        finally:
+            if b"Traceback" in (self._folder / f"start-{start}.log").read_bytes():
+                self._accuse(f"start {start} printed a traceback: start-{start}.log")
+
+    def _kill_someone(self, controller: subprocess.Popen[bytes]) -> None:
+        """Wait for a random moment, then kill at random. Nobody, if the sweep ends before."""
+        moment = self._chance.choice(MOMENTS)
+        victim = self._chance.choices(VICTIMS, WEIGHTS)[0]
+        num_rows = self._num("row") + self._chance.randint(0, MOST_ROWS)
+        if not self._wait_until_near(moment, num_rows, controller):
+            return
+        with self._processes(controller.pid) as there:
+            if victim not in {"all", *(process.role for process in there)}:
+                victim = "controller"  # the others are not there yet
+            chosen = [process for process in there if victim in ("all", process.role)]
+            if victim == "worker":
+                chosen = [self._chance.choice(chosen)]
+            self._chance.shuffle(chosen)
+            if not self._wait_for(moment, num_rows, controller):
+                return
+            phase = self._phase()
+            killed = [process for process in chosen if process.kill()]
+        if killed:
+            self._tally.kills[victim, phase] += 1
+            whom = ", ".join(str(process) for process in killed)
+            self._say(f"kill {self._tally.num_kills}: {victim}, while rank 0 {phase} ({whom})")
+        if victim in ("controller", "all"):
+            controller.wait(PATIENCE_S)
+            time.sleep(self._chance.choice((0.0, 0.5)))
+
+    def _wait_until_near(
+        self, moment: str, num_rows: int, controller: subprocess.Popen[bytes]
+    ) -> bool:
+        """Whether it came near to the moment before the sweep's end."""
+        if moment == "start-up":
+            return self._sleep(self._chance.uniform(0, START_UP_S), controller)
+        while self._num("row") < num_rows:
+            if not self._sleep(2 * POLL_S, controller):
+                return False
+        return moment != "step" or self._sleep(self._chance.uniform(0, STEPS_S), controller)
+
+    def _wait_for(self, moment: str, num_rows: int, controller: subprocess.Popen[bytes]) -> bool:
+        """Whether it came: to know who is there takes too long for the short ones."""
+        while moment == "store" and self._phase() != Phase.STORES.words:
+            if not self._sleep(POLL_S, controller):
+                return False
+        while moment == "between" and self._num("row") <= num_rows:
+            if not self._sleep(POLL_S, controller):
+                return False
+        return moment != "store" or self._sleep(self._chance.uniform(0, STORE_S), controller)
+
+    @staticmethod
+    def _sleep(seconds: float, controller: subprocess.Popen[bytes]) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            controller.wait(seconds)
+        return controller.poll() is None
+
+    def _launches(self) -> list[Path]:
+        return sorted((self._folder / "results" / "launches").glob("*"))
+
+    def _events(self) -> list[Event]:
+        return [event for launch in self._launches() for event in Journal(launch).new_events()]
+
+    def _num(self, name: str) -> int:
+        return sum(event["event"] == name for event in self._events())
+
+    def _phase(self) -> str:
+        """What rank 0 does now, in words."""
+        launches = self._launches()
+        path = SHARED_MEMORY / launches[-1].name / "flight-rank0" if launches else Path()
+        record = read_record(path) if launches else None
+        if record is None:
+            return "starts"
+        last = record.entries[-1] if record.entries else None
+        if last is None or record.number is None:
+            return "is between cases"
+        return "runs a step" if last.phase is None else last.phase.words
+
+    @contextlib.contextmanager
+    def _processes(self, controller: int | None) -> Iterator[list[Process]]:
+        """The sweep's own that live now: the controller, and whoever names one of its launches."""
+        ids = [launch.name for launch in self._launches()]
+        wanted = [(controller, "controller")] if controller is not None else []
+        named = {pid: line for pid, line in _commands() if any(one in line for one in ids)}
+        wanted += [(pid, _role(pid, line, named)) for pid, line in named.items()]
+        with contextlib.ExitStack() as stack:
+            found = []
+            for pid, role in wanted:
+                with contextlib.suppress(ProcessLookupError):
+                    found.append(Process(pid, role, os.pidfd_open(pid)))
+                    stack.callback(os.close, found[-1].fd)
+            yield found
+
+    def _check_kept(self) -> None:
+        """What was done stays done: no good run is lost or replaced."""
+        runs = self._store().runs()
+        good = runs[runs["status"] == "ok"]
+        now = dict(zip(good["resume_key"], good["run_id"], strict=True))
+        for key, run_id in self._known_ok.items():
+            if now.get(key) != run_id:
+                self._accuse(f"run {run_id} was done, and now it is {now.get(key)}")
+        self._known_ok = now
+
+    def _check_end(self) -> None:
+        runs = self._store().runs()
+        self._tally.rows.update(runs["status"])
+        good = Counter(runs.loc[runs["status"] == "ok", "case_id"])
+        if len(good) != self._num_cases:
+            self._accuse(f"{len(good)} of {self._num_cases} cases have an ok run")
+        self._accuse(*(f"case {case}: {n} ok runs" for case, n in good.items() if n != 1))
+        self._accuse(*problems_of(self._folder / "results"), *self._left_over())
+        tables = [self._folder / "results" / name for name in TABLES]
+        self._tally.num_asides += sum(len(list(table.glob(".*"))) for table in tables)
+        self._say(f"done, {len(runs)} rows")
+
+    def _left_over(self) -> Iterator[str]:
+        """Markers, processes, shared memory."""
+        until_s = time.monotonic() + GONE_S
+        while (left := self._names_left()) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        yield from (f"{name} is left" for name in left)
+        for launch in self._launches():
+            if (launch / "running").exists():
+                yield f"{launch.name}/running is left"
+            if (SHARED_MEMORY / launch.name).exists():
+                yield f"{SHARED_MEMORY / launch.name} is left"
+
+    def _names_left(self) -> list[str]:
+        with self._processes(None) as left:
+            return [str(process) for process in left]
+
+    def _store(self) -> Store:
+        return Store(self._folder / "results", self._accuse)
+
+    def _accuse(self, *problems: str) -> None:
+        self._tally.problems += [f"{self._folder.name}: {problem}" for problem in problems]
+
+    def _say(self, text: str) -> None:
+        seconds = time.monotonic() - self._began_s
+        print(f"{self._folder.name} {seconds:7.1f} s  {text}", flush=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of a sweep's, held by a descriptor: ids are used again."""
+
+    pid: int
+    role: str
+    fd: int
+
+    def kill(self) -> bool:
+        """Whether it was there to be killed."""
+        try:
+            signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.pid}"
+
+
+def _commands() -> Iterator[tuple[int, str]]:
+    """Every living process and its command line."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield int(path.name), (path / "cmdline").read_bytes().decode(errors="replace")
+
+
+def _role(pid: int, line: str, named: Collection[int]) -> str:
+    """Workers are forks of the agent, and have its command line."""
+    role = next((role for role, module in MODULES.items() if module in line), "other")
+    with contextlib.suppress(OSError, IndexError):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return "worker" if role == "agent" and parent in named else role
+    return role
+
+
+def problems_of(results: Path) -> Iterator[str]:
+    """What is wrong with a store in which every sweep has come to its end."""
+    runs = Store(results).runs()
+    if runs["run_id"].duplicated().any():
+        yield "a run id is there twice"
+    good = set(runs.loc[runs["status"] == "ok", "run_id"])
+    for name in TABLES:
+        for path in sorted((results / name).glob("*")):
+            try:
+                ids = pq.read_table(path, columns=["run_id"])["run_id"].to_pylist()
+            except (OSError, pa.ArrowException) as error:
+                yield f"{path}: {error}"
+                continue
+            if strangers := set(ids) - set(runs["run_id"]):
+                yield f"{path}: rows of {sorted(strangers)}, which are no runs"
+            if name in ("steps", "ranks") and not set(ids) <= good:
+                yield f"{path}: {name} of a run that is not ok"
+    steps = Store(results).table("steps", good)
+    for run_id, count in Counter(dict.fromkeys(good, 0) | Counter(steps["run_id"])).items():
+        if count != STEPS:
+            yield f"run {run_id} is ok and has {count} of {STEPS} steps"
+
+
+if __name__ == "__main__":
+    main()

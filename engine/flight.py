@@ -1,0 +1,213 @@
+"""What a rank does now, written where it outlives the rank: the flight record.
+
+One small file per rank, mapped into memory that all processes of the node share. The rank notes
+each action as it comes to it; whoever asks why a step hangs, or what a killed rank did last, reads
+the file. Pure standard library, so that readers load no torch.
+
+    header | entry 0 | entry 1 | ...   a ring: the oldest entries are overwritten
+    entry    step, what, when it came to it, since when it works on it
+
+Times are `time.monotonic_ns`. An entry ends when the next one begins.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class Phase(IntEnum):
+    """What a rank does when it is not at an action of its program."""
+
+    WAITS = 0
+    CONNECTS = 1
+    BUILDS = 2
+    VERIFIES = 3
+    SUMS = 4
+    UPDATES = 5
+    DRAINS = 6
+    ALIGNS = 7
+    MEMORY = 8
+    PROFILES = 9
+    GATHERS = 10
+    STORES = 11
+    PEAK = 12
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Phase.WAITS: "waits for the other ranks",
+    Phase.CONNECTS: "connects",
+    Phase.BUILDS: "builds the model",
+    Phase.VERIFIES: "verifies the first step",
+    Phase.SUMS: "sums shared gradients",
+    Phase.UPDATES: "runs the optimizer",
+    Phase.DRAINS: "drains its transfers",
+    Phase.ALIGNS: "aligns the clocks",
+    Phase.MEMORY: "measures memory",
+    Phase.PROFILES: "profiles",
+    Phase.GATHERS: "gathers the results",
+    Phase.STORES: "stores the run",
+    Phase.PEAK: "measures its device's peak",
+}
+
+VERSION = 1
+CAPACITY = 4096
+_VERSION, _PID, _RANK, _NUMBER, _BEGAN, _DEADLINE, _COUNT = range(7)  # the header
+_FIRST = 8
+_ENTRY = 4  # step, what, came to it, works on it since
+_SIZE = 8 * (_FIRST + CAPACITY * _ENTRY)
+_NONE = -1
+
+
+class Flight(Protocol):
+    """What whoever runs a step notes."""
+
+    def begin_step(self, step: int) -> None:
+        """What follows belongs to a step."""
+
+    def come_to(self, index: int) -> None:
+        """To the action at this index of the rank's lowered row."""
+
+    def work(self) -> None:
+        """What it came to has its input, and is worked on."""
+
+    def enter(self, phase: Phase) -> None:
+        """To something that is no action."""
+
+
+class NoFlight:
+    """Notes nothing."""
+
+    def begin_step(self, step: int) -> None: ...
+    def come_to(self, index: int) -> None: ...
+    def work(self) -> None: ...
+    def enter(self, phase: Phase) -> None: ...
+
+
+NO_FLIGHT = NoFlight()
+
+
+class FlightRecord:
+    """This rank's record. A few stores into memory for each action."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        """Makes the file anew. Raises OSError."""
+        path.unlink(missing_ok=True)  # who has the old one mapped keeps it
+        with path.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a full disk fails here, not at a store
+            self._slots = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+        self._at = _FIRST
+        self._count = 0
+        self._step = _NONE
+        for slot, value in ((_PID, os.getpid()), (_RANK, rank), (_NUMBER, _NONE)):
+            self._slots[slot] = value
+        self._slots[_VERSION] = VERSION
+
+    def begin_case(self, number: int, timeout_s: float) -> None:
+        """Forget what was before. It may take so long; 0: as long as it likes."""
+        now_ns = time.monotonic_ns()
+        self._slots[_COUNT] = self._count = 0
+        self._slots[_NUMBER], self._slots[_BEGAN] = number, now_ns
+        self._slots[_DEADLINE] = now_ns + int(timeout_s * 1e9) if timeout_s else 0
+        self._step = _NONE
+
+    def end_case(self) -> None:
+        self._slots[_DEADLINE], self._slots[_NUMBER] = 0, _NONE
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+
+    def come_to(self, index: int) -> None:
+        self._note(index)
+
+    def enter(self, phase: Phase) -> None:
+        self._note(-1 - phase)
+
+    def work(self) -> None:
+        self._slots[self._at + 3] = time.monotonic_ns()
+
+    def _note(self, what: int) -> None:
+        slots, count = self._slots, self._count
+        self._at = at = _FIRST + count % CAPACITY * _ENTRY
+        slots[at], slots[at + 1], slots[at + 2] = self._step, what, time.monotonic_ns()
+        slots[at + 3] = 0
+        self._count = slots[_COUNT] = count + 1  # last: a reader sees whole entries
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that a rank came to: an action of its row, or a phase."""
+
+    step: int | None
+    index: int | None  # of the action in the rank's lowered row; None in a phase
+    phase: Phase | None
+    began_ns: int
+    works_ns: int | None  # since when it had what it needed; None if it never had
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank left: the last entry is where it is, or was when it died."""
+
+    rank: int
+    pid: int
+    number: int | None  # of the case; None between cases
+    began_ns: int
+    deadline_ns: int | None
+    entries: tuple[Entry, ...]  # of the case, oldest first
+
+
+def read_deadline(slots: memoryview) -> int:
+    """When the case must be over, 0 if there is no such time."""
+    return int(slots[_DEADLINE])
+
+
+def map_record(path: Path) -> memoryview:
+    """A record, for reading again and again. Raises OSError; ValueError for one cut short."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)).cast("q")
+
+
+def read_record(path: Path) -> Record | None:
+    """None for a file that is none, or not a whole one."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) != _SIZE:
+        return None
+    slots = struct.unpack(f"{_SIZE // 8}q", data)
+    if slots[_VERSION] != VERSION:
+        return None
+    count = slots[_COUNT]
+    entries = [_entry(slots, n) for n in range(max(0, count - CAPACITY + 1), count)]
+    number = slots[_NUMBER]
+    return Record(
+        rank=slots[_RANK],
+        pid=slots[_PID],
+        number=None if number == _NONE else number,
+        began_ns=slots[_BEGAN],
+        deadline_ns=slots[_DEADLINE] or None,
+        entries=tuple(entries),
+    )
+
+
+def _entry(slots: tuple[int, ...], number: int) -> Entry:
+    step, what, began_ns, works_ns = slots[_FIRST + number % CAPACITY * _ENTRY :][:_ENTRY]
+    return Entry(
+        step=None if step == _NONE else step,
+        index=what if what >= 0 else None,
+        phase=None if what >= 0 else Phase(-1 - what),
+        began_ns=began_ns,
+        works_ns=works_ns or None,
+    )

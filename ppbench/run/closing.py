@@ -1,0 +1,97 @@
+"""Accounts for runs that have begun and have no row, because their ranks died.
+
+By rank 0 when the agent has started the workers anew; by the controller when they will not be
+started again; and for a launch that was killed as a whole by the next sweep into the same store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.plan.program import Program
+from ppbench.config.case import Case
+from ppbench.run.durations import lowered_of
+from ppbench.run.evidence import Evidence, collect, judge, node_folder
+from ppbench.run.job import Begun, Job, Journal, read_job, read_progress
+from ppbench.run.locks import Lock
+from ppbench.run.rows import write_failure
+from ppbench.store import Store
+
+RUNNING = "running"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A run that was accounted for."""
+
+    begun: Begun
+    status: str
+    summary: str
+
+
+def close_open_runs(
+    job: Job, folder: Path, nodes: Sequence[Evidence], *, is_interrupted: bool = False
+) -> list[Closed]:
+    """Give each a row, and the journal the news. `is_interrupted`: they were ended from outside.
+
+    A run whose row was stored before its ranks died is `ok`. Raises StoreError.
+    """
+    closed = []
+    for begun in read_progress(folder).is_open:
+        one = _close(job, begun, nodes, is_interrupted=is_interrupted)
+        details = {"status": one.status, "summary": one.summary}
+        Journal(folder).append("row", index=begun.index, run_id=begun.run_id, **details)
+        closed.append(one)
+    return closed
+
+
+def _close(job: Job, begun: Begun, nodes: Sequence[Evidence], *, is_interrupted: bool) -> Closed:
+    if Store(Path(job.results)).has_run(begun.run_id):
+        return Closed(begun, "ok", "its workers died after it was stored")
+    item = job.items[begun.index]
+    judgement = judge(
+        nodes,
+        _lowered(item.case),
+        begun.index,
+        item.measure.timeout_s,
+        is_interrupted=is_interrupted,
+    )
+    write_failure(job, item, begun, judgement)
+    return Closed(begun, judgement.status, judgement.error.partition("\n")[0])
+
+
+def _lowered(case: Case) -> Program | None:
+    """None where the program cannot be built: its file is gone."""
+    try:
+        return lowered_of(case)
+    except Exception:
+        return None
+
+
+def close_abandoned(store: Store) -> list[Closed]:
+    """Account for launches that were killed with everything that could do it. Raises StoreError.
+
+    Those that are still at work are left alone.
+    """
+    closed: list[Closed] = []
+    for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
+        lock = Lock(marker)
+        if lock.try_to_hold():
+            closed += _close_launch(marker.parent)
+            marker.unlink(missing_ok=True)
+            lock.release()
+    return closed
+
+
+def _close_launch(folder: Path) -> Iterable[Closed]:
+    try:
+        job = read_job(folder / "job.json")
+    except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
+        return []
+    local = node_folder(job.launch_id)
+    closed = close_open_runs(job, folder, [collect(local, folder)], is_interrupted=True)
+    shutil.rmtree(local, ignore_errors=True)
+    return closed

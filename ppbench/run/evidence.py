@@ -1,0 +1,275 @@
+"""What the ranks of a node left behind when they died, and what it says of their case.
+
+Every rank writes into its node's folder: its flight record as it goes, the exception that ended
+it, the stack at which it crashed. The watchdog adds who died first. After a restart the first
+rank of each node collects all this, and rank 0 judges it: status, error, rank, last actions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import itertools
+import json
+import platform
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from engine.flight import Entry, Phase, Record, read_record
+from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.program import Program
+from engine.plan.spans import COLUMNS, Span, lane_of
+from ppbench.analysis.post_mortem import LastSeen, PostMortem, action_text, post_mortem
+from ppbench.run.launch.exits import read_exits
+from ppbench.run.watchdog import Sighting, read_sighting
+
+PEER_LOST = "crash"
+"""Status of a rank that failed because another one had died. If no rank tells more, one crashed."""
+INTERRUPTED = "interrupted"
+OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # what it is for
+_WAITING = (Op.F, Op.B, Op.I)
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The exception that ended a rank."""
+
+    rank: int
+    at: float  # seconds since the epoch
+    status: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one node's ranks left. Its records' times and `sighting`'s are of its own clock."""
+
+    hostname: str
+    to_epoch_ns: int  # what makes its monotonic clock the time since the epoch
+    records: list[Record] = field(default_factory=list)
+    errors: list[RankError] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
+    sighting: Sighting | None = None
+    signals: dict[int, int] = field(default_factory=dict)  # rank -> what killed it, of the first
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a run whose ranks died."""
+
+    status: str
+    error: str
+    rank: int | None
+    last_actions: list[str | None]
+    found: PostMortem | None  # None if no rank left a record
+    at_ns: int  # when, as spans tell time
+    spans: pd.DataFrame  # what the ranks had finished of their last steps
+
+
+def node_folder(launch_id: str) -> Path:
+    """The launch's folder on this node: in memory, where that can be had. It may not exist."""
+    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return base / f"ppbench-{getpass.getuser()}" / launch_id
+
+
+def fault_path(folder: Path, rank: int) -> Path:
+    """Where Python's fault handler writes what a crashing rank was at."""
+    return folder / f"fault-rank{rank}"
+
+
+def write_rank_error(folder: Path, rank: int, status: str, error: BaseException) -> None:
+    trace = "".join(traceback.format_exception(error))
+    record = RankError(rank, time.time(), status, f"{type(error).__name__}: {error}", trace)
+    path = folder / f"error-rank{rank}.json"
+    aside = path.with_suffix(".partial")  # the agent may end this process at any moment
+    aside.write_text(json.dumps(dataclasses.asdict(record)))
+    aside.replace(path)
+
+
+def collect(folder: Path, launch: Path) -> Evidence:
+    """What lies in a node's folder, which is removed, and what the agent noted in the launch's."""
+    errors = [RankError(**json.loads(p.read_text())) for p in folder.glob("error-rank*.json")]
+    records = [read_record(path) for path in sorted(folder.glob("flight-rank*"))]
+    faults = {
+        int(path.name.removeprefix("fault-rank")): text
+        for path in folder.glob("fault-rank*")
+        if (text := path.read_text(errors="replace").strip())
+    }
+    found = Evidence(
+        platform.node(),
+        time.time_ns() - time.monotonic_ns(),
+        sorted((r for r in records if r is not None), key=lambda record: record.rank),
+        sort_errors(errors),
+        faults,
+        read_sighting(folder),
+        _signals(launch),
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _signals(launch: Path) -> dict[int, int]:
+    """What killed the ranks of the last start that the agent noted a death of: rank -> signal."""
+    exits = read_exits(launch)
+    newest = max((one.attempt for one in exits), default=0)
+    return {e.rank: -e.exitcode for e in exits if e.attempt == newest and e.exitcode < 0}
+
+
+STORE_FAILED = "store"
+"""Status of a rank that could not write to the store: the sweep cannot go on."""
+
+
+def store_error(folder: Path) -> str | None:
+    """Why the launch's results cannot be stored, if that is so."""
+    for path in folder.glob("error-rank*.json"):
+        with contextlib.suppress(OSError):
+            error = RankError(**json.loads(path.read_text()))
+            if error.status == STORE_FAILED:
+                return error.message
+    return None
+
+
+def sort_errors(errors: Sequence[RankError]) -> list[RankError]:
+    """The cause first: the earliest that does not merely tell that another rank is gone."""
+    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at))
+
+
+def judge(
+    nodes: Sequence[Evidence],
+    lowered: Program | None,
+    number: int,
+    timeout_s: float,
+    *,
+    is_interrupted: bool = False,
+) -> Judgement:
+    """What became of the run of this number. `lowered` is None if it cannot be built.
+
+    `is_interrupted`: it was ended from outside, and nothing went wrong with it.
+    """
+    located = [(node, record) for node in nodes for record in node.records]
+    running = [(node, record) for node, record in located if record.number == number]
+    spans = [span for node, record in running for span in _spans(node, record, lowered)]
+    at_ns = max([_ended_ns(node) for node in nodes], default=time.time_ns())
+    seen = [_last_seen(node, record, lowered, number) for node, record in located]
+    world_size = len(seen) if lowered is None else lowered.world_size
+    seen = sorted((one for one in seen if one.rank < world_size), key=lambda one: one.rank)
+    origin_ns = min([*(s.start_ns for s in spans), *(one.since_ns for one in seen)], default=at_ns)
+    at_ns -= origin_ns
+    seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
+    found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
+    if is_interrupted:
+        status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
+    else:
+        status, error, rank = _cause(nodes, found, timeout_s)
+    frame = pd.DataFrame(spans, columns=list(COLUMNS))
+    frame[["start_ns", "end_ns"]] -= origin_ns
+    return Judgement(status, error, rank, _last_actions(seen, world_size), found, at_ns, frame)
+
+
+def _ended_ns(node: Evidence) -> int:
+    """When the node's ranks ended: as the watchdog saw it, else now."""
+    if node.sighting is not None:
+        return node.sighting.at_ns + node.to_epoch_ns
+    return max((int(error.at * 1e9) for error in node.errors), default=time.time_ns())
+
+
+def _cause(
+    nodes: Sequence[Evidence], found: PostMortem | None, timeout_s: float
+) -> tuple[str, str, int | None]:
+    """Status, what went wrong, and on which rank: what is told most clearly comes first."""
+    verdict = "" if found is None else found.verdict
+    accounts = [] if found is None else [account.account for account in found.ranks]
+    told = "\n".join(line for line in (verdict, *accounts) if line)
+    sightings = [node.sighting for node in nodes if node.sighting is not None]
+    errors = sort_errors([error for node in nodes for error in node.errors])
+    faults = {rank: text for node in nodes for rank, text in node.faults.items()}
+    if errors and errors[0].status != PEER_LOST:
+        cause = errors[0]
+        text = f"rank {cause.rank}: {cause.message}\n{told}\n{cause.traceback}"
+        return cause.status, text, cause.rank
+    if any(sighting.has_timed_out for sighting in sightings):
+        words = f"not over after measure.timeout_s = {timeout_s:g} s"
+        return "timeout", f"{words}: {told}", None if found is None else found.rank
+    if faults:
+        rank, text = min(faults.items())
+        return "crash", f"rank {rank} crashed: {text.splitlines()[0]}\n{told}\n{text}", rank
+    killed = {rank: number for node in nodes for rank, number in node.signals.items()}
+    dead = [sighting.first_dead for sighting in sightings if sighting.first_dead is not None]
+    first = min(killed, default=dead[0] if dead else None)
+    if first is not None and any(sighting.oom_kills for sighting in sightings):
+        words = f"rank {first} was killed by the kernel, which had run out of memory"
+        return "oom", f"{words}\n{told}", first
+    if first in killed:
+        words = f"rank {first} was killed by {signal.Signals(killed[first]).name}"
+    elif first is not None:
+        words = f"rank {first} died without a Python error: it was killed"
+    else:
+        words = "a worker died without a Python error: it was killed, or crashed"
+    texts = [words, told, *(f"rank {e.rank}: {e.message}\n{e.traceback}" for e in errors[:1])]
+    return PEER_LOST, "\n".join(text for text in texts if text), first
+
+
+def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:
+    """Where a rank was, its time since the epoch."""
+    last = record.entries[-1] if record.entries and record.number == number else None
+    states = node.sighting.processes if node.sighting is not None else {}
+    action = None if last is None else _action(last, record.rank, lowered)
+    phase = Phase.WAITS if last is None else last.phase
+    is_waiting = phase is Phase.WAITS
+    if action is not None and last is not None:
+        is_waiting = action.op in _WAITING and last.works_ns is None
+    if last is None:
+        since_ns = record.began_ns or time.monotonic_ns()
+    else:
+        since_ns = last.works_ns or last.began_ns
+    return LastSeen(
+        record.rank,
+        node.hostname,
+        states.get(record.rank, "alive"),
+        "steps" if phase is None or action is not None else phase.words,
+        None if last is None else last.step,
+        action,
+        is_waiting,
+        since_ns + node.to_epoch_ns,
+    )
+
+
+def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
+    """The action that an entry is about; None in other phases."""
+    if entry.phase is Phase.UPDATES and entry.works_ns is not None:
+        return OPTIMIZER
+    if entry.index is None or lowered is None:
+        return None
+    return lowered.actions[rank][entry.index]
+
+
+def _last_actions(seen: Sequence[LastSeen], world_size: int) -> list[str | None]:
+    """Of each rank in words: its action, else what else it did; None if it left no record."""
+    words = {s.rank: s.phase if s.action is None else action_text(s.action) for s in seen}
+    return [words.get(rank) for rank in range(world_size)]
+
+
+def _spans(node: Evidence, record: Record, lowered: Program | None) -> list[Span]:
+    """What a rank has computed in its last step and the one before, on the epoch's time."""
+    spans = []
+    last = record.entries[-1].step if record.entries else None
+    for entry, after in itertools.pairwise(record.entries):
+        action = _action(entry, record.rank, lowered)
+        if action is None or entry.works_ns is None or entry.step is None or last is None:
+            continue
+        if entry.step >= last - 1:
+            times = (entry.works_ns + node.to_epoch_ns, after.began_ns + node.to_epoch_ns)
+            lane = lane_of(action.op)
+            spans.append(Span(entry.step, record.rank, lane, *action, *times, 0))
+    return spans

@@ -1,0 +1,278 @@
+"""Starts a machine's workers and restarts them all when one fails: torch's elastic agent, at home.
+
+    python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS MODULE [ARGUMENT ...]
+
+`torch.distributed.run` would do but for five things. Its store listens on every interface of the
+machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
+as one that is stopped. It tells nobody in what order workers died, or how. It leaves its workers
+behind when it is killed. And each worker that it starts imports torch and the models anew, which
+takes seconds; these are forked from the agent, which has imported all that.
+
+    FOLDER/exits.jsonl                       who failed, how and when (exits.py)
+           logs/*/attempt_<n>/<rank>/        what each worker printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from ppbench.run import lifetime
+from ppbench.run.launch.exits import Exit, note_exit
+
+LOOPBACK = "127.0.0.1"
+GRACE_S = 1.0
+"""Workers have nothing to put in order; what they store is whole at any moment."""
+
+KILL_TIMEOUT_S = 30.0
+"""A killed process that stays longer waits for a device; it is left to the kernel."""
+
+PRELOADED = "ppbench.run.worker"
+"""What imports all that workers need; they are forked when it has."""
+
+_POLL_S = 0.05
+_ROLE = "ppbench"
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The agent, as torch's, raises an exception for these; its forks inherit that."""
+
+
+class Loopback(RendezvousHandler):
+    """A rendezvous of one node, whose store is reached from this machine alone."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+        self._address = RendezvousStoreInfo(LOOPBACK, listener.getsockname()[1])
+        self._store = TCPStore(
+            LOOPBACK,
+            self._address.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._store, 0, 1, self._address)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "loopback"
+
+    def get_run_id(self) -> str:
+        return _ROLE
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """There is nobody to tell."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class Agent(LocalElasticAgent):
+    """Torch's agent; what differs is how it learns of a worker's end, and how it ends the rest."""
+
+    def __init__(
+        self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path, start_method: str
+    ) -> None:
+        super().__init__(spec, logs, start_method=start_method)
+        self._folder = folder
+        self._watch: _Watch | None = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        attempt = worker_group.spec.max_restarts - self._remaining_restarts
+        self._watch = _Watch(self._folder, attempt, pids)
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Torch's own would find a failure later, and leave the others at work until then."""
+        watch = self._watch
+        if watch is not None and watch.has_failed:
+            self._end_workers()
+        result: RunResult = super()._monitor_workers(worker_group)
+        if watch is not None:
+            for rank, failure in result.failures.items():
+                watch.note(rank, failure.pid, failure.exitcode)
+        return result
+
+    def _shutdown(self, *arguments: Any, **named: Any) -> None:
+        self._end_workers()
+        super()._shutdown(*arguments, **named)
+
+    def _end_workers(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+
+
+class _Watch:
+    """One start of the workers: a thread waits for each and notes it if it fails.
+
+    The threads leave the dead to be reaped by torch, so that no process of that id can be another.
+    Torch may be faster than they are: what it saw is noted as well.
+    """
+
+    def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
+        self._folder, self._attempt, self._pids = folder, attempt, pids
+        self._is_ending, self._lock = False, threading.Lock()
+        self._noted: set[int] = set()  # process ids
+        self.has_failed = False
+        self._threads = [
+            threading.Thread(target=self._follow, args=one, daemon=True) for one in pids.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _follow(self, rank: int, pid: int) -> None:
+        """Blocks until the worker has ended."""
+        try:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped
+            return
+        assert status is not None  # it is without WNOHANG
+        is_signal = status.si_code != os.CLD_EXITED
+        self.note(rank, pid, -status.si_status if is_signal else status.si_status)
+
+    def note(self, rank: int, pid: int, exitcode: int) -> None:
+        """That a worker has ended, now; once."""
+        at = time.time()
+        with self._lock:
+            if exitcode != 0 and not self._is_ending and pid not in self._noted:
+                self._noted.add(pid)
+                ended = Exit(self._attempt, rank, pid, exitcode, at)
+                note_exit(self._folder, ended)
+                print(f"start {self._attempt}: {ended}", flush=True)
+                self.has_failed = True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all workers have ended by then."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def end(self) -> None:
+        """End the workers and all that they have started. Blocks until they are gone."""
+        with self._lock:
+            self._is_ending = True
+        self._send(signal.SIGTERM)
+        self.wait(GRACE_S)
+        self._send(signal.SIGKILL)
+        self.wait(KILL_TIMEOUT_S)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)  # each has a session of its own
+
+
+def run(
+    folder: Path, num_ranks: int, max_restarts: int, module: str, arguments: list[str]
+) -> RunResult:
+    """Run the workers to their end. Raises SignalException when the agent itself is to end."""
+    importlib.import_module(PRELOADED)  # before there are threads: a fork leaves them behind
+    gc.freeze()  # so that the workers share its memory
+    spec = WorkerSpec(
+        role=_ROLE,
+        local_world_size=num_ranks,
+        rdzv_handler=Loopback(),
+        entrypoint=_work,
+        args=(os.getpid(), module, arguments),
+        max_restarts=max_restarts,
+        monitor_interval=_POLL_S,
+    )
+    logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL)
+    result: RunResult = Agent(spec, logs, folder, start_method="fork").run()
+    return result
+
+
+def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
+    """A worker: run the module as `python -m` would."""
+    for number in _HANDLED:  # a rank that is ended with the others has no error of its own
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    lifetime.die_with_parent(agent_pid)
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            _end(end.code)
+
+
+def _end(code: int | str) -> NoReturn:
+    """As Python ends with this code; but here, where what is printed goes into the worker's log."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
+def stay_local() -> None:
+    """Workers' sockets, too, are bound to loopback, whatever the machine's settings say."""
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:
+        for library in ("GLOO", "NCCL", "TP"):
+            os.environ[f"{library}_SOCKET_IFNAME"] = loopback
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Starts a machine's workers.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("num_ranks", type=int)
+    parser.add_argument("max_restarts", type=int)
+    parser.add_argument("module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    stay_local()
+    # It would tell of a worker that was ended because of another as if it were the cause.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    try:
+        result = run(
+            given.folder, given.num_ranks, given.max_restarts, given.module, given.arguments
+        )
+        exit_code = 1 if result.is_failed() else 0
+    except SignalException as error:
+        exit_code = 128 + error.sigval
+    _end(exit_code)  # taking torch down takes half a second, and there is nothing to close
+
+
+if __name__ == "__main__":
+    main()

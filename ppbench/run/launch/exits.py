@@ -1,0 +1,67 @@
+"""How workers ended: written by their agent as it happens, read by whoever accounts for it.
+
+    <launch's folder>/exits.jsonl    a line for each worker that failed of itself
+
+Workers that the agent ends because another one has failed are not in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "exits.jsonl"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A worker that failed."""
+
+    attempt: int  # how often the workers had been restarted
+    rank: int
+    pid: int
+    exitcode: int  # of a signal, its negative number
+    at: float  # seconds since the epoch
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid}) {self.how}"
+
+    @property
+    def how(self) -> str:
+        """Such as `was ended by SIGKILL`."""
+        if self.exitcode >= 0:
+            return f"ended with exit code {self.exitcode}"
+        try:
+            return f"was ended by {signal.Signals(-self.exitcode).name}"
+        except ValueError:  # a real-time signal
+            return f"was ended by signal {-self.exitcode}"
+
+
+def note_exit(folder: Path, ended: Exit) -> None:
+    """In one write: a line is whole, or the agent was killed in the middle of it."""
+    with (folder / FILE).open("a") as file:
+        file.write(json.dumps(dataclasses.asdict(ended)) + "\n")
+
+
+def read_exits(folder: Path) -> list[Exit]:
+    """In the order in which the agent saw them; empty while none has failed."""
+    try:
+        lines = (folder / FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    exits = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # cut short by a kill
+            exits.append(Exit(**json.loads(line)))
+    return exits
+
+
+def first_exit(folder: Path) -> Exit | None:
+    """The failure that ended the newest start of the workers, as far as the agent can tell."""
+    exits = read_exits(folder)
+    newest = max((one.attempt for one in exits), default=0)
+    return min((one for one in exits if one.attempt == newest), key=lambda e: e.at, default=None)

@@ -1,0 +1,172 @@
+"""Watches a node's ranks from outside: ends a case that takes too long, notes who died first.
+
+    python -m ppbench.run.watchdog FOLDER RANK:PID ...
+
+One small process per node, started by the node's first rank, gone when the ranks are. It reads
+each rank's flight record for the time by which its case must be over. What it saw goes into one
+file; then it kills the ranks that are left, also those that are stopped or wait for ever, so that
+torch's agent can start them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.flight import map_record, read_deadline
+
+LOOK_S = 0.2
+GRACE_S = 2.0
+"""How long the other ranks have, after one has died, to end by themselves and say why."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What the watchdog saw when it ended the ranks."""
+
+    at_ns: int  # on the node's monotonic clock
+    has_timed_out: bool
+    first_dead: int | None  # rank
+    processes: dict[int, str]  # rank -> `alive`, `stopped` or `dead`, at that time
+    oom_kills: int  # processes that the kernel killed for memory meanwhile, of whatever launch
+
+
+def flight_path(folder: Path, rank: int) -> Path:
+    return folder / f"flight-rank{rank}"
+
+
+def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[bytes]:
+    """Watch these ranks of the node, by their process ids. Returns at once; kill it to end it."""
+    ranks = [f"{rank}:{pid}" for rank, pid in pids.items()]
+    return subprocess.Popen([sys.executable, "-m", "ppbench.run.watchdog", str(folder), *ranks])
+
+
+def read_sighting(folder: Path) -> Sighting | None:
+    try:
+        data = json.loads((folder / "sighting.json").read_text())
+    except (OSError, ValueError):
+        return None
+    data["processes"] = {int(rank): state for rank, state in data["processes"].items()}
+    return Sighting(**data)
+
+
+def main(folder: Path, pids: Mapping[int, int]) -> None:
+    """Watch until the ranks are gone."""
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for rank, pid in pids.items():
+            process = _Process(pid)
+            stack.callback(process.close)
+            processes[rank] = process
+        _watch(folder, processes)
+
+
+def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
+    records = [map_record(flight_path(folder, rank)) for rank in processes]
+    oom_kills = _num_oom_kills()
+    while True:
+        dead = _wait_for_death(processes, LOOK_S)
+        now_ns = time.monotonic_ns()
+        deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
+        has_timed_out = not dead and any(end_ns < now_ns for end_ns in deadlines)
+        if dead or has_timed_out:
+            break
+    states = {rank: process.state() for rank, process in processes.items()}
+    if dead:
+        _wait_for_all(processes, GRACE_S)
+    seen = Sighting(
+        now_ns, has_timed_out, dead[0] if dead else None, states, _num_oom_kills() - oom_kills
+    )
+    aside = folder / "sighting.partial"
+    aside.write_text(json.dumps(dataclasses.asdict(seen)))
+    aside.replace(folder / "sighting.json")
+    for process in processes.values():
+        process.kill()
+
+
+def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> list[int]:
+    """The ranks that are dead, the first to be seen so first; waits for one, at most so long."""
+    if all(process.fd is not None for process in processes.values()):
+        poll = select.poll()
+        for process in processes.values():
+            poll.register(process.fd or 0, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+    else:
+        time.sleep(timeout_s)
+    return [rank for rank, process in processes.items() if process.is_dead()]
+
+
+def _wait_for_all(processes: Mapping[int, _Process], timeout_s: float) -> None:
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s and not all(p.is_dead() for p in processes.values()):
+        time.sleep(0.05)
+
+
+class _Process:
+    """One rank's process. Held by a descriptor where the system has them: ids are used again."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        try:
+            self.fd: int | None = os.pidfd_open(pid)
+            self._was_there = True
+        except AttributeError:  # not Linux
+            self.fd, self._was_there = None, True
+        except OSError:
+            self.fd, self._was_there = None, False
+
+    def is_dead(self) -> bool:
+        if not self._was_there:
+            return True
+        if self.fd is not None:
+            ready, _, _ = select.select([self.fd], [], [], 0)
+            return bool(ready)
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def state(self) -> str:
+        if self.is_dead():
+            return "dead"
+        try:
+            stat = Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return "alive"
+        return "stopped" if stat.rpartition(")")[2].split()[0] in "Tt" else "alive"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+            elif self._was_there:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def _num_oom_kills() -> int:
+    """How often the kernel has killed for memory: the machine's count, or the container's."""
+    counts = [0]
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError, ValueError):
+            lines = Path(path).read_text().splitlines()
+            counts += [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return max(counts)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), dict((int(n) for n in pair.split(":")) for pair in sys.argv[2:]))  # type: ignore[misc]

@@ -1,0 +1,41 @@
+"""Runs on disk: parquet in and out. The only user of pyarrow.
+
+results/runs/<run_id>.parquet    one row: the workload, its figures, its circumstances
+results/steps/<run_id>.parquet   a row per measured step
+results/ranks/<run_id>.parquet   a row per rank
+results/spans/<run_id>.parquet   a row per timed action
+results/.../<run_id>.parquet     what was made of them, or measured beside: see TABLES
+results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
+"""
+
+from ppbench.store.columns import SCHEMA_VERSION, TABLES, Column, columns_as_markdown
+from ppbench.store.conditions import Condition, read_conditions
+from ppbench.store.folder import (
+    LAST,
+    Store,
+    check_ok,
+    check_writable,
+    last_sweep_of,
+    new_run_id,
+    newest_of,
+    no_spans,
+)
+from ppbench.store.parquet import write_rows
+
+__all__ = [
+    "LAST",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "Column",
+    "Condition",
+    "Store",
+    "check_ok",
+    "check_writable",
+    "columns_as_markdown",
+    "last_sweep_of",
+    "new_run_id",
+    "newest_of",
+    "no_spans",
+    "read_conditions",
+    "write_rows",
+]

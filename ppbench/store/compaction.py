@@ -1,0 +1,319 @@
+"""Many runs' files into few, without losing a row whatever happens meanwhile.
+
+    1. copy rows of many files into one that is written aside, flush it, rename it into its place
+    2. change the token, so that who lists the folder just now lists it again
+    3. remove the files whose rows were copied
+
+Killed before 1 is complete, nothing has changed. Killed later, some runs are in two files, of which
+readers take one, and the next compaction removes the other. Only runs that have their row in `runs`
+are copied: what a sweep is writing is left to it. One compaction works on a store at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ppbench.errors import StoreError
+from ppbench.files import whole_file
+from ppbench.store.columns import RUN_ID, TABLES, schema_of
+from ppbench.store.listing import COMPACTED, LOCKS, Files, change_token, files_of
+from ppbench.store.parquet import Unreadable, open_parquet, rows_of
+from ppbench.store.reading import Reader, Skip, bounds_of, has_between
+
+TARGET_BYTES = 128 * 2**20
+"""A file is complete when it has grown so large; one of less than half of it is merged again."""
+_ROWS_IN_GROUP = {"runs": 8192}
+_MOST_ROWS_IN_GROUP = 131_072
+_MOST_BYTES_IN_GROUP = 32 * 2**20
+_COMPARED_AT_ONCE = 64
+_LOCK = "compact.lock"
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What became of a table's files."""
+
+    table: str
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+
+def compact(folder: Path, tell: Skip) -> list[Compacted]:
+    """Merge the files of a store, table by table.
+
+    `tell` is told of each file that is left as it is because it cannot be read or would not come
+    out whole, and of waiting for another compaction. Raises StoreError.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder; --results names the store")
+    with _locked(folder / LOCKS / _LOCK, tell):
+        finished = frozenset(Reader(folder, tell).runs([RUN_ID], (), None)[RUN_ID].to_pylist())
+        return [_Table(folder, name, finished, tell).compact() for name in TABLES]
+
+
+def _locked(path: Path, tell: Skip) -> IO[bytes]:
+    """Until it is closed; the system closes it when this process ends, however it does."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"{path}: another ppbench compact is at work; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be locked: {error.strerror}") from error
+    return file
+
+
+@dataclass
+class _Batch:
+    """What is being written to a file, and the files that it will replace."""
+
+    file: IO[bytes]
+    writer: pq.ParquetWriter
+    rows_in_group: int
+    num_rows: int = 0
+    waiting: list[pa.Table] = field(default_factory=list)
+    replaced: list[Path] = field(default_factory=list)
+
+    def add(self, rows: pa.Table) -> None:
+        self.num_rows += rows.num_rows
+        self.waiting.append(rows)
+        if (
+            sum(part.num_rows for part in self.waiting) >= self.rows_in_group
+            or sum(part.nbytes for part in self.waiting) >= _MOST_BYTES_IN_GROUP
+        ):
+            self.write_group()
+
+    def write_group(self) -> None:
+        if self.waiting and (rows := pa.concat_tables(self.waiting)).num_rows:
+            self.writer.write_table(rows.combine_chunks(), row_group_size=rows.num_rows)
+        self.waiting.clear()
+
+
+class _Table:
+    """The compaction of one table."""
+
+    def __init__(self, folder: Path, name: str, finished: frozenset[str], tell: Skip) -> None:
+        self._folder = folder
+        self._name = name
+        self._finished = finished
+        self._tell = tell
+        self._place = folder / name / COMPACTED
+        self._reader = Reader(folder, tell)
+        self._apart: set[Path] = set()
+
+    def compact(self) -> Compacted:
+        begin_s = time.monotonic()
+        self._sweep_up()
+        files_before, bytes_before = self._size()
+        self._drop_copies()
+        sources = self._sources()
+        while sources:
+            sources = self._merge(sources)
+        files_after, bytes_after = self._size()
+        seconds = time.monotonic() - begin_s
+        return Compacted(self._name, files_before, files_after, bytes_before, bytes_after, seconds)
+
+    def _size(self) -> tuple[int, int]:
+        files = files_of(self._folder, self._name)
+        sizes = []
+        for path in (*files.single, *files.compacted):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        return len(sizes), sum(sizes)
+
+    def _sweep_up(self) -> None:
+        """What killed compactions had begun to write; no other process writes here."""
+        for path in self._place.glob(".*"):
+            _remove(path)
+
+    def _drop_copies(self) -> None:
+        """Remove files whose rows another has too: those that a killed compaction had copied."""
+        files = files_of(self._folder, self._name)
+        many = self._sharing(files)
+        for path in sorted(many, key=lambda path: len(many[path])):
+            others = [rows for other, rows in many.items() if other != path]
+            if any(many[path].items() <= other.items() for other in others):
+                del many[path]
+                _remove(path)
+        held: dict[str, int] = {}
+        for path, rows in many.items():
+            if not held.keys().isdisjoint(rows):
+                self._apart.add(path)  # stores were copied into each other; readers take one
+            held |= rows
+        copied = [path for path in files.single if path.stem in held]
+        for start in range(0, len(copied), _COMPARED_AT_ONCE):
+            self._drop_equal(copied[start : start + _COMPARED_AT_ONCE], tuple(many))
+
+    def _sharing(self, files: Files) -> dict[Path, dict[str, int]]:
+        """Of files of many runs whose names reach into another's: run -> number of its rows."""
+        spans = {path: span for path in files.compacted if (span := self._span(path))}
+        names = [path.stem for path in files.single]
+        sharing = {}
+        for path, (first, last) in spans.items():
+            others = [span for other, span in spans.items() if other != path]
+            if has_between(names, first, last) or any(
+                first <= end and begin <= last for begin, end in others
+            ):
+                counts = pq.ParquetFile(path, read_dictionary=[RUN_ID]).read([RUN_ID])
+                counted = counts[RUN_ID].value_counts().to_pylist()
+                sharing[path] = {one["values"]: one["counts"] for one in counted}
+        return sharing
+
+    def _span(self, path: Path) -> tuple[str, str] | None:
+        """The first and the last run of a file of many; None, and said, if it cannot be read."""
+        try:
+            with open_parquet(path, self._name) as file:
+                bounds = bounds_of(file.metadata)
+        except Unreadable as error:
+            self._leave(path, error)
+            return None
+        firsts, lasts = zip(*bounds, strict=True) if bounds else ((), ())
+        if not bounds:
+            return None
+        if None in firsts:
+            self._leave(path, "its footer does not tell which runs it has")
+            return None
+        return min(firsts), max(lasts)
+
+    def _drop_equal(self, single: list[Path], many: tuple[Path, ...]) -> None:
+        run_ids = [path.stem for path in single]
+        copies = self._reader.rows_in(many, self._name, run_ids)
+        for path in single:
+            rows = self._rows_of_one(path)
+            if rows is None:
+                continue
+            if rows.equals(copies.filter(pc.equal(copies[RUN_ID], path.stem))):
+                _remove(path)
+            else:
+                self._leave(path, "it is not what compacted files have of this run")
+
+    def _sources(self) -> list[Path]:
+        """Files to be merged, in order of their runs; none where that would change nothing."""
+        files = files_of(self._folder, self._name)
+        single = [
+            (path.stem, path)
+            for path in files.single
+            if path.stem in self._finished and path not in self._apart
+        ]
+        many = [
+            (span[0], path)
+            for path in files.compacted
+            if path not in self._apart
+            and path.stat().st_size < TARGET_BYTES / 2
+            and (span := self._span(path))
+        ]
+        found = sorted(single + many)
+        return [path for _, path in found] if single or len(many) > 1 else []
+
+    def _merge(self, sources: list[Path]) -> list[Path]:
+        """Merge as many as one file may hold; returns the others."""
+        path = self._place / f"{sources[0].stem.partition('.')[0]}.{secrets.token_hex(6)}.parquet"
+        schema = schema_of(self._name)
+        with whole_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
+            num_taken = 0
+            for source in sources:
+                if file.tell() >= TARGET_BYTES:
+                    break
+                num_taken += 1
+                if (parts := self._parts_of(source)) is not None:
+                    batch.replaced.append(source)
+                    for rows in parts:
+                        batch.add(rows)
+            batch.write_group()
+        self._replace(batch, path)
+        return sources[num_taken:]
+
+    def _replace(self, batch: _Batch, path: Path) -> None:
+        if not batch.num_rows:
+            _remove(path)  # a run without rows in a table needs no file in it
+        else:
+            _check_rows(path, batch.num_rows)
+            _flush_folder(path.parent)
+            change_token(self._folder)
+        for source in batch.replaced:
+            _remove(source)
+        _flush_folder(path.parent)
+
+    def _parts_of(self, path: Path) -> list[pa.Table] | None:
+        """All rows of a file; None, and said, if it is to be left alone."""
+        if path.parent != self._place:
+            rows = self._rows_of_one(path)
+            return None if rows is None else [rows]
+        try:
+            with open_parquet(path, self._name) as file:
+                return [self._whole(file.read_row_group(n)) for n in range(file.num_row_groups)]
+        except Unreadable as error:
+            self._leave(path, error)
+            return None
+
+    def _rows_of_one(self, path: Path) -> pa.Table | None:
+        """The rows of a run's own file; None, and said, if they would not come out whole."""
+        try:
+            with open_parquet(path, self._name) as file:
+                rows = self._whole(file.read())
+            if rows.num_rows and pc.any(pc.not_equal(rows[RUN_ID], path.stem)).as_py():
+                raise pa.ArrowInvalid("it has rows of another run than its name says")
+        except Unreadable as error:
+            self._leave(path, error)
+            return None
+        return rows
+
+    def _whole(self, table: pa.Table) -> pa.Table:
+        """Raises ArrowException for what this version would lose a part of."""
+        known = {column.name for column in TABLES[self._name]}
+        if unknown := sorted(set(table.column_names) - known):
+            raise pa.ArrowInvalid(f"it has columns of a later version: {', '.join(unknown)}")
+        rows = rows_of(table, self._name)
+        if rows.num_rows != table.num_rows:
+            raise pa.ArrowInvalid("it has rows of no run")
+        return rows
+
+    def _leave(self, path: Path, reason: object) -> None:
+        self._apart.add(path)
+        self._tell(f"{path}: left as it is: {reason}")
+
+
+def _check_rows(path: Path, num_rows: int) -> None:
+    """Raises StoreError for a file that came out other than it was written."""
+    try:
+        if pq.read_metadata(path).num_rows == num_rows:
+            return
+    except Unreadable:
+        pass
+    _remove(path)
+    raise StoreError(f"{path}: could not be read back; what it was made from is still there")
+
+
+def _remove(path: Path) -> None:
+    """Raises StoreError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be removed: {error.strerror}") from error
+
+
+def _flush_folder(folder: Path) -> None:
+    """So that after a power failure no removal is known and the new file is not."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,174 @@
+"""Conditions on runs as they are typed, such as `schedule=1f1b and train.microbatch_size>=2`.
+
+A key is a column of `runs`, or a key of sweep files; a value is read as the column's type asks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
+from ppbench.config.case import VARIABLE, Case
+from ppbench.errors import UsageError
+from ppbench.store.columns import RUNS
+from ppbench.store.parquet import stored_seq_len
+
+Value = str | int | float | bool | None
+_COMPARE: dict[str, Callable[..., pa.ChunkedArray]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
+_ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_NULL = "null"
+_FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
+_TYPES = {column.name: column.type for column in RUNS}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a column of `runs` must be; `value` None stands for null."""
+
+    column: str
+    operator: str
+    value: Value
+
+    def __post_init__(self) -> None:
+        assert self.column in _TYPES
+        assert self.operator in _COMPARE
+
+    def holds_in(self, rows: pa.Table) -> pa.ChunkedArray:
+        """By row of `runs`, settings filled, whether it holds.
+
+        A null is equal to null alone, and unequal to all else; no order has a place for it.
+        """
+        cells = rows[self.column]
+        if self.value is None:
+            return cells.is_null() if self.operator == "=" else cells.is_valid()
+        wanted = pa.scalar(stored_seq_len(self.value) if self.column == "seq_len" else self.value)
+        if isinstance(self.value, float) and pa.types.is_integer(cells.type):
+            cells = cells.cast(pa.float64())
+        return _COMPARE[self.operator](cells, wanted).fill_null(self.operator == "!=")
+
+
+def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Condition, ...]:
+    """Each text is one condition, or several joined with `and`. Raises UsageError."""
+    parts = [part for text in texts for part in _split(text)]
+    return tuple(_read(part, option) for part in parts)
+
+
+def _split(text: str) -> list[str]:
+    """At each `and` that stands outside quotes and brackets."""
+    parts = [""]
+    for word in _WORD.findall(text):
+        if word.strip().lower() == "and":
+            parts.append("")
+        else:
+            parts[-1] += word
+    return parts
+
+
+def _read(text: str, option: str) -> Condition:
+    found = _ONE.fullmatch(text)
+    if found is None:
+        raise UsageError(f'{option}: cannot read "{text}"; {_FORM}')
+    key, operator, written = found[1], found[2].replace("==", "="), found[3]
+    column = _column_of(key, option)
+    value = _value_of(column, written, f"{option}: {key}")
+    if value is None and operator not in ("=", "!="):
+        raise UsageError(f"{option}: {key}: null has no order; compare it with = or !=")
+    return Condition(column, operator, value)
+
+
+def _column_of(key: str, option: str) -> str:
+    column = key.replace(".", "_")
+    if column in _TYPES:
+        return column
+    close = difflib.get_close_matches(column, _TYPES, n=1, cutoff=0.5)
+    hint = f'; did you mean "{close[0]}"?' if close else "."
+    raise UsageError(
+        f'{option}: unknown key "{key}"{hint} Known are the keys of sweep files, and the '
+        "columns of runs that results/README.md lists"
+    )
+
+
+def _value_of(column: str, written: str, where: str) -> Value:
+    if written == _NULL:
+        return None
+    kind = _TYPES[column]
+    if column == "seq_len" and written == VARIABLE:
+        return VARIABLE
+    if pa.types.is_boolean(kind):
+        if written.lower() not in ("true", "false"):
+            raise UsageError(f'{where}: expected true or false, got "{written}"')
+        return written.lower() == "true"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _number(written, where)
+    return _text(column, written)
+
+
+def _number(written: str, where: str) -> int | float:
+    try:
+        whole = int(written)
+        if -(2**63) <= whole < 2**63:
+            return whole
+        value = float(whole)
+    except (ValueError, OverflowError):
+        try:
+            value = float(written)
+        except ValueError:
+            raise UsageError(f'{where}: expected a number, got "{written}"') from None
+    if not math.isfinite(value):
+        raise UsageError(f'{where}: expected a number, got "{written}"')
+    return value
+
+
+def _text(column: str, written: str) -> str:
+    """Without its quotes; a schedule by its registered name, a list as the store writes it."""
+    if len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":
+        return written[1:-1]
+    if column == "schedule":
+        try:
+            return find_schedule(written).name
+        except UnknownScheduleError:
+            return written  # csv:PATH, or one that was known once
+    if column in _LISTS:
+        return _list(column, written)
+    return written
+
+
+_LISTS = {name for name, value in vars(Case()).items() if isinstance(value, tuple)} | {
+    "model_partition"
+}
+
+
+def _list(column: str, written: str) -> str:
+    """One number stands for a list of it, as in sweep files."""
+    try:
+        listed = json.loads(written)
+    except ValueError:
+        return written
+    values = listed if isinstance(listed, list) else [listed]
+    is_time = column.endswith("_ms") and all(isinstance(value, int | float) for value in values)
+    return json.dumps([float(value) for value in values] if is_time else values)
+
+
+def holds(rows: pa.Table, conditions: Iterable[Condition]) -> pa.ChunkedArray | None:
+    """By row, whether all conditions hold; None when there is none."""
+    found = None
+    for condition in conditions:
+        one = condition.holds_in(rows)
+        found = one if found is None else pc.and_(found, one)
+    return found

@@ -1,0 +1,202 @@
+"""A results folder: runs go in whole, and come out by their names.
+
+A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
+One file per run, so that sweeps never write the same file and a crash costs one run at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.errors import StoreError, UsageError
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.compaction import Compacted, compact
+from ppbench.store.conditions import Condition
+from ppbench.store.parquet import as_frame, as_table, write_parquet
+from ppbench.store.reading import Reader, Skip
+
+LAST = "last"
+HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")
+MIN_FREE_BYTES = 16 * 2**20
+Row = Mapping[str, object]
+
+
+def new_run_id() -> str:
+    """Sorts by time; two made in the same millisecond differ at random."""
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Make the folder, and try that it takes a file and has room for some runs.
+
+    Raises StoreError, naming the option to change.
+    """
+    fix = f"choose another with {option} DIR"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{secrets.token_hex(4)}"
+        try:
+            probe.write_bytes(bytes(4096))
+        finally:
+            probe.unlink(missing_ok=True)
+        space = shutil.disk_usage(folder)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written to: {error.strerror}; {fix}") from error
+    if space.total and space.free < MIN_FREE_BYTES:
+        free, needed = (f"{size / 2**20:.1f} MiB" for size in (space.free, MIN_FREE_BYTES))
+        raise StoreError(
+            f"{folder}: its disk has {free} left, and a sweep needs {needed} at least; make room, "
+            f"or {fix}"
+        )
+
+
+def _ignore(_problem: str) -> None:
+    pass
+
+
+class Store:
+    """A results folder. Reading one that does not exist gives empty tables."""
+
+    def __init__(self, folder: Path, on_skip: Skip = _ignore) -> None:
+        """`on_skip` is told of each file that cannot be read; the others are read all the same."""
+        self.folder = folder
+        self._reader = Reader(folder, on_skip)
+
+    def write_run(self, run: Row, tables: Mapping[str, pd.DataFrame]) -> None:
+        """Store one run: its row, and its part of the other tables by their names.
+
+        `run` must hold a `run_id`; columns that are left out are null. Raises StoreError when the
+        disk is full or takes no files; then nothing of the run is left in the store.
+        """
+        run_id = str(run[RUN_ID])
+        parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
+        written: list[Path] = []
+        try:
+            for name, frame in parts:
+                path = self.folder / name / f"{run_id}.parquet"
+                rows = frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+                write_parquet(as_table(rows, name), path)
+                written.append(path)
+        except StoreError:
+            for path in written:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
+
+    def profiles_of(self, run_id: str) -> Path:
+        """The folder of a run's Chrome traces; it exists if there are any."""
+        return self.folder / "profiles" / run_id
+
+    def has_run(self, run_id: str) -> bool:
+        """Whether there is a row of the run."""
+        return bool(self._reader.rows_of_runs("runs", [run_id], [RUN_ID]).num_rows)
+
+    def runs(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Iterable[Condition] = (),
+        newest: int | None = None,
+    ) -> pd.DataFrame:
+        """The runs for which the conditions hold, each once, oldest first.
+
+        Of the given columns, which are much faster to read than all; and of the newest so many.
+        """
+        found = self._reader.runs(columns, tuple(where), newest)
+        return as_frame(found if columns is None else found.select(list(columns)), "runs")
+
+    def history(self, case_id: str, figure: str) -> pd.DataFrame:
+        """A figure of a case over its `ok` runs, oldest first, with what tells them apart.
+
+        `figure` is a column of `runs`; the others are those of HISTORY.
+        """
+        wanted = [Condition("case_id", "=", case_id), Condition("status", "=", "ok")]
+        return self.runs([*HISTORY, figure], wanted)
+
+    def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
+        """The rows that the given runs have in a table, in the order of the ids.
+
+        None where a run has no part in it.
+        """
+        return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
+
+    def compact(self, tell: Skip) -> list[Compacted]:
+        """Merge files of one run into files of many; see `compaction`. Raises StoreError."""
+        return compact(self.folder, tell)
+
+    def every_run(self) -> pd.DataFrame:
+        """As `runs`, at least one. Raises UsageError."""
+        return self._at_least_one(self.runs())
+
+    def _at_least_one(self, runs: pd.DataFrame) -> pd.DataFrame:
+        if runs.empty:
+            raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
+        return runs
+
+    def find(self, name: str) -> pd.Series:
+        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+        return self.named([name]).iloc[0]
+
+    def named(self, names: Sequence[str]) -> pd.DataFrame:
+        """The runs called so, each once and in this order. Raises UsageError."""
+        known = self._at_least_one(self.runs([RUN_ID]))[RUN_ID]
+        ids = [self.id_of(name, known) for name in names]
+        return self.table("runs", ids)
+
+    def id_of(self, name: str, known: pd.Series) -> str:
+        """The one of the known ids, oldest first, that is called so. Raises UsageError."""
+        if name == LAST:
+            return str(known.iloc[-1])
+        found = known[known.str.startswith(name)]
+        if len(found) == 1:
+            return str(found.iloc[0])
+        if found.empty:
+            raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
+        some = ", ".join(found.tail(5))
+        raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
+
+    def last_sweep(self) -> pd.DataFrame:
+        """The newest run of each case and launch of the sweep that the last run belongs to.
+
+        Raises UsageError when there is no run.
+        """
+        last = self._at_least_one(self.runs(["sweep_id"], newest=1))["sweep_id"].iloc[0]
+        sweep_id = None if pd.isna(last) else str(last)
+        return last_sweep_of(self.runs(where=[Condition("sweep_id", "=", sweep_id)]))
+
+
+def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """As `Store.last_sweep`, among these rows of `runs`, at least one."""
+    return newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
+
+
+def newest_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """The newest of the rows of `runs` for each case and launch.
+
+    One that was interrupted counts only where there is no other: nothing was found out.
+    """
+    is_whole = runs["status"] != "interrupted"
+    whole = runs[is_whole].drop_duplicates("resume_key", keep="last")
+    rest = runs[~is_whole & ~runs["resume_key"].isin(whole["resume_key"])]
+    return pd.concat([whole, rest.drop_duplicates("resume_key", keep="last")]).sort_index()
+
+
+def check_ok(run: pd.Series, what: str) -> None:
+    """Raises UsageError for a run that was not measured to its end, and so has no such thing."""
+    if run["status"] != "ok":
+        raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
+
+
+def no_spans(run: pd.Series) -> StoreError:
+    """To be raised where a run's spans are wanted and are not there."""
+    return StoreError(
+        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        "measure it again with: ppbench sweep FILE --rerun"
+    )

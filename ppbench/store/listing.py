@@ -1,0 +1,101 @@
+"""Which files hold a table, as of one moment, also while compaction replaces some by others.
+
+    results/runs/<run_id>.parquet            a run's own file, until it is compacted
+    results/runs/compacted/<name>.parquet    many runs
+
+Every file counts that is there, and a run that is in two of them is taken from the first.
+Compaction puts the new file in its place, changes the token, and only then removes what it
+replaces. So when the token is the same before and after the folders are listed, nothing can have
+left them before what replaces it could be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ppbench.errors import StoreError
+from ppbench.files import whole_file
+
+COMPACTED = "compacted"
+LOCKS = "locks"
+_TOKEN = "compacted"  # noqa: S105  # no secret: it tells one moment from another
+_MOST_TRIES = 1000
+T = TypeVar("T")
+
+
+class VanishedError(Exception):
+    """A file was there when the folder was listed and is there no more."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a table: of one run each, oldest first; and of many."""
+
+    single: tuple[Path, ...]
+    compacted: tuple[Path, ...]
+
+
+def files_of(folder: Path, name: str) -> Files:
+    """To be called within `steadily`."""
+    place = folder / name
+    return Files(_parquet_in(place), compacted_of(folder, name))
+
+
+def compacted_of(folder: Path, name: str) -> tuple[Path, ...]:
+    """Those that hold many runs. To be called within `steadily`."""
+    return _parquet_in(folder / name / COMPACTED)
+
+
+def steadily(folder: Path, look: Callable[[], T]) -> T:
+    """What `look` finds, looking again when files were replaced meanwhile.
+
+    Raises StoreError if that never ends.
+    """
+    for _ in range(_MOST_TRIES):
+        before = _token(folder)
+        try:
+            found = look()
+        except VanishedError:
+            continue
+        if _token(folder) == before:
+            return found
+    raise StoreError(f"{folder}: its files change faster than they can be read; try again later")
+
+
+def change_token(folder: Path) -> None:
+    """To be called after a file has replaced others and before these are removed."""
+    with whole_file(_token_file(folder)) as file:
+        file.write(secrets.token_hex(16).encode())
+
+
+def check_there(path: Path) -> None:
+    """Raises VanishedError for a file that is gone."""
+    if not os.path.lexists(path):
+        raise VanishedError
+
+
+def _token(folder: Path) -> bytes:
+    try:
+        return _token_file(folder).read_bytes()
+    except OSError:
+        return b""
+
+
+def _token_file(folder: Path) -> Path:
+    return folder / LOCKS / _TOKEN
+
+
+def _parquet_in(place: Path) -> tuple[Path, ...]:
+    """Files that are written aside begin with a dot. Raises StoreError."""
+    try:
+        names = [name for name in os.listdir(place) if name.endswith(".parquet")]  # noqa: PTH208  # fast
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise StoreError(f"{place}: cannot be read: {error.strerror}") from error
+    return tuple(place / name for name in sorted(names) if not name.startswith("."))

@@ -1,0 +1,164 @@
+"""Models that misbehave under way, by what they are called: `faulty:stops`, `faulty:sound`.
+
+In the second stage of two, in the forward of microbatch 2 of step 1, unless their name says else.
+Run in the workers, which find this file in their working directory.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from engine.flight import read_record
+from ppbench.run.evidence import node_folder
+
+AT = 6  # of the forwards so far, four in each step
+NO_LIMIT = 10**6
+
+
+class Faulty(nn.Module):
+    def __init__(self, act, *, always=False):
+        super().__init__()
+        self.act, self.always, self.num_calls = act, always, 0
+
+    def forward(self, x):
+        if not isinstance(x, FakeTensor):  # a message's shape is found without running
+            if self.always or self.num_calls == AT:
+                self.act()
+            self.num_calls += 1
+        return x
+
+
+def rank():
+    return os.environ.get("RANK")
+
+
+def model(act, **options):
+    return nn.Sequential(
+        nn.Embedding(256, 8), nn.Linear(8, 8), Faulty(act, **options), nn.Linear(8, 256)
+    )
+
+
+def sound():
+    return model(lambda: None)
+
+
+def raises():
+    def act():
+        raise RuntimeError("not today")
+
+    return model(act)
+
+
+def wants_too_much():
+    return model(lambda: bytearray(2**60))
+
+
+def allocates_too_much():
+    return model(lambda: torch.empty(2**50))
+
+
+def fills_its_cgroup():
+    def act():
+        procs, num_bytes = os.environ["FAULTY_CGROUP"].split(":")
+        Path(procs).write_text(str(os.getpid()))
+        bytearray(b"x" * int(num_bytes))
+
+    return model(act)
+
+
+def aborts():
+    return model(os.abort)
+
+
+def segfaults():
+    return model(lambda: ctypes.string_at(0))
+
+
+def leaves():
+    return model(lambda: os._exit(0))
+
+
+def exits():
+    return model(lambda: sys.exit(0))
+
+
+def is_killed():
+    return model(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stops():
+    return model(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def sleeps():
+    return model(lambda: time.sleep(NO_LIMIT))
+
+
+def drops():
+    """From there on its messages are lost."""
+
+    def act():
+        dist.isend = lambda *_arguments: None
+
+    return model(act)
+
+
+def creeps():
+    """Makes progress, and would be at it for ever."""
+    return model(lambda: time.sleep(0.4), always=True)
+
+
+def unbuildable():
+    """On one rank alone, which is past what all ranks agree on."""
+    if rank() == "1":
+        raise RuntimeError("no weights today")
+    return sound()
+
+
+def too_big_to_build():
+    if rank() == "1":
+        raise MemoryError
+    return sound()
+
+
+def kills_an_idle_rank():
+    return model(lambda: os.kill(_sibling(1), signal.SIGKILL))
+
+
+def once():
+    """Fails where it has not failed before."""
+
+    def act():
+        path = Path("failed-once")
+        if rank() == "1" and not path.exists():
+            path.touch()
+            raise RuntimeError("try again")
+
+    return model(act)
+
+
+def broken():
+    """Until it is mended."""
+
+    def act():
+        if not Path("mended").exists():
+            raise RuntimeError("mend me")
+
+    return model(act)
+
+
+def _sibling(rank):
+    """The process of a rank of the same launch, by its flight record."""
+    for path in node_folder("").glob("*/flight-rank0"):
+        own, other = read_record(path), read_record(path.with_name(f"flight-rank{rank}"))
+        if own is not None and own.pid == os.getpid():
+            return other.pid
+    raise AssertionError("there is no such rank")

@@ -1,0 +1,362 @@
+"""Sweep files that nobody would write: valid ones, each changed in a few random places."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.config.schema import SweepFile, known_keys, place_keys
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+EVERYTHING = '''\
+# Every section at once.
+name = "everything"
+device = "cpu"
+schedule = "1f1b"
+world_size = 2
+stages_per_rank = "auto"
+num_microbatches = 8
+seq_len = 128
+
+[model]
+preset = "llama-8m"
+weights = "random"
+trust_remote_code = false
+dtype = 'float32'
+partition = "parameters"
+split = "auto"
+split_points = []
+seed = 0x1F
+
+[data]
+source = """stdlib"""
+tokenizer = "bytes"
+text_column = "text"
+max_seq_len = 2_048
+shuffle = true
+num_workers = 0
+seed = 3
+
+[train]
+optimizer = "adamw"
+learning_rate = 1e-4
+weight_decay = 0.01
+momentum = 0.0
+lr_schedule = "cosine"
+lr_warmup_steps = 10
+lr_decay_steps = 100
+clip_norm = 1.0
+autocast = "none"
+recompute = false
+compile = false
+microbatch_size = 1
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 20
+steps = 3
+launches = 2
+verify = false
+profile_steps = 0
+timeout_s = 600
+retry = 1
+order_seed = 7
+
+[launch]
+threads_per_rank = 1
+bind = true
+
+[transfer]
+policy = "early"
+look_ahead = 1
+
+[grid]
+schedule = ["afab", "1f1b", "zb_h1"]
+world_size = [
+    1,
+    2,  # a comment, with a bracket ]
+]
+"train.microbatch_size" = [1, 2]
+launch = {threads_per_rank = [1, 2]}
+
+[[exclude]]
+world_size = 1
+schedule = "1f1b"
+
+[[exclude]]
+train.microbatch_size = 2
+world_size = 2
+'''
+EMULATED = """\
+device = "emulated"
+world_size = 4
+num_microbatches = 16
+emulated = {F_ms = 2, I_ms = 1.5, W_ms = 1, link_ms = 0.5, jitter = 0.1, seed = 1}
+
+[grid]
+schedule = ["1f1b", "interleaved_1f1b", "zbv", "dualpipev"]
+num_microbatches = [8, 16]
+emulated.jitter = [0.0, 0.1]
+measure.steps = [3]
+
+[[exclude]]
+schedule = "zbv"
+num_microbatches = 8
+"""
+VARIABLE = """\
+seq_len = "variable"
+[data]
+source = "synthetic"
+max_seq_len = 64
+[grid]
+model.preset = ["llama-tiny", 'llama-8m']
+model.partition = ["uniform", "parameters", "measured"]
+measure.verify = [true, false]
+"""
+BASES = (
+    *(path.read_text(encoding="utf-8") for path in sorted(SWEEPS.glob("*.toml"))),
+    EVERYTHING,
+    EMULATED,
+    VARIABLE,
+)
+VALUES = (
+    *("0", "1", "2", "-1", "-0", "3.5", "1e-7", "1e400", "-1e308", "nan", "-nan", "inf", "-inf"),
+    *("9" * 30, "9" * 400, "9" * 5000, "0x" + "f" * 300, "0x" + "f" * 5000, "0o17", "0b1", "1_0"),
+    *("9007199254740993", "9223372036854775807", "9223372036854775808", "1.0", "00", "1__0"),
+    *("true", "false", "True", "null", "none", '"true"', '""', "''", '" "', '"\\n"', '"a\\nb"'),
+    *('"""\na\nb"""', "'''\n'''", '"""a\\\n   b"""', '""""quoted""""', '"\\u0000"', '"\\u001b[2J"'),
+    *('"\\ud800"', '"\\U0010FFFF"', '"\\U00110000"', '"\\x41"', '"\u202e"', '"\u2028"'),
+    *('"' + "x" * 5000 + '"', '"text:' + "a/*/" * 2000 + '"', '"text:/"', '"text:.."', '"text:["'),
+    *('"text:**x"', '"text:a\\u0000"', '"json:no"', '"parquet:"', '"hf:"', '"hf:a/b"', '"text:"'),
+    *('"csv:no.csv"', '"csv:"', '"csv:."', '"csv:a\\u0000b"', '"csv:sweep.toml"', '"text:*.toml"'),
+    *('"a/b"', '"a.b:c"', '"./none"', '"."', '"/"', '"variable"', '"auto"', '"cuda"', '"emulated"'),
+    *('"trace"', '"cosine"', '"measured"', '"just_in_time"', '"gpipe"', '"zbv"', '"1F1B"'),
+    *("1979-05-27", "07:32:00", "1979-05-27T07:32:00Z", "1979-05-27 07:32:00.999999-07:00"),
+    *("[]", "[[]]", "[[], []]", "[1, 2]", "[1, 1]", "[1, 1.0, true]", "[1, ", "]", "[,]", "[1,,2]"),
+    *('["a"]', '["a", "a"]', '["a", 1]', "[[3, 5], [4, 4]]", "[nan, nan]", "[0, -1]", "[[1], [1]]"),
+    *("{}", "{a = 1}", "{a = {b = {c = 1}}}", "{a = 1, a = 2}", "{a = 1,}", "{\na = 1}", "[{}]"),
+    *("[" * 50 + "]" * 50, "[" * 5000 + "]" * 5000, "{a = " * 60 + "1" + "}" * 60, "[" * 3000),
+    *(str(list(range(1, 400))), str(list(range(3000))), "[" + "1, " * 3000 + "]", "#", "", "?"),
+)  # fmt: skip
+KEYS = (
+    *known_keys(),
+    *place_keys(),
+    *SweepFile.model_fields,
+    *("grid", "exclude", "grid.seq_len", "exclude.x", '""', "''", '"a.b"', '"a\\nb"', "a.b.c"),
+    *('"\\u0000"', "é", '"é"', "1", "-", "1.2", "wrold_size", "Schedule", '"train.recompute"', "."),
+    *(".".join("a" * 3000), "a" * 500, "__class__", "model_config", "model_fields", '"model "'),
+)  # fmt: skip
+CHARACTERS = "\0\a\b\t\n\r\v\f\x1b\x7f\x85\xa0\u2028\ufeff\ufffd\U0001f600é\"'\\#=.,[]{}+-_0 "
+HEADERS = ("[{}]", "[[{}]]", "[grid.{}]", "[[exclude.{}]]", "[{}.{}]", "[{}", "[]", "[[{}]", "[[]]")
+_TOKEN = re.compile(r'"[^"\n]*"|[\w.+-]+|\s+|.', re.DOTALL)
+_SETTING = re.compile(r"^([^\s=#\[][^=\n]*)=([^\n]*)$", re.MULTILINE)
+_HEADER = re.compile(r"^\[[^\n]*\]\s*$", re.MULTILINE)
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A file's bytes, the overrides that it is read with, and what was done to it."""
+
+    content: bytes
+    overrides: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+def mutate(seed: int) -> Mutation:
+    """A valid sweep file with one to three changes, the same for the same seed."""
+    rng = random.Random(seed)
+    text = rng.choice(BASES)
+    kinds = [rng.choice(list(OF_TEXT)) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    for kind in kinds:
+        text = OF_TEXT[kind](rng, text)
+    content = text.encode("utf-8", "surrogatepass")
+    if rng.random() < 0.15:
+        kinds.append(kind := rng.choice(list(OF_BYTES)))
+        content = OF_BYTES[kind](rng, content)
+    overrides = tuple(_override(rng) for _ in range(rng.choice((1, 1, 2))))
+    has_overrides = rng.random() < 0.2
+    chosen = (*kinds, "override") if has_overrides else tuple(kinds)
+    return Mutation(content, overrides if has_overrides else (), chosen)
+
+
+def _override(rng: random.Random) -> str:
+    key, value = rng.choice(KEYS[: len(known_keys()) + len(place_keys())]), rng.choice(VALUES)
+    return rng.choice(
+        (f"{key}={value}", f"{key}={value}", f"grid.{key}={value}", f"{key} = [{value}]",
+         f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}", f"{key}={value}\nname = 'x'")
+    )  # fmt: skip
+
+
+def _piece(rng: random.Random, length: int) -> tuple[int, int]:
+    start = rng.randrange(length + 1)
+    return start, min(length, start + rng.choice((1, 1, 2, 5, 20)))
+
+
+def _delete(rng: random.Random, text: str) -> str:
+    start, end = _piece(rng, len(text))
+    return text[:start] + text[end:]
+
+
+def _insert(rng: random.Random, text: str) -> str:
+    start, _ = _piece(rng, len(text))
+    return text[:start] + rng.choice(CHARACTERS) * rng.choice((1, 1, 2, 3, 200)) + text[start:]
+
+
+def _repeat(rng: random.Random, text: str) -> str:
+    start, end = _piece(rng, len(text))
+    return text[:end] + text[start:end] * rng.choice((1, 2, 50)) + text[end:]
+
+
+def _truncate(rng: random.Random, text: str) -> str:
+    return text[: rng.randrange(len(text) + 1)]
+
+
+def _change_line(rng: random.Random, text: str) -> str:
+    lines = text.split("\n")
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    match rng.randrange(6):
+        case 0:
+            del lines[one]
+        case 1:
+            lines.insert(other, lines[one])
+        case 2:
+            lines[one], lines[other] = lines[other], lines[one]
+        case 3:
+            lines[one] = "# " + lines[one]
+        case 4:
+            lines[one : one + 2] = [" ".join(lines[one : one + 2])]
+        case 5:
+            lines[one] = lines[one].replace(" ", "\n")
+    return "\n".join(lines)
+
+
+def _change_token(rng: random.Random, text: str) -> str:
+    tokens = _TOKEN.findall(text)
+    if not tokens:
+        return text
+    one, other = rng.randrange(len(tokens)), rng.randrange(len(tokens))
+    match rng.randrange(4):
+        case 0:
+            tokens[one] = ""
+        case 1:
+            tokens[one], tokens[other] = tokens[other], tokens[one]
+        case 2:
+            tokens[one] = tokens[other]
+        case 3:
+            tokens[one] = rng.choice(_TOKEN.findall(rng.choice(BASES)))
+    return "".join(tokens)
+
+
+def _replace_one(
+    rng: random.Random, pattern: re.Pattern[str], text: str, new: Callable[[re.Match[str]], str]
+) -> str:
+    found = list(pattern.finditer(text))
+    if not found:
+        return text
+    match = rng.choice(found)
+    return text[: match.start()] + new(match) + text[match.end() :]
+
+
+def _change_value(rng: random.Random, text: str) -> str:
+    value = rng.choice(VALUES)
+    written = rng.choice((value, value, f"[{value}]", f"[1, {value}]", f"{value} # 1"))
+    return _replace_one(rng, _SETTING, text, lambda match: f"{match[1]}= {written}")
+
+
+def _change_number(rng: random.Random, text: str) -> str:
+    return _replace_one(rng, _NUMBER, text, lambda _: rng.choice(VALUES[:27]))
+
+
+def _change_key(rng: random.Random, text: str) -> str:
+    def new(match: re.Match[str]) -> str:
+        key = match[1].strip()
+        changed = rng.choice(
+            (rng.choice(KEYS), f'"{key}"', f"'{key}'", f"grid.{key}", key[1:], key.upper(),
+             key + key[-1], f"{key}.x", key.replace("_", "-"), f"{key} {key}")
+        )  # fmt: skip
+        return f"{changed} ={match[2]}"
+
+    return _replace_one(rng, _SETTING, text, new)
+
+
+def _add_setting(rng: random.Random, text: str) -> str:
+    lines = text.split("\n")
+    lines.insert(rng.randrange(len(lines) + 1), f"{rng.choice(KEYS)} = {rng.choice(VALUES)}")
+    return "\n".join(lines)
+
+
+def _change_header(rng: random.Random, text: str) -> str:
+    names = (rng.choice(KEYS), rng.choice(KEYS))
+    return _replace_one(rng, _HEADER, text, lambda _: rng.choice(HEADERS).format(*names))
+
+
+def _change_table(rng: random.Random, text: str) -> str:
+    """Tables duplicated, removed or swapped."""
+    tables = re.split(r"(?m)^(?=\[)", text)
+    one, other = rng.randrange(len(tables)), rng.randrange(len(tables))
+    match rng.randrange(3):
+        case 0:
+            tables.insert(other, tables[one])
+        case 1:
+            del tables[one]
+        case 2:
+            tables[one], tables[other] = tables[other], tables[one]
+    return "".join(tables)
+
+
+def _nest(rng: random.Random, text: str) -> str:
+    depth = rng.choice((3, 50, 1200))
+    return _replace_one(
+        rng, _SETTING, text, lambda match: f"{match[1]}= {'[' * depth}{match[2]}{']' * depth}"
+    )
+
+
+def _many_lines(rng: random.Random, text: str) -> str:
+    filler = rng.choice(("# filler\n", "\n", "[[exclude]]\nseq_len = 7\n", "x = 1\n"))
+    return text + filler * rng.choice((10, 1000))
+
+
+OF_TEXT: dict[str, Callable[[random.Random, str], str]] = {
+    "delete": _delete,
+    "insert": _insert,
+    "repeat": _repeat,
+    "truncate": _truncate,
+    "line": _change_line,
+    "token": _change_token,
+    "value": _change_value,
+    "number": _change_number,
+    "key": _change_key,
+    "setting": _add_setting,
+    "header": _change_header,
+    "table": _change_table,
+    "nest": _nest,
+    "many lines": _many_lines,
+    "line ends": lambda _, text: text.replace("\n", "\r\n"),
+    "bare returns": lambda _, text: text.replace("\n", "\r"),
+    "byte order mark": lambda _, text: "\ufeff" + text,
+}
+
+
+def _flip(rng: random.Random, content: bytes) -> bytes:
+    changed = bytearray(content or b"x")
+    for _ in range(rng.choice((1, 1, 3))):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def _random_bytes(rng: random.Random, content: bytes) -> bytes:
+    start = rng.randrange(len(content) + 1)
+    return content[:start] + rng.randbytes(rng.choice((1, 4, 64))) + content[start:]
+
+
+OF_BYTES: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "flip": _flip,
+    "random bytes": _random_bytes,
+    "UTF-16": lambda _, content: content.decode("utf-8", "replace").encode("utf-16"),
+    "Latin-1": lambda _, content: content.decode("utf-8", "replace").encode("latin-1", "replace"),
+    "null": lambda rng, content: content + b"\0" * rng.choice((1, 1000)),
+}
