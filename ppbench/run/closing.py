@@ -15,7 +15,7 @@ from engine.plan.program import Program
 from ppbench.config.case import Case
 from ppbench.run.durations import lowered_of
 from ppbench.run.evidence import Evidence, collect, judge, node_folder
-from ppbench.run.job import Begun, Job, Journal, read_job, read_progress
+from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
 from ppbench.run.locks import Lock
 from ppbench.run.rows import write_failure
 from ppbench.store import Store
@@ -31,6 +31,12 @@ class Closed:
     status: str
     summary: str
 
+    @property
+    def event(self) -> Event:
+        """As the journal has it."""
+        details: Event = {"run_id": self.begun.run_id, "status": self.status}
+        return {"event": "row", "index": self.begun.index, **details, "summary": self.summary}
+
 
 def close_open_runs(
     job: Job, folder: Path, nodes: Sequence[Evidence], *, is_interrupted: bool = False
@@ -42,8 +48,7 @@ def close_open_runs(
     closed = []
     for begun in read_progress(folder).is_open:
         one = _close(job, begun, nodes, is_interrupted=is_interrupted)
-        details = {"status": one.status, "summary": one.summary}
-        Journal(folder).append("row", index=begun.index, run_id=begun.run_id, **details)
+        Journal(folder).add(one.event)
         closed.append(one)
     return closed
 

@@ -84,13 +84,16 @@ class Journal:
         self._offset = 0
 
     def append(self, event: EventName, **details: str | float | None) -> None:
+        self.add({"event": event, **details})
+
+    def add(self, event: Event) -> None:
         """In one write, begun on a new line: what a killed process left unfinished stays apart.
 
         Raises StoreError.
         """
         try:
             with self._path.open("a") as file:
-                file.write("\n" + json.dumps({"event": event, **details}) + "\n")
+                file.write("\n" + json.dumps(event) + "\n")
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import platform
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Member:
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
     flight: Flight  # where this rank notes what it does
+    cores: tuple[int, ...] | None = None  # that it is bound to
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -105,6 +107,7 @@ def _result_of(
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
         "hostname": platform.node(),
+        "cores": None if member.cores is None else json.dumps(member.cores),
     }
     samples = [
         {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from engine.run.watch import NOTHING, RANGES, SPANS, Watch
 from ppbench.config.case import Case
 from ppbench.run.job import Item
+from ppbench.run.lifetime import die_with_parent
+from ppbench.run.meeting import join_other_ranks
 from ppbench.run.profiling import profiler_for
 from ppbench.run.runtimes.runtime import Runtime
 from ppbench.run.worker import Worker, take_part
@@ -41,6 +43,8 @@ favourite."""
 
 def main(job_file: Path) -> None:
     """Measure every case of the job."""
+    die_with_parent()
+    join_other_ranks()
     take_part(job_file, _run_all)
 
 

@@ -19,6 +19,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def _shuffled(items: tuple[Item, ...]) -> list[Item]:
     return ordered
 
 
+def note_rerun(plan: Plan, store: Store) -> None:
+    """Remember since when all runs are made again, until that is done. Raises StoreError."""
+    since = rerun_since(store, plan.sweep_id)
+    with whole_file(_rerun_note(store, plan.sweep_id)) as file:
+        file.write(since.encode())
+
+
+def forget_rerun(plan: Plan, store: Store) -> None:
+    _rerun_note(store, plan.sweep_id).unlink(missing_ok=True)
+
+
 def rerun_since(store: Store, sweep_id: str) -> str:
     """The run id after which runs count, when all are to be made again: when that was first asked.
 
@@ -201,12 +213,9 @@ def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False
     Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
     stored. On KeyboardInterrupt they are ended, and what is finished stays.
     """
-    path = store.folder / "locks" / f"sweep-{plan.sweep_id}.lock"
-    with held(path, who(f"sweep {plan.sweep.name}"), lambda _: None):
-        note = _rerun_note(store, plan.sweep_id)
-        if reruns and plan.missing:
-            with whole_file(note) as file:
-                file.write(rerun_since(store, plan.sweep_id).encode())
+    with sweep_lock(plan, store):
+        if reruns:
+            note_rerun(plan, store)
         display.begin(list(plan.missing), plan.sweep.axes)
         try:
             for launch in sorted({item.launch for item in plan.missing}):
@@ -214,7 +223,13 @@ def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False
                 _run_launch(plan, indices, store, display)
         finally:
             display.end()
-        note.unlink(missing_ok=True)
+        forget_rerun(plan, store)
+
+
+def sweep_lock(plan: Plan, store: Store) -> AbstractContextManager[None]:
+    """Held by who makes this sweep, on whatever machine."""
+    path = store.folder / "locks" / f"sweep-{plan.sweep_id}.lock"
+    return held(path, who(f"sweep {plan.sweep.name}"), lambda _: None)
 
 
 def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) -> None:
@@ -224,12 +239,13 @@ def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) 
     """
     left = indices
     while left:
-        show = functools.partial(_show, left, display)
-        statuses = _run_job(_job_of(plan, left, store), store, show)
+        show = functools.partial(show_event, left, display)
+        statuses = _run_job(job_of(plan, left, store), store, show)
         left = [index for position, index in enumerate(left) if position not in statuses]
 
 
-def _job_of(plan: Plan, indices: list[int], store: Store) -> Job:
+def job_of(plan: Plan, indices: list[int], store: Store) -> Job:
+    """A launch's; `indices` are the positions of its items among what is missing."""
     return Job(
         new_run_id(),
         str(store.folder),
@@ -281,9 +297,7 @@ def _close(
     local = node_folder(job.launch_id)
     nodes = [collect(local, folder)]
     for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
-        begun = closed.begun
-        details: Event = {"index": begun.index, "run_id": begun.run_id, "status": closed.status}
-        on_event({"event": "row", **details, "summary": closed.summary})
+        on_event(closed.event)
     marker.path.unlink(missing_ok=True)
     marker.release()
 
@@ -312,7 +326,8 @@ def follow(
         time.sleep(POLL_S)
 
 
-def _show(indices: list[int], display: Display, event: Event) -> None:
+def show_event(indices: list[int], display: Display, event: Event) -> None:
+    """`indices` are the positions of the job's items among all that the display knows."""
     match event["event"]:
         case "case":
             display.case_begins(indices[int(event["index"] or 0)])

@@ -1,6 +1,7 @@
 """Process entry of a rank: lives for a whole launch and runs case after case.
 
-    python -m torch.distributed.run ... -m ppbench.run.worker JOB.json
+    python -m ppbench.run.launch.agent ... ppbench.run.worker JOB.json     for a controller
+    torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
 
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
 leaves its error in its node's folder and dies; the agent restarts all workers, rank 0 turns what
@@ -10,16 +11,16 @@ they left into a row, and the next case begins.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
+import shutil
 import sys
 import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public
 
 from engine.connection import Agreement, agree, broadcast
 from engine.flight import FlightRecord, Phase
@@ -32,7 +33,8 @@ from engine.run.clock import clock_for
 from engine.run.p2p import Fabric, TransferError
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
-from ppbench.errors import StoreError
+from ppbench.errors import PpbenchError, StoreError
+from ppbench.run.binding import Cores
 from ppbench.run.closing import close_open_runs
 from ppbench.run.environment import read_environment
 from ppbench.run.evidence import (
@@ -44,9 +46,11 @@ from ppbench.run.evidence import (
     node_folder,
     write_rank_error,
 )
-from ppbench.run.job import Begun, EventName, Job, Journal, read_job, read_progress
+from ppbench.run.headless import Headless
+from ppbench.run.job import Begun, Event, EventName, Job, Journal, read_job, read_progress
 from ppbench.run.lifetime import die_with_parent
 from ppbench.run.measuring import Member, measure, release_memory
+from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
@@ -55,13 +59,44 @@ from ppbench.run.runtimes.runtime import Runtime
 from ppbench.run.watchdog import flight_path
 from ppbench.store import Store, new_run_id
 
-WAIT_FOREVER = timedelta(days=30)
-"""Ranks outside a case wait for its end, however long it takes; the watchdog ends a broken one."""
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what is left of a job, or of a sweep that has no controller."""
+    die_with_parent()
+    join_other_ranks()
+    if arguments[0].endswith(".json"):
+        take_part(Path(arguments[0]), _run_remaining)
+    else:
+        _run_headless(arguments)
 
 
-def main(job_file: Path) -> None:
-    """Run what the journal says is left of the job."""
-    take_part(job_file, _run_remaining)
+def _run_headless(arguments: Sequence[str]) -> None:
+    headless: list[Headless] = []
+
+    def plan() -> Job:  # on rank 0, for all
+        headless.append(Headless(arguments))
+        return headless[0].open(dist.get_world_size())
+
+    try:
+        job = broadcast(plan)
+    except PpbenchError as error:
+        if dist.get_rank() == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+    folder = Path(job.results) / "launches" / job.launch_id
+    show = headless[0].show if headless else lambda _job, _event: None
+    if job.items:
+        _work(job, folder, _run_remaining, functools.partial(show, job))
+    if headless:
+        headless[0].close(job)
+    _part(job)
+
+
+def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
+    """Do this rank's work for a controller's job, among the other ranks."""
+    job = read_job(job_file)
+    _work(job, job_file.parent, work, lambda _: None)
+    _part(job)
 
 
 def _run_remaining(worker: Worker) -> None:
@@ -69,17 +104,13 @@ def _run_remaining(worker: Worker) -> None:
         worker.run_item(index, attempt)
 
 
-def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
-    """Join the launch's other ranks, do the work, and part from them.
-
-    An error is left in the node's folder, and ends the process.
-    """
-    die_with_parent()
-    _join_other_ranks()
-    job = read_job(job_file)
+def _work(
+    job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
+) -> None:
+    """An error is left in the node's folder, and ends the process."""
     local = node_folder(job.launch_id)
     try:
-        worker = Worker(job, job_file.parent, local)
+        worker = Worker(job, folder, local, on_event)
         work(worker)
         worker.close()
     except BaseException as error:  # whatever a user's module raises, to end the process as well
@@ -87,26 +118,13 @@ def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
+
+
+def _part(job: Job) -> None:
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _join_other_ranks() -> None:
-    """Make the default process group, which carries control messages only.
-
-    The agent keeps its store when it restarts the workers, and gloo would read the addresses of
-    the dead ones from it; a prefix per restart keeps them apart (pytorch issue 135712).
-    """
-    environ = os.environ
-    store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore(f"ppbench-attempt-{attempt}", store),
-        rank=int(environ["RANK"]),
-        world_size=int(environ["WORLD_SIZE"]),
-        timeout=WAIT_FOREVER,
-    )
+    if os.environ["LOCAL_RANK"] == "0":
+        shutil.rmtree(node_folder(job.launch_id), ignore_errors=True)
 
 
 def _status_of(error: BaseException) -> str:
@@ -131,15 +149,18 @@ def _status_of(error: BaseException) -> str:
 class Worker:
     """This rank, from the first case of a launch to the last."""
 
-    def __init__(self, job: Job, folder: Path, local: Path) -> None:
+    def __init__(
+        self, job: Job, folder: Path, local: Path, on_event: Callable[[Event], None]
+    ) -> None:
         """`folder` is the launch's, which rank 0 alone writes to; `local` its folder on this node.
 
         Collective. What the ranks of an earlier start have left is collected first.
         """
         self.job, self._folder, self._journal = job, folder, Journal(folder)
-        self._rank = dist.get_rank()
+        self._rank, self._on_event = dist.get_rank(), on_event
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
+        self._cores = Cores()
         self._evidence = self._collect(local)
         local.mkdir(parents=True, exist_ok=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
@@ -166,7 +187,8 @@ class Worker:
         return left[0]
 
     def _find_remaining(self) -> list[tuple[int, int]]:
-        close_open_runs(self.job, self._folder, self._evidence)
+        for closed in close_open_runs(self.job, self._folder, self._evidence):
+            self._on_event(closed.event)
         progress = read_progress(self._folder)
         untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
         again = [
@@ -197,6 +219,7 @@ class Worker:
         """Note an event in the journal, on rank 0."""
         if self._rank == 0:
             self._journal.append(event, **details)
+            self._on_event({"event": event, **details})
 
     def _tell_step(self, step: int, num_steps: int, tokens_per_s: float) -> None:
         """Tell the controller, between steps, how fast rank 0 saw the last one."""
@@ -210,16 +233,29 @@ class Worker:
         self.flight.enter(Phase.CONNECTS)
         group, fabric = self._group_of(case.world_size), self._fabric_for(case)
         check_file_unchanged(case)
+        cores = self._bind(case)
         agreement = agree(trainer_config(case), fabric)
         if self._rank >= case.world_size:
             return None
         self.flight.enter(Phase.BUILDS)
         runtime = _runtime(case, agreement, fabric, self.flight)
-        return Member(case, runtime, fabric, group, self.flight)
+        return Member(case, runtime, fabric, group, self.flight, cores)
+
+    def _bind(self, case: Case) -> tuple[int, ...] | None:
+        """To cores of its own, if this rank is one of the case's, which its node has cores for."""
+        first = self._rank - int(os.environ["LOCAL_RANK"])
+        num_local = min(case.world_size - first, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if self._rank >= case.world_size:
+            return None
+        cores = self._cores.of_rank(case, self._rank - first, num_local)
+        if cores is not None:
+            self._cores.bind(cores)
+        return cores
 
     def end_case(self) -> None:
         """Wait for the ranks that ran the case."""
         release_memory()
+        self._cores.release()
         self.flight.enter(Phase.WAITS)
         dist.barrier()
         self.flight.end_case()
@@ -264,4 +300,4 @@ def _device_of(kind: str) -> torch.device:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

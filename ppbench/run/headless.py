@@ -1,0 +1,155 @@
+"""A sweep without a controller: rank 0 plans it, holds its locks and tells how it goes.
+
+    torchrun --nnodes N ... -m ppbench.run.worker SWEEP.toml [--results DIR] [--set KEY=VALUE] ...
+
+One start makes one launch, the first that has something missing. When the agents restart the
+workers it goes on with that; when they give up, the same command does, later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ppbench.config.selection import parse_only
+from ppbench.config.sweep_file import read_sweep
+from ppbench.errors import UsageError
+from ppbench.run.closing import RUNNING
+from ppbench.run.environment import default_device
+from ppbench.run.job import Event, Job, read_job, read_progress, write_job
+from ppbench.run.locks import Lock
+from ppbench.run.progress import PlainDisplay
+from ppbench.run.sweep import (
+    Choice,
+    Plan,
+    alone,
+    forget_rerun,
+    job_of,
+    note_rerun,
+    plan_sweep,
+    show_event,
+    sweep_lock,
+)
+from ppbench.store import Store, check_writable
+
+
+class Headless:
+    """Rank 0's side of it. Other ranks are told the job."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """Raises UsageError."""
+        self._given = _parse(arguments)
+        self._store = Store(self._given.results)
+        self._held = contextlib.ExitStack()
+        self._display = PlainDisplay(Console(stderr=True))
+
+    def open(self, num_ranks: int) -> Job:
+        """The launch to make, or to go on with; without items if there is nothing to do.
+
+        Blocks while another sweep measures on this machine into the same store. Raises UsageError,
+        StoreError.
+        """
+        given, store = self._given, self._store
+        read = read_sweep(given.file, given.set, default_device())
+        check_writable(given.results, "--results")
+        choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
+        begun = self._begun()
+        self._held.enter_context(alone(read, store, self._wait))
+        plan = plan_sweep(read, store, choice)
+        self._held.enter_context(sweep_lock(plan, store))
+        self._plan = plan
+        job = begun or self._begin(plan)
+        needed = max((item.case.world_size for item in job.items), default=1)
+        if needed > num_ranks:
+            raise UsageError(
+                f"{given.file}: a case needs {needed} ranks, and {num_ranks} were started; "
+                "start more nodes or more processes on each, or leave it out with --only"
+            )
+        if given.rerun:
+            note_rerun(plan, store)
+        self._display.begin(list(job.items), read.axes)
+        return job
+
+    def _begun(self) -> Job | None:
+        """The launch that these agents have begun, if the workers were restarted."""
+        for marker in (self._store.folder / "launches").glob(f"*/{RUNNING}"):
+            if Lock(marker).holder() == _agent():
+                self._hold(marker)
+                return read_job(marker.with_name("job.json"))
+        return None
+
+    def _begin(self, plan: Plan) -> Job:
+        """Of the first launch that has something missing."""
+        first = plan.missing[0].launch if plan.missing else 0
+        indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
+        job = job_of(plan, indices, self._store)
+        if indices:
+            folder = self.folder_of(job)
+            write_job(folder, job)
+            self._hold(folder / RUNNING)
+        return job
+
+    def _hold(self, marker: Path) -> None:
+        self._marker = Lock(marker)
+        self._marker.try_to_hold(shared=True, note=_agent())
+
+    def folder_of(self, job: Job) -> Path:
+        return self._store.folder / "launches" / job.launch_id
+
+    def show(self, job: Job, event: Event) -> None:
+        show_event(list(range(len(job.items))), self._display, event)
+
+    def close(self, job: Job) -> None:
+        """The launch is over: say so, and what is left."""
+        if job.items:
+            progress = read_progress(self.folder_of(job))
+            num_ok = sum(status == "ok" for status in progress.statuses.values())
+            _say(f"{num_ok} of {len(job.items)} runs of this launch are ok; see: ppbench report")
+            self._marker.path.unlink(missing_ok=True)
+        left = len(self._plan.missing) - len(job.items)
+        if left > 0:
+            _say(f"{left} runs of further launches are left: start the same command again")
+        else:
+            forget_rerun(self._plan, self._store)
+        self._held.close()
+
+    @staticmethod
+    def _wait(holder: str) -> None:
+        _say(f"waiting for {holder or 'another sweep'}, which measures on this machine")
+
+
+def _agent() -> str:
+    """Tells this node's agent from every other, also from one that has had its process id."""
+    parent = os.getppid()
+    began = ""
+    with contextlib.suppress(OSError):
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"agent {parent} {began} on {platform.node()}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
+        raise UsageError(f"ppbench.run.worker: {message}; expected SWEEP.toml and options")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options as `ppbench sweep` has them."""
+    parser = _Parser(prog="ppbench.run.worker", allow_abbrev=False)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--retry-failed", action="store_true")
+    for option in ("--set", "--only"):
+        parser.add_argument(option, action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args(arguments)
