@@ -148,13 +148,11 @@ def overhead(
     ] = None,
     rounds: Annotated[
         int,
-        typer.Option(
-            "--rounds", metavar="N", min=6, max=2000, help="Steps without, with, and profiled."
-        ),
+        typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps of each kind."),
     ] = 100,
     how: HowToPrint = Format.table,
 ) -> None:
-    """What measuring costs: steps with spans, and under torch's profiler, over steps without."""
+    """What measuring costs: the flight record, spans, torch's profiler, each over steps without."""
     from ppbench import commands
 
     try:
@@ -183,7 +181,7 @@ def list_runs(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """List the runs in the store, oldest first; as a table the newest 1,000."""
+    """List the runs in the store, oldest first; as a table the newest 200."""
     from ppbench import stored
 
     print(stored.list_runs(results, where or [], limit, how))

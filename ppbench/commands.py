@@ -126,7 +126,11 @@ STAGE_LISTS = {
 """A column of the table of stages, and the run's column that holds it as a list."""
 RATIO_COLUMNS = [
     "step_off_ns",
-    *(f"{name}_ratio{end}" for name in ("spans", "profiler") for end in ("", "_low", "_high")),
+    *(
+        f"{name}_ratio{end}"
+        for name in ("flight", "spans", "profiler")
+        for end in ("", "_low", "_high")
+    ),
     "num_rounds",
 ]
 CHECK_COLUMNS = [
@@ -185,7 +189,8 @@ def sweep(
     except LaunchError as error:
         _tell(f"error: {error}")
     except KeyboardInterrupt:
-        raise SweepInterruptedError(_how_to_go_on(plan, store, command)) from None
+        words = [command, *_words_of(choice)]
+        raise SweepInterruptedError(_how_to_go_on(plan, store, " ".join(words))) from None
     runs = runs_of(plan, store)
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
@@ -272,6 +277,16 @@ def _tell_what_is_done(plan: Plan) -> None:
     if plan.failed:
         kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
         _tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
+
+
+def _words_of(choice: Choice) -> list[str]:
+    """The options that make the choice, for a shell."""
+    words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
+    for key, values in choice.only.allowed:
+        for value in values:
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += ["--only", shlex.quote(f"{key}={text}")]
+    return words
 
 
 def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:

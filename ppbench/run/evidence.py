@@ -38,6 +38,8 @@ INTERRUPTED = "interrupted"
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # what it is for
 _WAITING = (Op.F, Op.B, Op.I)
+_BETWEEN_STEPS = set(Phase) - {Phase.SUMS, Phase.UPDATES, Phase.DRAINS}
+"""An entry's step is the last that was begun."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def judge(
 ) -> Judgement:
     """What became of the run of this number. `lowered` is None if it cannot be built.
 
-    `is_interrupted`: it was ended from outside, and nothing went wrong with it.
+    `is_interrupted`: its ranks were ended from outside, if nothing tells of a fault of theirs.
     """
     located = [(node, record) for node in nodes for record in node.records]
     running = [(node, record) for node, record in located if record.number == number]
@@ -168,10 +170,9 @@ def judge(
     at_ns -= origin_ns
     seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
     found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
-    if is_interrupted:
+    status, error, rank = _cause(nodes, found, timeout_s)
+    if is_interrupted and status == PEER_LOST and not any(node.faults for node in nodes):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
-    else:
-        status, error, rank = _cause(nodes, found, timeout_s)
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
     return Judgement(status, error, rank, _last_actions(seen, world_size), found, at_ns, frame)
@@ -223,7 +224,6 @@ def _cause(
 def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:
     """Where a rank was, its time since the epoch."""
     last = record.entries[-1] if record.entries and record.number == number else None
-    states = node.sighting.processes if node.sighting is not None else {}
     action = None if last is None else _action(last, record.rank, lowered)
     phase = Phase.WAITS if last is None else last.phase
     is_waiting = phase is Phase.WAITS
@@ -236,13 +236,21 @@ def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: 
     return LastSeen(
         record.rank,
         node.hostname,
-        states.get(record.rank, "alive"),
+        _state(node, record.rank),
         "steps" if phase is None or action is not None else phase.words,
-        None if last is None else last.step,
+        None if last is None or last.phase in _BETWEEN_STEPS else last.step,
         action,
         is_waiting,
         since_ns + node.to_epoch_ns,
     )
+
+
+def _state(node: Evidence, rank: int) -> str:
+    """What the watchdog saw, else what the rank itself or the agent tells."""
+    if node.sighting is not None:
+        return node.sighting.processes.get(rank, "alive")
+    is_dead = rank in node.signals or rank in [error.rank for error in node.errors[:1]]
+    return "dead" if is_dead else "alive"
 
 
 def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:

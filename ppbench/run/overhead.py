@@ -33,7 +33,8 @@ class Rounds:
 
     case: Case
     off_ns: list[int] = field(default_factory=list)  # nothing recorded
-    on_ns: list[int] = field(default_factory=list)  # with spans
+    flight_ns: list[int] = field(default_factory=list)  # the flight record alone
+    on_ns: list[int] = field(default_factory=list)  # with spans as well, as in a sweep
     profiler_ns: list[int] = field(default_factory=list)  # under torch's profiler
 
     def row(self) -> dict[str, object]:
@@ -43,6 +44,7 @@ class Rounds:
             **self.case.settings(),
             "num_rounds": len(self.off_ns),
             "step_off_ns": statistics.median(self.off_ns),
+            **_columns("flight_ratio", paired_ratio(self.flight_ns, self.off_ns)),
             **_columns("spans_ratio", paired_ratio(self.on_ns, self.off_ns)),
             **_columns("profiler_ratio", paired_ratio(self.profiler_ns, self.off_ns)),
         }
@@ -84,6 +86,7 @@ class _Followed:
     def _add_round(self, event: Event) -> None:
         rounds = self._rounds
         rounds.off_ns.append(int(event["off_ns"] or 0))
+        rounds.flight_ns.append(int(event["flight_ns"] or 0))
         rounds.on_ns.append(int(event["on_ns"] or 0))
         rounds.profiler_ns.append(int(event["profiler_ns"] or 0))
         if len(rounds.off_ns) == self._item.measure.steps:

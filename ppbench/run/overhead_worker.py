@@ -1,4 +1,4 @@
-"""What measuring costs, one rank's side: a step with spans, without, and profiled, in turns.
+"""What measuring costs, one rank's side: steps that record more and more of themselves, in turns.
 
     python -m torch.distributed.run ... -m ppbench.run.overhead_worker JOB.json
 
@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from engine.run.watch import NOTHING, RANGES, SPANS, Watch
+from engine.run.watch import BARE, NOTHING, RANGES, SPANS, Watch
 from ppbench.config.case import Case
 from ppbench.run.job import Item
 from ppbench.run.lifetime import die_with_parent
@@ -25,20 +25,23 @@ from ppbench.run.profiling import profiler_for
 from ppbench.run.runtimes.runtime import Runtime
 from ppbench.run.worker import Worker, take_part
 
-Arm = Literal["off", "on", "profiler"]
+Arm = Literal["off", "flight", "on", "profiler"]
 Durations = dict[Arm, int]
 
-ORDERS: tuple[tuple[Arm, Arm, Arm], ...] = (
-    ("off", "on", "profiler"),
-    ("profiler", "off", "on"),
-    ("on", "profiler", "off"),
-    ("off", "profiler", "on"),
-    ("on", "off", "profiler"),
-    ("profiler", "on", "off"),
+WATCHES: dict[Arm, Watch] = {"off": BARE, "flight": NOTHING, "on": SPANS, "profiler": RANGES}
+ORDERS: tuple[tuple[Arm, Arm, Arm, Arm], ...] = (
+    ("off", "on", "flight", "profiler"),
+    ("profiler", "flight", "on", "off"),
+    ("off", "profiler", "on", "flight"),
+    ("flight", "off", "profiler", "on"),
+    ("on", "off", "flight", "profiler"),
+    ("profiler", "flight", "off", "on"),
+    ("on", "profiler", "off", "flight"),
+    ("flight", "on", "profiler", "off"),
 )
-"""One round each, then again from the start. Every arm is as often first, second and third, and
-comes as often after each arm, itself included: neither drift nor what one leaves behind has a
-favourite."""
+"""One round each, then again from the start. Every arm is twice at each place, and comes twice
+after each arm, itself included: neither drift nor what one leaves behind has a favourite. (Four
+rounds, a Williams design, would do within rounds; from one round to the next they would not.)"""
 
 
 def main(job_file: Path) -> None:
@@ -80,11 +83,10 @@ def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: in
         step = _step_of(case, index, position)
         if arm == "profiler":
             with profiler_for(case.device):
-                durations[arm] = _duration_ns(runtime, step, RANGES, group)
+                durations[arm] = _duration_ns(runtime, step, WATCHES[arm], group)
             gc.collect()  # of what the profiler left, not in another arm's step
         else:
-            watch = SPANS if arm == "on" else NOTHING
-            durations[arm] = _duration_ns(runtime, step, watch, group)
+            durations[arm] = _duration_ns(runtime, step, WATCHES[arm], group)
     return durations
 
 

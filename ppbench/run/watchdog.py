@@ -48,7 +48,10 @@ def flight_path(folder: Path, rank: int) -> Path:
 def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[bytes]:
     """Watch these ranks of the node, by their process ids. Returns at once; kill it to end it."""
     ranks = [f"{rank}:{pid}" for rank, pid in pids.items()]
-    return subprocess.Popen([sys.executable, "-m", "ppbench.run.watchdog", str(folder), *ranks])
+    return subprocess.Popen(
+        [sys.executable, "-m", "ppbench.run.watchdog", str(folder), *ranks],
+        start_new_session=True,  # the agent ends a rank's with it, and this is to see that
+    )
 
 
 def read_sighting(folder: Path) -> Sighting | None:
@@ -73,6 +76,7 @@ def main(folder: Path, pids: Mapping[int, int]) -> None:
 
 def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
     records = [map_record(flight_path(folder, rank)) for rank in processes]
+    held = os.open(folder, os.O_RDONLY)
     oom_kills = _num_oom_kills()
     while True:
         dead = _wait_for_death(processes, LOOK_S)
@@ -82,16 +86,23 @@ def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
         if dead or has_timed_out:
             break
     states = {rank: process.state() for rank, process in processes.items()}
+    num_killed = _num_oom_kills() - oom_kills
+    first = dead[0] if dead else None
+    _write_sighting(Sighting(now_ns, has_timed_out, first, states, num_killed), held)
     if dead:
         _wait_for_all(processes, GRACE_S)
-    seen = Sighting(
-        now_ns, has_timed_out, dead[0] if dead else None, states, _num_oom_kills() - oom_kills
-    )
-    aside = folder / "sighting.partial"
-    aside.write_text(json.dumps(dataclasses.asdict(seen)))
-    aside.replace(folder / "sighting.json")
     for process in processes.values():
         process.kill()
+
+
+def _write_sighting(seen: Sighting, folder: int) -> None:
+    """Into the open folder, even if another is in its place by now: of ranks started anew."""
+    data = json.dumps(dataclasses.asdict(seen)).encode()
+    with contextlib.suppress(FileNotFoundError):  # collected already
+        file = os.open("sighting.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
+        os.write(file, data)
+        os.close(file)
+        os.rename("sighting.partial", "sighting.json", src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> list[int]:

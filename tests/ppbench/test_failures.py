@@ -4,19 +4,24 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from engine.flight import read_record
+from ppbench.run.evidence import node_folder
+from ppbench.run.job import read_job
 from ppbench.run.launch.exits import read_exits
 from ppbench.store import Store
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600
-TIMEOUT_S = 6
+TIMEOUT_S = 8
 SWEEP = """\
 name = "faulty"
 device = "cpu"
@@ -41,8 +46,8 @@ FAULTS = {  # status, rank, what its row says
     "leaves": ("crash", 1, "rank 1 died without a Python error"),
     "exits": ("error", 1, "SystemExit: 0"),
     "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
-    "stops": ("timeout", 1, "rank 1 is stopped in 1F2 of step 1"),
-    "sleeps": ("timeout", 1, "rank 1 is at work in 1F2 of step 1"),
+    "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
+    "sleeps": ("timeout", 1, "rank 1 is in the work of 1F2 of step 1"),
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
     "creeps": ("timeout", None, "no rank is seen to hang"),
     "unbuildable": ("invalid", 1, "no weights today"),
@@ -50,7 +55,9 @@ FAULTS = {  # status, rank, what its row says
     "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
 }
 HANGS = ("stops", "sleeps", "drops", "creeps")
-IN_A_STEP = [name for name in FAULTS if name not in ("unbuildable", "too_big_to_build", "creeps")]
+ELSEWHERE = ("unbuildable", "too_big_to_build", "creeps", "drops", "kills_an_idle_rank")
+IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
+"""In 1F2 of step 1."""
 
 
 def command(*arguments):
@@ -174,22 +181,29 @@ def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
 @pytest.mark.parametrize("name", IN_A_STEP)
 def test_it_tells_what_every_rank_did_last(failed, name):
     run = run_of(failed, name)
-    last = json.loads(run["last_actions"])
-    assert len(last) == run["world_size"]
     flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
-    if name == "kills_an_idle_rank":
-        return
     assert list(flight["rank"]) == [0, 1]
+    assert json.loads(run["last_actions"])[1] == "1F2"
+    assert list(flight["action"]) == json.loads(run["last_actions"])
     assert list(flight["step"]) == [1, 1]
-    if name == "drops":
-        assert last[0] == "0B2"
-        assert flight["waits_for_action"][0] == "1SEND_B2"
-    else:
-        assert last[1] == "1F2"
-        assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+    assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
 
 
-@pytest.mark.parametrize("name", IN_A_STEP)
+def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
+    run = run_of(failed, "drops")
+    flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
+    assert json.loads(run["last_actions"]) == ["0B2", "waits for the other ranks"]
+    first = flight.iloc[0]
+    assert (first["waits_for_rank"], first["waits_for_action"]) == (1, "1SEND_B2")
+    assert set(flight["process"]) == {"alive"}
+
+
+def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
+    run = run_of(failed, "kills_an_idle_rank")
+    assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
+
+
+@pytest.mark.parametrize("name", [*IN_A_STEP, "drops"])
 def test_what_its_ranks_had_finished_is_kept(failed, name):
     run = run_of(failed, name)
     spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
@@ -210,10 +224,8 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
 def begun_s(run_id):
     """Seconds since the epoch: what a run id begins with."""
     stamp = run_id.partition("-")[0]
-    parsed = time.strptime(stamp[:15], "%Y%m%dT%H%M%S")
-    import calendar
-
-    return calendar.timegm(parsed) + int(stamp[15:]) / 1000
+    begun = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return begun.timestamp() + int(stamp[15:]) / 1000
 
 
 def ended_s(folder, run_id):
@@ -221,3 +233,199 @@ def ended_s(folder, run_id):
     begun = begun_s(run_id)
     (launch,) = (folder / "results" / "launches").iterdir()
     return min(one.at for one in read_exits(launch) if one.at > begun)
+
+
+@pytest.fixture
+def mendable(tmp_path):
+    """A folder with a sweep of which two cases fail, one of them but once."""
+    names = ["once", "sound", "waits", "broken"]
+    grid = {"model.preset": [f"faulty:{name}" for name in names]}
+    write_sweep(tmp_path, grid, measure="retry = 1")
+    (tmp_path / "go").touch()
+    return tmp_path
+
+
+def statuses_of(folder):
+    """Of each case in the order of its runs: status and attempt."""
+    runs = Store(folder / "results").runs()
+    return {
+        name: list(zip(of["status"], of["attempt"], strict=True))
+        for name, of in runs.groupby(names_of(runs))
+    }
+
+
+def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
+    done = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert done.returncode == 4, done.stderr
+    first = {
+        "broken": [("error", 1), ("error", 2)],
+        "once": [("error", 1), ("ok", 2)],
+        "sound": [("ok", 1)],
+        "waits": [("ok", 1)],
+    }
+    assert statuses_of(mendable) == first
+    again = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert again.returncode == 4
+    assert "1 failed before (1 error); --retry-failed runs them again" in again.stderr
+    assert statuses_of(mendable) == first
+    (mendable / "mended").touch()
+    mended = ppbench("sweep", "faulty.toml", "--retry-failed", folder=mendable)
+    assert mended.returncode == 0, mended.stderr
+    assert statuses_of(mendable) == {**first, "broken": [*first["broken"], ("ok", 1)]}
+
+
+@contextlib.contextmanager
+def waiting_sweep(folder, *arguments):
+    """A running sweep, in the middle of the case that waits, and its launch."""
+    (folder / "go").unlink()
+    before = set((folder / "results" / "launches").glob("*"))
+    with subprocess.Popen(
+        command("sweep", "faulty.toml", *arguments), cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process, launch_in_step(folder, before, process)
+    (folder / "go").touch()
+
+
+def launch_in_step(folder, before, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        for launch in set((folder / "results" / "launches").glob("*")) - before:
+            record = read_record(node_folder(launch.name) / "flight-rank1")
+            if record is not None and is_at(record, launch, "faulty:waits"):
+                return launch
+        time.sleep(0.02)
+    raise AssertionError(f"it did not begin: {process.communicate()}")
+
+
+def is_at(record, launch, preset):
+    """Whether a rank is in a step of this model."""
+    if record.number is None or not record.entries or record.entries[-1].index is None:
+        return False
+    return read_job(launch / "job.json").items[record.number].case.model_preset == preset
+
+
+def processes_of(launch):
+    """All that name the launch."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if launch.name.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def test_a_rerun_that_is_stopped_goes_on_where_it_was(mendable):
+    (mendable / "failed-once").touch()
+    (mendable / "mended").touch()
+    done = ppbench("sweep", "faulty.toml", folder=mendable)
+    assert done.returncode == 0, done.stderr
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with waiting_sweep(mendable, "--rerun") as (process, launch):
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert "Go on with: ppbench sweep faulty.toml --rerun\n" in stderr
+        assert "Traceback" not in stderr
+        assert processes_of(launch) == []
+        assert not node_folder(launch.name).exists()
+    stopped = statuses_of(mendable)
+    assert stopped["waits"] == [("ok", 1), ("interrupted", 1), ("interrupted", 1)]
+    others = [stopped[name] for name in ("once", "sound", "broken")]
+    assert [("ok", 1), ("ok", 1)] in others  # some were done before
+    assert all(set(runs) == {("ok", 1)} and len(runs) <= 2 for runs in others)
+    finished = ppbench("sweep", "faulty.toml", "--rerun", folder=mendable)
+    assert finished.returncode == 0, finished.stderr
+    counts = {name: runs.count(("ok", 1)) for name, runs in statuses_of(mendable).items()}
+    assert counts == {"once": 2, "sound": 2, "waits": 2, "broken": 2}
+    runs = Store(mendable / "results").runs()
+    last = json.loads(runs.loc[runs["status"] == "interrupted", "last_actions"].iloc[0])
+    assert last[1] == "1F0"
+
+
+EMULATED = """\
+name = "{name}"
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+world_size = 1
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 0
+steps = 2
+
+[grid]
+"emulated.seed" = {seeds}
+"""
+
+
+def write_emulated(folder, name, seeds):
+    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, seeds=list(seeds)))
+    return f"{name}.toml"
+
+
+def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
+    one = write_emulated(tmp_path, "one", range(3))
+    other = write_emulated(tmp_path, "other", range(3, 6))
+    started = [
+        subprocess.Popen(
+            command("sweep", file), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for file in (one, one, other)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
+    assert sum("waiting for sweep o" in text for text in told) >= 1
+    runs = Store(tmp_path / "results").runs()
+    assert list(runs["status"]) == ["ok"] * 6
+    assert sorted(runs["emulated_seed"]) == list(range(6))
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A small file system in memory; skips where none can be made."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("needs to be root, to mount a small file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kib_left", [0, 12, 80])
+def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
+    file = write_emulated(tmp_path, "full", range(3))
+    with mounted(tmp_path / "results", "size=1m"):
+        filler = tmp_path / "results" / "filler"
+        filler.write_bytes(bytes((1024 - kib_left) * 1024))
+        done = ppbench("sweep", file, folder=tmp_path)
+        assert done.returncode == 2, done.stderr
+        (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert "No space left on device" in error
+        assert "Traceback" not in done.stderr
+        filler.unlink()
+        again = ppbench("sweep", file, folder=tmp_path)
+        assert again.returncode == 0, again.stderr
+        runs = Store(tmp_path / "results").runs()
+        assert sorted(runs.loc[runs["status"] == "ok", "emulated_seed"]) == [0, 1, 2]
+
+
+def test_a_store_that_is_read_only_is_refused_before_anything_starts(tmp_path):
+    file = write_emulated(tmp_path, "locked", range(3))
+    with mounted(tmp_path / "results", "size=1m,ro"):
+        done = ppbench("sweep", file, folder=tmp_path)
+        assert done.returncode == 2
+        (error,) = done.stderr.splitlines()
+        assert error.startswith("error: results: cannot be written to: Read-only file system")
+        assert list((tmp_path / "results").iterdir()) == []

@@ -31,22 +31,26 @@ num_microbatches = [2, 3]
 
 def test_each_arm_comes_as_often_at_every_place_and_after_every_arm():
     turns = list(itertools.chain(*ORDERS))
-    for place in range(3):
-        assert set(collections.Counter(order[place] for order in ORDERS).values()) == {2}
+    for place in range(4):
+        found = collections.Counter(order[place] for order in ORDERS)
+        assert found == {"off": 2, "flight": 2, "on": 2, "profiler": 2}
     after = collections.Counter(zip(turns, [*turns[1:], turns[0]], strict=True))
-    assert len(after) == 9
+    assert len(after) == 16
     assert set(after.values()) == {2}
 
 
 def test_a_row_has_the_median_step_and_the_ratios_of_the_rounds():
     off, on, profiled = [100, 200, 300, 400, 500, 600], [110, 220, 300, 400, 500, 600], [200] * 6
-    row = Rounds(Case(), off, on, profiled).row()
+    flight = [101, 202, 303, 404, 505, 606]
+    row = Rounds(Case(), off, flight, on, profiled).row()
     assert row["num_rounds"] == 6
     assert row["step_off_ns"] == 350
     # The estimate is the median of 21 means of two rounds' logarithms, its ends are the extremes.
     assert [row["spans_ratio"], row["spans_ratio_low"], row["spans_ratio_high"]] == pytest.approx(
         [1.1**0.5, 1, 1.1]
     )
+    flight_ratio = [row[f"flight_ratio{end}"] for end in ("", "_low", "_high")]
+    assert flight_ratio == pytest.approx([1.01, 1.01, 1.01])
     ends = (row["profiler_ratio_low"], row["profiler_ratio_high"])
     assert ends == pytest.approx((200 / 600, 2))
     assert ends[0] < row["profiler_ratio"] < ends[1]
@@ -61,7 +65,7 @@ def test_the_command_prints_a_row_for_each_case_and_writes_nothing(tmp_path):
     for row in rows:
         assert row["num_rounds"] == 7
         assert row["step_off_ns"] > 0
-        for name in ("spans_ratio", "profiler_ratio"):
+        for name in ("flight_ratio", "spans_ratio", "profiler_ratio"):
             assert 0 < row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
     assert "case 2 of 2: num_microbatches 3" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]

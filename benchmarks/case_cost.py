@@ -1,0 +1,229 @@
+"""What a case costs beyond its steps: workers that live on, against one torchrun per case.
+
+    python benchmarks/case_cost.py [--cases 12] [--times 3]
+
+The same cases in turns: all in one `ppbench sweep`, and each by a torchrun of its own, which runs
+the same worker on a sweep file with this case alone. So both measure the same and store the same;
+what differs is who starts the ranks, and how often. Everything counts but the steps themselves:
+the start of Python and torch, communicators, the model, the step for memory, the store, the report.
+A case's cost is the time of the whole less that of all its steps, warm-up included, over the number
+of cases. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from engine.flight import Record, read_record
+from ppbench.run.evidence import node_folder
+from ppbench.run.watchdog import flight_path
+from ppbench.store import Store
+
+WORLD_SIZE = 2
+SWEEP = """\
+name = "case_cost"
+device = "cpu"
+world_size = {world_size}
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+
+[grid]
+schedule = {schedules}
+num_microbatches = {counts}
+seq_len = {lengths}
+"""
+SCHEDULES = ("afab", "1f1b", "zb_h1")
+COUNTS = (4, 8)
+LOOK_S = 0.02
+Cell = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Some cases, run."""
+
+    wall_s: float
+    steps_s: float
+    num_cases: int
+
+    @property
+    def cost_s(self) -> float:
+        """Of a case, beyond its steps."""
+        return (self.wall_s - self.steps_s) / self.num_cases
+
+
+def main() -> None:
+    settings = _arguments()
+    cells = _cells(settings.cases)
+    living: list[Whole] = []
+    alone: list[Whole] = []
+    with tempfile.TemporaryDirectory(prefix="ppbench-case-cost-") as name:
+        folder = Path(name)
+        for turn in range(settings.times):
+            arms = [(living, _sweep), (alone, _torchruns)]
+            for kept, run in arms if turn % 2 == 0 else reversed(arms):
+                kept.append(run(folder / f"{run.__name__}-{turn}", cells))
+                print(f"  {run.__name__[1:]:10} {kept[-1].cost_s:7.2f} s", flush=True)
+        num_cores = len(os.sched_getaffinity(0))
+        print(f"cost of a case beyond its steps, {len(cells)} cases, {WORLD_SIZE} ranks")
+        print(f"on {num_cores} cores, {settings.times} times in turns: median [range]")
+        _print("one sweep, living workers", [whole.cost_s for whole in living])
+        _print("one torchrun per case", [whole.cost_s for whole in alone])
+        ratios = [a.cost_s / b.cost_s for a, b in zip(alone, living, strict=True)]
+        _print("times as much", ratios, unit="")
+        _print_phases(folder / "phases", cells)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", type=int, default=12)
+    parser.add_argument("--times", type=int, default=3)
+    return parser.parse_args()
+
+
+def _cells(num_cases: int) -> list[Cell]:
+    """As many cases as asked for, rounded up to whole axes: no two the same."""
+    of_a_length = len(SCHEDULES) * len(COUNTS)
+    lengths = [32 * (1 + n) for n in range(-(-num_cases // of_a_length))]
+    return list(itertools.product(SCHEDULES, COUNTS, lengths))
+
+
+def _write_sweep(folder: Path, cells: Sequence[Cell]) -> str:
+    folder.mkdir(parents=True)
+    axes = [sorted(set(axis)) for axis in zip(*cells, strict=True)]
+    names = ("schedules", "counts", "lengths")
+    listed = {name: json.dumps(axis) for name, axis in zip(names, axes, strict=True)}
+    (folder / "case_cost.toml").write_text(SWEEP.format(world_size=WORLD_SIZE, **listed))
+    return "case_cost.toml"
+
+
+def _sweep(folder: Path, cells: Sequence[Cell]) -> Whole:
+    file = _write_sweep(folder, cells)
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", file]
+    return _run([command], folder, len(cells))
+
+
+def _torchruns(folder: Path, cells: Sequence[Cell]) -> Whole:
+    """Into one store, so that both arms write as much; each file has one case."""
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={WORLD_SIZE}",
+        "-m",
+        "ppbench.run.worker",
+    ]
+    commands = []
+    for number, cell in enumerate(cells):
+        file = _write_sweep(folder / str(number), [cell])
+        commands.append([*torchrun, f"{number}/{file}"])
+    return _run(commands, folder, len(cells))
+
+
+def _run(commands: Sequence[Sequence[str]], folder: Path, num_cases: int) -> Whole:
+    """One after the other; raises if one fails, or a case is missing."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    wall_s = 0.0
+    for command in commands:
+        began_s = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        wall_s += time.perf_counter() - began_s
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    return Whole(wall_s, _steps_s(folder / "results", num_cases), num_cases)
+
+
+def _steps_s(results: Path, num_cases: int) -> float:
+    """Of all steps that were run for their time: those of the warm-up, and those measured."""
+    store = Store(results)
+    runs = store.runs()
+    assert list(runs["status"]) == ["ok"] * num_cases, "not every case was run"
+    measured_ns = store.table("steps", runs["run_id"])["step_with_optimizer_ns"].sum()
+    warmup_ns = sum(sum(json.loads(text)) for text in runs["warmup_step_ns"])
+    return float(measured_ns + warmup_ns) / 1e9
+
+
+def _print(name: str, values: Sequence[float], unit: str = " s") -> None:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    print(f"  {name:28} {middle:7.2f}{unit}  [{low:.2f}, {high:.2f}]")
+
+
+def _print_phases(folder: Path, cells: Sequence[Cell]) -> None:
+    """One more sweep, looked at from outside: where rank 0 spends its time between steps."""
+    with _Watched(folder) as watched:
+        whole = _sweep(folder, cells)
+    spent = watched.spent_s()
+    print(f"where a living case's time goes on rank 0, seconds per case of {len(cells)}:")
+    for words, seconds in sorted(spent.items(), key=lambda one: -one[1]):
+        print(f"  {words:28} {seconds / len(cells):7.3f}")
+    rest = whole.wall_s - sum(spent.values())
+    print(f"  {'start, end and report':28} {rest / len(cells):7.3f}")
+
+
+class _Watched:
+    """Reads rank 0's flight record again and again while a sweep runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._is_over = folder, threading.Event()
+        self._records: dict[int, Record] = {}
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            for launch in (self._folder / "results" / "launches").glob("*"):
+                record = read_record(flight_path(node_folder(launch.name), 0))
+                if record is not None and record.number is not None:
+                    self._records[record.number] = record
+
+    def spent_s(self) -> dict[str, float]:
+        """Seconds in each phase over all cases; in the actions of steps together."""
+        spent: dict[str, float] = defaultdict(float)
+        for record, end_ns in self._ended():
+            begins = [entry.began_ns for entry in record.entries]
+            for entry, until_ns in zip(record.entries, [*begins[1:], end_ns], strict=True):
+                name = "actions of steps" if entry.phase is None else entry.phase.words
+                spent[name] += (until_ns - entry.began_ns) / 1e9
+        return spent
+
+    def _ended(self) -> Iterator[tuple[Record, int]]:
+        """Each case's last record, and when the next case began."""
+        records = sorted(self._records.values(), key=lambda record: record.began_ns)
+        for record, after in itertools.pairwise(records):
+            yield record, after.began_ns
+        if records:
+            yield records[-1], records[-1].entries[-1].began_ns
+
+
+if __name__ == "__main__":
+    main()
