@@ -77,8 +77,10 @@ def test_runs_of_all_versions_are_listed_shown_and_asked_together(tmp_path, is_c
         shown = json.loads(ppbench("show", run_id, *at))
         assert shown["run"]["run_id"] == run_id
         assert len(shown["ranks"]) == 2
-    asked = "SELECT runs.schema_version v, launch_bind b, count(*) n FROM runs JOIN spans USING (run_id)"
-    answer = json.loads(ppbench("query", f"{asked} GROUP BY ALL ORDER BY v", *at))
+    asked = "SELECT runs.schema_version v, launch_bind b, count(*) n FROM runs"
+    answer = json.loads(
+        ppbench("query", f"{asked} JOIN spans USING (run_id) GROUP BY ALL ORDER BY v", *at)
+    )
     spans = {
         version: len(Store(STORES / f"v{version}").table("spans", runs["run_id"]))
         for version in VERSIONS
