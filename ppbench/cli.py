@@ -181,7 +181,7 @@ def list_runs(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """List the runs in the store, oldest first; as a table the newest 1,000."""
+    """List the runs in the store, oldest first; as a table the newest 200."""
     from ppbench import stored
 
     print(stored.list_runs(results, where or [], limit, how))

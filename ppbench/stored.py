@@ -26,7 +26,7 @@ LISTED = [
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
 """Of a run, what people see in a list; its error if some run has one."""
-MOST_LISTED = 1000
+MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 
 

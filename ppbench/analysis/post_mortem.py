@@ -11,25 +11,54 @@ what is before that place is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import pandas as pd
 
+from engine.flight import Phase
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import counterpart, incoming, outgoing
 from engine.plan.program import Program
 
 ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
 STEPS = "steps"
-DRAINS = "drains its transfers"
-AFTER_ROW = ("sums shared gradients", "runs the optimizer")
-TOGETHER = ("waits for the other ranks", "connects")
-"""Phases that no rank leaves before all have come to them."""
+DRAINS = Phase.DRAINS.words
+_IN_STEP = tuple(phase.words for phase in (Phase.SUMS, Phase.UPDATES, Phase.DRAINS))
+_ORDER = (
+    Phase.CONNECTS,
+    Phase.BUILDS,
+    Phase.VERIFIES,
+    Phase.PEAK,
+    Phase.SUMS,
+    Phase.UPDATES,
+    Phase.DRAINS,
+    Phase.ALIGNS,
+    Phase.MEMORY,
+    Phase.PROFILES,
+    Phase.GATHERS,
+    Phase.STORES,
+    Phase.WAITS,
+)
+"""In which ranks come to phases after the same step, or before the first. A rank may wait for the
+others at several of these places; what else it still does, they wait for."""
+_AFTER_ROW = {phase.words: number for number, phase in enumerate(_ORDER)}
+TOGETHER = tuple(
+    phase.words
+    for phase in (
+        Phase.CONNECTS,
+        Phase.SUMS,
+        Phase.UPDATES,
+        Phase.ALIGNS,
+        Phase.GATHERS,
+        Phase.WAITS,
+    )
+)
+"""Phases that a rank does not leave before the others have come to them."""
 MOVED_LATELY_NS = 1_000_000_000
 """When a rank has begun something later than this before the end, nothing shows a hang."""
-_BEFORE_ROW = -1
+_BEFORE_FIRST = -1
 _MOST_NAMED = 3
 _FLIGHT_COLUMNS = [
     "rank",
@@ -47,7 +76,7 @@ _FLIGHT_COLUMNS = [
 ]
 
 _Place = tuple[int, int]
-"""A step, and a position in a rank's row of it."""
+"""A step, and a position in a rank's row of it; phases come after the longest of the rows."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +87,7 @@ class LastSeen:
     hostname: str
     process: str  # `alive`, `stopped` (SIGSTOP, a debugger) or `dead`
     phase: str  # in words that follow "rank 0": `builds the model`, `drains its transfers`, ...
-    step: int | None  # None outside steps
+    step: int | None  # that it is in or came to last; None before its first
     action: Action | None  # of the lowered program's row, or OPT; None outside steps
     is_waiting: bool  # for the action's input, or for other ranks; else it is at work
     since_ns: int  # on one clock for all ranks
@@ -168,11 +197,16 @@ class _Waits:
         self.ranks = sorted({*range(lowered.world_size), *self.seen})
         self._program = lowered
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
+        self._longest = max(map(len, lowered.actions))
         self._last_step = max((one.step for one in seen if one.step is not None), default=0)
         self.of = {rank: self._wait_of(one) for rank, one in self.seen.items()}
+        self._reached = {rank: self._follow(rank) for rank in self.ranks}
 
     def reached_from(self, rank: int) -> set[int]:
         """The ranks that a rank waits for, directly or not; itself in a circle."""
+        return self._reached[rank]
+
+    def _follow(self, rank: int) -> set[int]:
         reached: set[int] = set()
         pending = [rank]
         while pending:
@@ -195,24 +229,25 @@ class _Waits:
         if seen.action is None:
             if seen.phase == DRAINS:
                 return self._drain(seen)
-            if seen.is_waiting or seen.phase in TOGETHER:
-                here = [one.rank for one in self.seen.values() if one.phase == seen.phase]
-                return _Wait(self._absent(seen.rank, here))
-            return None
+            is_waiting = seen.is_waiting or seen.phase in TOGETHER
+            return _Wait(self._absent(seen.rank)) if is_waiting else None
         if not seen.is_waiting:
             return None
         if seen.action.op is Op.OPT:
-            here = [rank for rank in self.ranks if self._has_begun(rank, self._place(seen.rank))]
-            return _Wait(self._absent(seen.rank, here))
+            return _Wait(self._absent(seen.rank))
         if seen.action.op not in COMPUTE_OPS or seen.rank >= self._program.world_size:
             return None
         receive = incoming(seen.action, self._program)
         return None if receive is None else self._message(seen, counterpart(receive))
 
-    def _absent(self, rank: int, here: Iterable[int]) -> tuple[int, ...]:
-        """The others that are not here, or are here and gone."""
-        living = {one for one in here if not self.is_gone(one)}
-        return tuple(one for one in self.ranks if one != rank and one not in living)
+    def _absent(self, rank: int) -> tuple[int, ...]:
+        """The others that have not come to where this one is, or are gone."""
+        place = self._place(rank)
+        return tuple(
+            one
+            for one in self.ranks
+            if one != rank and (self.is_gone(one) or not self._has_begun(one, place))
+        )
 
     def _message(self, seen: LastSeen, send: Action) -> _Wait | None:
         """What the sender still has to do, or a message that should be there.
@@ -254,25 +289,20 @@ class _Waits:
         return own is not None and place is not None and own >= place
 
     def _place(self, rank: int) -> _Place | None:
-        """Where a rank stands; None if that cannot be told.
-
-        No rank is in a step that another has not been let into, so what follows a step, and tells
-        none of its own, follows the last step that any rank is in.
-        """
+        """Where a rank stands; None if that cannot be told."""
         seen = self.seen.get(rank)
-        if seen is None or rank >= self._program.world_size:
+        if seen is None:
             return None
-        step, row = self._step_of(seen), self._positions[rank]
+        row = self._positions[rank] if rank < self._program.world_size else {}
         if seen.action is not None:
-            position = len(row) if seen.action.op is Op.OPT else row.get(seen.action)
-            return None if position is None else (step, position)
-        if seen.phase == DRAINS:
-            return (step, len(row) + 1)
-        if seen.phase in AFTER_ROW:
-            return (step, len(row))
-        if seen.step is not None:
-            return (step, _BEFORE_ROW)
-        return (step, len(row) + 2) if seen.phase in TOGETHER else None
+            is_update = seen.action.op is Op.OPT
+            after = self._longest + _AFTER_ROW[Phase.UPDATES.words]
+            position = after if is_update else row.get(seen.action)
+            return None if position is None else (self._step_of(seen), position)
+        if seen.phase not in _AFTER_ROW:
+            return None
+        step = self._step_of(seen) if seen.phase in _IN_STEP else seen.step
+        return (_BEFORE_FIRST if step is None else step, self._longest + _AFTER_ROW[seen.phase])
 
 
 class _Cause(IntEnum):
@@ -445,9 +475,11 @@ def _phase(seen: LastSeen) -> str:
         return (
             "is between steps" if seen.step is None else f"is between actions of step {seen.step}"
         )
-    if seen.step is None:
-        return seen.phase
-    return f"{seen.phase} {'before' if seen.phase in TOGETHER else 'in'} step {seen.step}"
+    if seen.step is not None and seen.phase in _IN_STEP:
+        return f"{seen.phase} in step {seen.step}"
+    if seen.step is not None and seen.phase == Phase.WAITS.words:
+        return f"{seen.phase} after step {seen.step}"
+    return seen.phase
 
 
 def _who_wait(ranks: Sequence[int]) -> str:

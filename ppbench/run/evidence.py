@@ -157,7 +157,7 @@ def judge(
 ) -> Judgement:
     """What became of the run of this number. `lowered` is None if it cannot be built.
 
-    `is_interrupted`: it was ended from outside, and nothing went wrong with it.
+    `is_interrupted`: its ranks were ended from outside, if nothing tells of a fault of theirs.
     """
     located = [(node, record) for node in nodes for record in node.records]
     running = [(node, record) for node, record in located if record.number == number]
@@ -170,10 +170,9 @@ def judge(
     at_ns -= origin_ns
     seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
     found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
-    if is_interrupted:
+    status, error, rank = _cause(nodes, found, timeout_s)
+    if is_interrupted and status == PEER_LOST and not any(node.faults for node in nodes):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
-    else:
-        status, error, rank = _cause(nodes, found, timeout_s)
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
     return Judgement(status, error, rank, _last_actions(seen, world_size), found, at_ns, frame)

@@ -93,6 +93,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     chosen = set(choice.only.select(sweep.cases))
     wanted = [item for item in _shuffled(items) if (item.case, item.measure) in chosen]
     missing = [item for item in wanted if statuses.get(item.resume_key) not in ("ok", *final)]
+    missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
     failed = collections.Counter(statuses.get(item.resume_key) for item in wanted)
     return Plan(
         sweep,

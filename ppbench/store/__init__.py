@@ -8,7 +8,7 @@ results/.../<run_id>.parquet     what was made of them, or measured beside: see 
 results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
 """
 
-from ppbench.store.columns import SCHEMA_VERSION, TABLES, Column, columns_as_markdown
+from ppbench.store.columns import RUNS, SCHEMA_VERSION, SPANS, TABLES, Column, columns_as_markdown
 from ppbench.store.conditions import Condition, read_conditions
 from ppbench.store.folder import (
     LAST,
@@ -24,7 +24,9 @@ from ppbench.store.parquet import write_rows
 
 __all__ = [
     "LAST",
+    "RUNS",
     "SCHEMA_VERSION",
+    "SPANS",
     "TABLES",
     "Column",
     "Condition",

@@ -45,8 +45,8 @@ def test_markdown_has_chosen_columns_with_units_in_their_headings(demo: Store) -
 
 
 def test_a_cell_of_markdown_is_one_line_of_text() -> None:
-    frame = pd.DataFrame({"error": ["<b>a|b</b>\r\nR&D &lt;"]})
-    last = render(frame, Format.markdown, ["error"]).splitlines()[-1]
+    frame = pd.DataFrame({"account": ["<b>a|b</b>\r\nR&D &lt;"]})
+    last = render(frame, Format.markdown, ["account"]).splitlines()[-1]
     assert last == "| &lt;b>a\\|b&lt;/b> R&amp;D &amp;lt; |"
 
 

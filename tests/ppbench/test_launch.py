@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launches = []
 
     def begin(text: str, max_restarts: int = 0) -> LocalLaunch:
-        (tmp_path / "some_worker.py").write_text(START + text)
+        write_worker(tmp_path, text)
         program = ["some_worker", str(tmp_path)]
         settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
         launches.append(LocalLaunch(tmp_path, program, **settings))
@@ -46,6 +47,12 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     yield begin
     for one in launches:
         one.stop()
+
+
+def write_worker(folder: Path, text: str) -> None:
+    """The agent imports what its workers run, so nothing may happen by that."""
+    body = textwrap.indent(START + text, "    ")
+    (folder / "some_worker.py").write_text(f'if __name__ == "__main__":\n{body}')
 
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
@@ -145,8 +152,7 @@ time.sleep(1000)
 @pytest.mark.parametrize("killed", ["controller", "agent", "while starting"])
 def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    text = START + "\n(here / f'up-{rank}').touch()\ntime.sleep(1000)\n"
-    (tmp_path / "some_worker.py").write_text(text)
+    write_worker(tmp_path, "\n(here / f'up-{rank}').touch()\ntime.sleep(1000)\n")
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, str(tmp_path)])
     num_alive = 2 if killed == "while starting" else 4
     wait_until(lambda: len(descendants(controller.pid)) >= num_alive, "the processes")

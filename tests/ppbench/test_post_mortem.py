@@ -8,7 +8,8 @@ from engine.plan.lower import channel_of, counterpart, incoming, lower
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.analysis.post_mortem import LastSeen, flight_rows, post_mortem
-from ppbench.store import FLIGHT, Store
+from ppbench.store import Store
+from ppbench.store.columns import FLIGHT
 from tests.engine.plan.schedule_grid import families, programs_of
 
 S = 1_000_000_000
@@ -86,7 +87,7 @@ class Execution:
         )
         if position > len(row):
             phase = DRAINS if position == len(row) + 1 else BARRIER
-            return replace(one, phase=phase, step=None, is_waiting=phase == BARRIER)
+            return replace(one, phase=phase, is_waiting=phase == BARRIER)
         action = [*row, OPT][position]
         waits = (is_waiting and self.could_wait(action)) if is_frozen else True
         return replace(one, action=action, is_waiting=waits)
@@ -292,7 +293,7 @@ def test_a_rank_that_drains_waits_for_receives_that_are_not_posted():
 
 
 def test_a_rank_whose_transfers_do_not_end_is_named_when_all_others_wait_for_it():
-    found = judged(in_phase(0, BARRIER), in_phase(1, DRAINS, step=4))
+    found = judged(in_phase(0, BARRIER, step=4), in_phase(1, DRAINS, step=4))
     assert found.rank == 1
     assert found.verdict == (
         "rank 1 drains its transfers in step 4, since 10.0 s; rank 0 waits for it"
@@ -305,6 +306,30 @@ def test_ranks_that_wait_in_their_optimizer_wait_for_those_that_have_not_come_to
     assert found.ranks[0].account == (
         "rank 0 waits in OPT of step 4, since 10.0 s: rank 1 is not there"
     )
+
+
+@pytest.mark.parametrize("phase", ["sums shared gradients", "runs the optimizer"])
+def test_what_ranks_do_together_waits_for_those_that_are_still_behind(phase):
+    behind = judged(in_phase(0, phase, step=4), in_step(1, "1B3"))
+    assert (behind.rank, behind.ranks[0].waits_for_rank) == (1, 1)
+    alone = judged(in_phase(0, phase, step=4), in_phase(1, BARRIER, step=4))
+    assert alone.rank == 0
+    assert alone.verdict == f"rank 0 {phase} in step 4, since 10.0 s; rank 1 waits for it"
+
+
+def test_what_one_rank_does_after_a_step_the_others_wait_for():
+    found = judged(in_phase(0, "stores the run", step=4), in_phase(1, BARRIER, step=4))
+    assert found.rank == 0
+    assert found.ranks[1].account == (
+        "rank 1 waits for the other ranks after step 4, since 10.0 s: rank 0 is not there"
+    )
+
+
+def test_a_message_is_lost_whose_sender_has_come_to_the_end_of_the_step():
+    found = judged(in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True))
+    assert (found.rank, str(found.action)) == (0, "0SEND_F3")
+    before = judged(in_phase(0, BARRIER, step=3), in_step(1, "1F3", waits=True))
+    assert (before.rank, before.action) == (0, None)
 
 
 def test_of_ranks_that_died_the_one_that_waited_for_none_of_them_went_first():
@@ -347,7 +372,7 @@ def test_two_that_are_at_work_are_both_told():
 
 
 def test_rows_are_those_of_the_store(tmp_path):
-    seen = [in_step(0, "OPT"), in_phase(1, BARRIER)]
+    seen = [in_step(0, "OPT"), in_phase(1, BARRIER, step=4)]
     found = judged(*seen)
     rows = flight_rows(found, AT_NS)
     assert list(rows) == [column.name for column in FLIGHT][2:]

@@ -1,0 +1,162 @@
+import math
+import operator
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stored_runs import demo_store
+
+from ppbench.config.case import Case
+from ppbench.config.schema import known_keys
+from ppbench.errors import UsageError
+from ppbench.store import RUNS, Condition, Store, read_conditions
+
+COMPARE = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+OPERATORS = st.sampled_from(sorted(COMPARE))
+NUMBERS = [c.name for c in RUNS if str(c.type) in ("int64", "double") and c.name != "seq_len"]
+
+
+def read(*texts):
+    return list(read_conditions(texts))
+
+
+def test_keys_are_columns_or_keys_of_sweep_files():
+    assert read("train.microbatch_size=2") == read("train_microbatch_size = 2")
+    assert read("status=ok") == [Condition("status", "=", "ok")]
+    skipped = ("name", "device")
+    for key in known_keys():
+        assert key in skipped or read(f"{key}=null")[0].column == key.replace(".", "_")
+
+
+def test_several_are_joined_with_and_or_repeated():
+    wanted = [Condition("status", "=", "ok"), Condition("world_size", ">=", 4)]
+    assert read("status=ok and world_size>=4") == read("status=ok", "world_size >= 4") == wanted
+    assert read('error="this and that" AND launch<1') == [
+        Condition("error", "=", "this and that"),
+        Condition("launch", "<", 1),
+    ]
+
+
+def test_values_are_read_as_the_column_asks():
+    assert read("train_compile=True")[0].value is True
+    assert read("seq_len=variable")[0].value == "variable"
+    assert read("schedule=gpipe")[0].value == "afab"
+    assert read("emulated.F_ms=2")[0].value == "[2.0]"
+    assert read("model.partition=[3,5]")[0].value == "[3, 5]"
+    assert read("step_ns>1e9")[0].value == 1e9
+    assert read("commit='12'")[0].value == "12"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schedul=1f1b", 'unknown key "schedul"; did you mean "schedule"?'),
+        ("train.microbatchsize=1", 'did you mean "train_microbatch_size"?'),
+        ("world_size=two", 'world_size: expected a number, got "two"'),
+        ("step_ns<nan", "expected a number"),
+        ("step_ns<1e999", "expected a number"),
+        ("is_dirty=maybe", 'expected true or false, got "maybe"'),
+        ("error_rank<null", "null has no order"),
+        ("world_size", 'cannot read "world_size"; give KEY=VALUE'),
+        ("", "cannot read"),
+        ("status=ok and ", "cannot read"),
+        ("=1", "cannot read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_can(text, message):
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert message in str(error.value)
+    assert str(error.value).startswith("--where: ")
+    assert "\n" not in str(error.value)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_is_read_or_refused(text):
+    try:
+        assert all(isinstance(one, Condition) for one in read(text))
+    except UsageError as error:
+        assert str(error).startswith("--where: ")
+
+
+TEXTS = st.text(st.characters(blacklist_characters="\"'[]", blacklist_categories=["Cs"])).filter(
+    lambda text: text not in ("null", "") and text == text.strip()
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["error", "commit", "cautions"]), OPERATORS, TEXTS)
+def test_quoted_text_is_taken_as_it_is(column, compare, text):
+    assert read(f'{column}{compare}"{text}"') == [Condition(column, compare, text)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NUMBERS), OPERATORS, st.integers(-(2**63), 2**63 - 1))))
+def test_whole_numbers_read_back(wanted):
+    text = " and ".join(f"{column} {compare} {value}" for column, compare, value in wanted)
+    assert read(*([text] if wanted else [])) == [Condition(*one) for one in wanted]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = demo_store(tmp_path_factory.mktemp("conditions"))
+    failed = {"run_id": "20270101", "status": "crash", "error_rank": 1, **Case().settings()}
+    store.write_run({**failed, "seq_len": "variable", "step_ns": None}, {})
+    store.compact(pytest.fail)
+    return store
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["world_size", "num_microbatches", "tokens_per_s", "step_ns"]),
+    OPERATORS,
+    st.sampled_from([1, 2, 4, 8, 600.0, 1000, 1100.5, 56e6]),
+)
+def test_conditions_choose_what_pandas_chooses(store, column, compare, value):
+    runs = store.runs()
+    cells = runs[column]
+    expected = COMPARE[compare](cells, value) & (cells.notna() | (compare == "!="))
+    found = store.runs(where=[Condition(column, compare, value)])
+    pd.testing.assert_frame_equal(found, runs[expected].reset_index(drop=True), check_dtype=False)
+
+
+def test_null_is_equal_to_nothing_but_null(store):
+    def found(text):
+        return list(store.runs(["run_id"], read(text))["run_id"])
+
+    every = list(store.runs()["run_id"])
+    assert found("error_rank=null") == every[:-1]
+    assert found("error_rank!=null") == found("error_rank=1") == every[-1:]
+    assert found("error_rank!=1") == every[:-1]
+    assert found("error_rank<1") == []
+    assert found("seq_len=variable") == every[-1:]
+    assert found("train.compile<true") == every
+
+
+def test_columns_and_the_newest_are_those_asked_for(store):
+    every = store.runs()
+    some = store.runs(["status", "run_id"], newest=2)
+    assert list(some) == ["status", "run_id"]
+    assert list(some["run_id"]) == list(every["run_id"][-2:])
+    assert store.runs(["status"], newest=0).empty
+    assert list(store.runs(["run_id"], read("status=ok"), newest=3)["run_id"]) == list(
+        every[every["status"] == "ok"]["run_id"][-3:]
+    )
+
+
+def test_a_case_has_its_history(store):
+    case_id = store.runs()["case_id"][0]
+    history = store.history(case_id, "tokens_per_s")
+    assert list(history["tokens_per_s"]) == [600.0]
+    assert list(history["commit"]) == ["c0ffee"]
+    assert Store(store.folder / "none").history(case_id, "mfu").empty
+    assert not math.isnan(history["tokens_per_s"][0])
