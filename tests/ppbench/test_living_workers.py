@@ -22,7 +22,7 @@ launches = 2
 
 [grid]
 schedule = ["afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv"]
-num_microbatches = [2, 5]
+num_microbatches = [2, 6]
 """
 CASE = ["schedule", "num_microbatches"]
 
