@@ -247,7 +247,8 @@ class Campaign:
         while moment == "between" and self._num("row") <= num_rows:
             if not self._sleep(POLL_S, controller):
                 return False
-        return moment != "store" or self._sleep(self._chance.uniform(0, STORE_S), controller)
+        is_sudden = moment in ("store", "between")
+        return not is_sudden or self._sleep(self._chance.uniform(0, STORE_S), controller)
 
     @staticmethod
     def _sleep(seconds: float, controller: subprocess.Popen[bytes]) -> bool:

@@ -52,7 +52,8 @@ class Plan:
     sweep_id: str
     commit: Commit | None
     items: tuple[Item, ...]
-    missing: tuple[Item, ...]  # in the order in which they are to be run
+    chosen: tuple[Item, ...]  # those that are asked for
+    missing: tuple[Item, ...]  # of these, in the order in which they are to be run
     failed: dict[str, int]  # status -> how many runs ended so and are not run again
 
 
@@ -100,6 +101,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
         sweep_id,
         commit,
         items,
+        tuple(wanted),
         tuple(missing),
         {status: failed[status] for status in final if failed[status]},
     )
