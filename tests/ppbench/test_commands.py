@@ -98,13 +98,13 @@ def test_json_of_a_failed_run_holds_the_flight_of_its_ranks(failed):
 
 
 def test_a_listing_tells_the_first_line_of_each_error(failed):
-    listed = commands.list_runs(failed, Format.table)
+    listed = stored.list_runs(failed, [], None, Format.table)
     assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0" in listed
     assert "line two" not in listed
     assert NASTY[:20] in listed
-    (oom, _) = json.loads(commands.list_runs(failed, Format.json))
+    (oom, _) = json.loads(stored.list_runs(failed, [], None, Format.json))
     assert oom["error"].endswith("line two")  # programs get all of it
 
 
 def test_a_listing_without_failures_has_no_column_for_errors(results):
-    assert "error" not in commands.list_runs(results, Format.table)
+    assert "error" not in stored.list_runs(results, [], None, Format.table)
