@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from stored_runs import NASTY, run_row, store_failed, store_with
 
-from ppbench import commands
+from ppbench import commands, stored
 from ppbench.config.case import Case
 from ppbench.format import Format
 from ppbench.store import Store
@@ -50,9 +50,9 @@ def test_a_run_of_an_older_version_shows_the_stages_that_it_knows(results):
 
 def test_a_variable_length_is_a_word_in_every_listing(results):
     for how in Format:
-        assert "variable" in commands.list_runs(results, how)
+        assert "variable" in stored.list_runs(results, [], None, how)
         assert "variable" in commands.show("last", results, how)
-    assert json.loads(commands.list_runs(results, Format.json))[0]["seq_len"] == "variable"
+    assert json.loads(stored.list_runs(results, [], None, Format.json))[0]["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
     assert "variable" in commands.list_cases(results / "v.toml", [], Format.table)
 
