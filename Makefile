@@ -27,11 +27,8 @@ bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
 	$(BIN)/python benchmarks/zero_bubble.py
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/timeline.py
-<<<<<<< HEAD
 	$(BIN)/python benchmarks/case_cost.py
-=======
 	$(BIN)/python benchmarks/store.py
->>>>>>> main
 	$(BIN)/ppbench overhead sweeps/1f1b_vs_afab.toml --set world_size=2 --set num_microbatches=8 --set seq_len=128
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost

@@ -14,7 +14,7 @@ import pytest
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from ppbench.config.sweep_file import read_sweep
-from ppbench.run.sweep import plan_sweep
+from ppbench.run.sweep import Choice, plan_sweep
 from ppbench.store import Store
 
 TINY = """\
@@ -324,7 +324,7 @@ def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_
     keys = set()
     for num_steps in (0, 1, 2):
         read = read_sweep(tmp_path / "tiny.toml", [f"measure.profile_steps={num_steps}"], "cpu")
-        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), is_rerun=False).items}
+        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), Choice()).items}
     assert len(keys) == 3 * len(read.cases)
 
 
