@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import platform
 import random
 import time
@@ -31,7 +32,7 @@ from ppbench.config.possible import local_files
 from ppbench.config.selection import EVERYTHING, Only
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs
+from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs, running_note
 from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
 from ppbench.run.evidence import collect, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
@@ -265,7 +266,7 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
     folder, local = store.folder / "launches" / job.launch_id, node_folder(job.launch_id)
     job_file = write_job(folder, job)
     marker = Lock(folder / RUNNING)
-    marker.try_to_hold(shared=True)
+    marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
     launch = LocalLaunch(
         folder,
         ["ppbench.run.worker", str(job_file)],
