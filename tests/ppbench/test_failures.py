@@ -396,27 +396,29 @@ def mounted(folder, options):
 
 
 @pytest.mark.parametrize("kib_left", [0, 12, 80])
-def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
-    file = write_emulated(tmp_path, "full", [1, 2, 3])
-    with mounted(tmp_path / "results", "size=1m"):
-        filler = tmp_path / "results" / "filler"
-        filler.write_bytes(bytes((1024 - kib_left) * 1024))
-        done = ppbench("sweep", file, folder=tmp_path)
-        assert done.returncode == 2, done.stderr
-        (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
+    file = write_emulated(tmp_path, "full", [1, LONG_MS])
+    results = tmp_path / "results"
+    with mounted(results, "size=20m"):
+        with sweep_in_long_case(tmp_path, file) as (process, _):
+            left = os.statvfs(results).f_bavail * os.statvfs(results).f_frsize
+            (results / "filler").write_bytes(bytes(left - kib_left * 1024))
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2, stderr
+        (error,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
         assert "No space left on device" in error
-        assert "Traceback" not in done.stderr
-        filler.unlink()
+        assert "Traceback" not in stderr
+        (results / "filler").unlink()
         again = ppbench("sweep", file, folder=tmp_path)
         assert again.returncode == 0, again.stderr
-        runs = Store(tmp_path / "results").runs()
+        runs = Store(results).runs()
         good = runs.loc[runs["status"] == "ok", "emulated_F_ms"]
-        assert sorted(good) == ["[1.0]", "[2.0]", "[3.0]"]
+        assert sorted(good) == ["[1.0]", f"[{LONG_MS}.0]"]
 
 
 def test_a_store_that_is_read_only_is_refused_before_anything_starts(tmp_path):
     file = write_emulated(tmp_path, "locked", [1, 2, 3])
-    with mounted(tmp_path / "results", "size=1m,ro"):
+    with mounted(tmp_path / "results", "size=20m,ro"):
         done = ppbench("sweep", file, folder=tmp_path)
         assert done.returncode == 2
         (error,) = done.stderr.splitlines()
