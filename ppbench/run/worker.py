@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
     join_other_ranks()
+    gc.freeze()  # what is imported stays: it need not be looked through before every case
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:
