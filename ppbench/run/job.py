@@ -37,6 +37,7 @@ class Item:
     measure: Measure
     launch: int
     resume_key: str
+    position: int = 0  # among all runs of the sweep, in the order of its file
 
 
 @dataclass(frozen=True)

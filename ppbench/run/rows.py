@@ -228,6 +228,7 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
         "resume_key": item.resume_key,
         "case_id": case.case_id,
         "launch": item.launch,
+        "position": item.position,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **case.settings(),
         "tokens_per_step": case.tokens_per_step,

@@ -80,11 +80,14 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     """
     check_devices(sweep)
     commit = read_commit(Path(sweep.file).resolve().parent)
-    items = tuple(
-        Item(case, measure, launch, _resume_key(case, measure, launch, commit))
+    planned = [
+        (case, measure, launch)
         for launch in range(max(measure.launches for _, measure in sweep.cases))
         for case, measure in sweep.cases
         if launch < measure.launches
+    ]
+    items = tuple(
+        Item(*one, _resume_key(*one, commit), position) for position, one in enumerate(planned)
     )
     sweep_id = _sweep_id(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""

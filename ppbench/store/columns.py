@@ -100,6 +100,7 @@ RUNS: tuple[Column, ...] = (
     Column("resume_key", pa.string(), "hash that tells whether this run has been done already"),
     Column("case_id", pa.string(), "hash of the workload"),
     Column("launch", pa.int64(), "which start of the worker processes, from 0"),
+    Column("position", pa.int64(), "place in the sweep file's order, which is not that of time"),
     Column("attempt", pa.int64(), "which try of the launch this is, from 1; see `measure.retry`"),
     Column(
         "status",

@@ -163,7 +163,7 @@ class Store:
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
 
     def last_sweep(self) -> pd.DataFrame:
-        """The newest run of each case and launch of the sweep that the last run belongs to.
+        """The newest run of each case and launch of the sweep that the last run belongs to, in order.
 
         Raises UsageError when there is no run.
         """
@@ -174,7 +174,8 @@ class Store:
 
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
     """As `Store.last_sweep`, among these rows of `runs`, at least one."""
-    return newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
+    newest = newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
+    return newest.sort_values("position", kind="stable")
 
 
 def newest_of(runs: pd.DataFrame) -> pd.DataFrame:

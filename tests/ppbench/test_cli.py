@@ -55,7 +55,7 @@ def swept(tmp_path_factory):
 def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
     folder, done = swept
     assert done.returncode == 0, done.stderr
-    runs = Store(folder / "results").runs()
+    runs = Store(folder / "results").last_sweep()
     assert list(zip(runs["schedule"], runs["world_size"], strict=True)) == [
         ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
     ]  # fmt: skip
@@ -76,7 +76,9 @@ def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
 
 def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
     folder, done = swept
-    assert "case 4 of 4: schedule 1f1b, world_size 2, num_microbatches 4" in done.stderr
+    begun = [line for line in done.stderr.splitlines() if line.startswith("case ")]
+    assert [line.split(":")[0] for line in begun] == [f"case {n} of 4" for n in range(1, 5)]
+    assert any("schedule 1f1b, world_size 2, num_microbatches 4" in line for line in begun)
     assert done.stdout.count("llama") == 0
     assert len([line for line in done.stdout.splitlines() if " ok " in line]) == 4
     path = done.stdout.splitlines()[-1].removeprefix("report: ")
@@ -264,7 +266,7 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "planned ms" in done.stdout
     store = Store(tmp_path / "results")
-    runs = store.runs()
+    runs = store.last_sweep()
     assert list(runs["status"]) == ["ok"] * 5
     assert list(runs["stages_per_rank"]) == [1, 1, 2, 2, 2]
     assert (runs["step_ns"] >= runs["planned_step_ns"]).all()
