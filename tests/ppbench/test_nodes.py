@@ -111,7 +111,7 @@ FIVE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_m
 
 
 def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
-    """A sweep of five cases, of which some are done when a node fails; the other node's torchrun."""
+    """A sweep of five cases, some of them done when a node fails; the other node's torchrun."""
     cluster.write_sweep(FIVE + "[4, 5, 6, 7, 8]\n" + EMULATED)
     started = [cluster.start(node, 2) for node in cluster.nodes]
     wait_until(lambda: len(Store(cluster.results).runs()) >= 2, cluster)
