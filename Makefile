@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
@@ -27,7 +27,12 @@ bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
 	$(BIN)/python benchmarks/zero_bubble.py
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/timeline.py
+	$(BIN)/python benchmarks/case_cost.py
+	$(BIN)/python benchmarks/store.py
 	$(BIN)/ppbench overhead sweeps/1f1b_vs_afab.toml --set world_size=2 --set num_microbatches=8 --set seq_len=128
+
+faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
+	$(BIN)/python benchmarks/faults.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -65,7 +65,7 @@ world_size = [1, 2]
 schedule = {schedules}
 """
 VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
-WEIGHTS = (4, 2, 4, 1, 1, 4)
+WEIGHTS = (4, 2, 4, 2, 2, 4)
 MODULES = {
     "agent": "ppbench.run.launch.agent",
     "watchdog": "ppbench.run.watchdog",
@@ -247,7 +247,8 @@ class Campaign:
         while moment == "between" and self._num("row") <= num_rows:
             if not self._sleep(POLL_S, controller):
                 return False
-        return moment != "store" or self._sleep(self._chance.uniform(0, STORE_S), controller)
+        is_sudden = moment in ("store", "between")
+        return not is_sudden or self._sleep(self._chance.uniform(0, STORE_S), controller)
 
     @staticmethod
     def _sleep(seconds: float, controller: subprocess.Popen[bytes]) -> bool:
@@ -383,7 +384,7 @@ def problems_of(results: Path) -> Iterator[str]:
         yield "a run id is there twice"
     good = set(runs.loc[runs["status"] == "ok", "run_id"])
     for name in TABLES:
-        for path in sorted((results / name).glob("*")):
+        for path in sorted((results / name).glob("*.parquet")):
             try:
                 ids = pq.read_table(path, columns=["run_id"])["run_id"].to_pylist()
             except (OSError, pa.ArrowException) as error:

@@ -199,7 +199,8 @@ def sweep(
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
     told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
-    all_ok = len(runs) == len(plan.items) and bool((runs["status"] == "ok").all())
+    good = set(runs.loc[runs["status"] == "ok", "resume_key"])
+    all_ok = good.issuperset(item.resume_key for item in plan.chosen)
     return SweepOutcome(table, path, 0 if all_ok else EXIT_FAILED_RUNS)
 
 
@@ -272,8 +273,9 @@ def _tell_who_measures(holder: str) -> None:
 
 def _tell_what_is_done(plan: Plan) -> None:
     num_failed = sum(plan.failed.values())
-    if num_done := len(plan.items) - len(plan.missing) - num_failed:
-        _tell(f"{num_done} of {len(plan.items)} runs are done already; --rerun runs them again")
+    num_chosen = len(plan.chosen)
+    if num_done := num_chosen - len(plan.missing) - num_failed:
+        _tell(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
     if plan.failed:
         kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
         _tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -79,16 +79,21 @@ def compact(results: Path, how: Format) -> str:
     """Merge the files of a store; what became of each table's."""
     done = [dataclasses.asdict(one) for one in Store(results).compact(functools.cache(_warn))]
     fields = {
-        "bytes_before": Field("KiB before", lambda size: f"{int(str(size)) / 2**10:,.0f}"),
-        "bytes_after": Field("KiB after", lambda size: f"{int(str(size)) / 2**10:,.0f}"),
-        "seconds": Field("s", lambda seconds: f"{float(str(seconds)):.1f}"),
-        **{name: Field(name.replace("_", " ")) for name in ("files_before", "files_after")},
+        "files_before": Field("files before", _written("{:,.0f}")),
+        "files_after": Field("files after", _written("{:,.0f}")),
+        "bytes_before": Field("KiB before", _written("{:,.0f}", 1 / 2**10)),
+        "bytes_after": Field("KiB after", _written("{:,.0f}", 1 / 2**10)),
+        "seconds": Field("s", _written("{:.1f}")),
     }
     frame = pd.DataFrame(done, columns=COMPACTED)
     if how in (Format.table, Format.markdown):
         total = {"table": "all", **frame.drop(columns="table").sum().to_dict()}
         frame = pd.concat([frame, pd.DataFrame([total])], ignore_index=True)
     return render(frame, how, COMPACTED, fields)
+
+
+def _written(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
+    return lambda value: pattern.format(float(str(value)) * factor)
 
 
 def _tell(text: str) -> None:

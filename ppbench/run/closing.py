@@ -6,21 +6,25 @@ started again; and for a launch that was killed as a whole by the next sweep int
 
 from __future__ import annotations
 
+import platform
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.plan.program import Program
 from ppbench.config.case import Case
+from ppbench.errors import StoreError
 from ppbench.run.durations import lowered_of
 from ppbench.run.evidence import Evidence, collect, judge, node_folder
 from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
-from ppbench.run.locks import Lock
+from ppbench.run.locks import POLL_S, Lock
 from ppbench.run.rows import write_failure
 from ppbench.store import Store
 
 RUNNING = "running"
+PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -77,18 +81,38 @@ def _lowered(case: Case) -> Program | None:
 
 
 def close_abandoned(store: Store) -> list[Closed]:
-    """Account for launches that were killed with everything that could do it. Raises StoreError.
+    """Account for launches that were killed with everything that could do it.
 
-    Those that are still at work are left alone.
+    Those of other machines that are still at work are left alone; on this one there should be none.
+    Raises StoreError.
     """
     closed: list[Closed] = []
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
         lock = Lock(marker)
-        if lock.try_to_hold():
+        if _take(lock):
             closed += _close_launch(marker.parent)
             marker.unlink(missing_ok=True)
             lock.release()
     return closed
+
+
+def running_note(process: str) -> str:
+    """Who makes a launch, for its marker."""
+    return f"{process} on {platform.node()}"
+
+
+def _take(marker: Lock) -> bool:
+    """Waits for processes of this machine: they were killed, and are about to be gone."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not marker.try_to_hold():
+        if not marker.holder().endswith(running_note("")):
+            return False
+        if time.monotonic() > until_s:
+            raise StoreError(
+                f"{marker.path}: {marker.holder()} works on without its sweep; end it first"
+            )
+        time.sleep(POLL_S)
+    return True
 
 
 def _close_launch(folder: Path) -> Iterable[Closed]:

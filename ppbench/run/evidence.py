@@ -18,7 +18,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,17 +115,15 @@ def collect(folder: Path, launch: Path) -> Evidence:
         sort_errors(errors),
         faults,
         read_sighting(folder),
-        _signals(launch),
+        _signals(launch, {record.pid for record in records if record is not None}),
     )
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def _signals(launch: Path) -> dict[int, int]:
-    """What killed the ranks of the last start that the agent noted a death of: rank -> signal."""
-    exits = read_exits(launch)
-    newest = max((one.attempt for one in exits), default=0)
-    return {e.rank: -e.exitcode for e in exits if e.attempt == newest and e.exitcode < 0}
+def _signals(launch: Path, pids: Container[int]) -> dict[int, int]:
+    """What killed those of these processes that the agent saw die: rank -> signal."""
+    return {e.rank: -e.exitcode for e in read_exits(launch) if e.pid in pids and e.exitcode < 0}
 
 
 STORE_FAILED = "store"
@@ -197,17 +195,19 @@ def _cause(
     faults = {rank: text for node in nodes for rank, text in node.faults.items()}
     if errors and errors[0].status != PEER_LOST:
         cause = errors[0]
+        if cause.status == STORE_FAILED:
+            return INTERRUPTED, f"it could not be stored: {cause.message}", cause.rank
         text = f"rank {cause.rank}: {cause.message}\n{told}\n{cause.traceback}"
         return cause.status, text, cause.rank
     if any(sighting.has_timed_out for sighting in sightings):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {told}", None if found is None else found.rank
-    if faults:
-        rank, text = min(faults.items())
-        return "crash", f"rank {rank} crashed: {text.splitlines()[0]}\n{told}\n{text}", rank
     killed = {rank: number for node in nodes for rank, number in node.signals.items()}
     dead = [sighting.first_dead for sighting in sightings if sighting.first_dead is not None]
-    first = min(killed, default=dead[0] if dead else None)
+    first = dead[0] if dead else min([*killed, *faults], default=None)
+    if first in faults:
+        text = faults[first]
+        return PEER_LOST, f"rank {first} crashed: {text.splitlines()[0]}\n{told}\n{text}", first
     if first is not None and any(sighting.oom_kills for sighting in sightings):
         words = f"rank {first} was killed by the kernel, which had run out of memory"
         return "oom", f"{words}\n{told}", first

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from rich.console import Console
 from ppbench.config.selection import parse_only
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import UsageError
-from ppbench.run.closing import RUNNING
+from ppbench.run.closing import RUNNING, running_note
 from ppbench.run.environment import default_device
 from ppbench.run.job import Event, Job, read_job, read_progress, write_job
 from ppbench.run.locks import Lock
@@ -131,7 +130,7 @@ def _agent() -> str:
     began = ""
     with contextlib.suppress(OSError):
         began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"agent {parent} {began} on {platform.node()}"
+    return running_note(f"agent {parent} of {began}")
 
 
 def _say(text: str) -> None:

@@ -36,6 +36,9 @@ class Lock:
         except BlockingIOError:
             file.close()
             return False
+        except OSError as error:
+            file.close()
+            raise StoreError(f"{self.path}: cannot be locked: {error.strerror}") from error
         self._file = file
         if note:
             file.truncate(0)

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import platform
 import random
 import time
@@ -31,7 +32,7 @@ from ppbench.config.possible import local_files
 from ppbench.config.selection import EVERYTHING, Only
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs
+from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs, running_note
 from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
 from ppbench.run.evidence import collect, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
@@ -52,7 +53,8 @@ class Plan:
     sweep_id: str
     commit: Commit | None
     items: tuple[Item, ...]
-    missing: tuple[Item, ...]  # in the order in which they are to be run
+    chosen: tuple[Item, ...]  # those that are asked for
+    missing: tuple[Item, ...]  # of these, in the order in which they are to be run
     failed: dict[str, int]  # status -> how many runs ended so and are not run again
 
 
@@ -100,6 +102,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
         sweep_id,
         commit,
         items,
+        tuple(wanted),
         tuple(missing),
         {status: failed[status] for status in final if failed[status]},
     )
@@ -263,7 +266,7 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
     folder, local = store.folder / "launches" / job.launch_id, node_folder(job.launch_id)
     job_file = write_job(folder, job)
     marker = Lock(folder / RUNNING)
-    marker.try_to_hold(shared=True)
+    marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
     launch = LocalLaunch(
         folder,
         ["ppbench.run.worker", str(job_file)],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -35,7 +36,7 @@ from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError
 from ppbench.run.binding import Cores
-from ppbench.run.closing import close_open_runs
+from ppbench.run.closing import RUNNING, close_open_runs
 from ppbench.run.environment import read_environment
 from ppbench.run.evidence import (
     PEER_LOST,
@@ -49,6 +50,7 @@ from ppbench.run.evidence import (
 from ppbench.run.headless import Headless
 from ppbench.run.job import Begun, Event, EventName, Job, Journal, read_job, read_progress
 from ppbench.run.lifetime import die_with_parent
+from ppbench.run.locks import Lock
 from ppbench.run.measuring import Member, measure, release_memory
 from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
     join_other_ranks()
+    gc.freeze()  # what is imported stays: it need not be looked through before every case
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:
@@ -161,6 +164,9 @@ class Worker:
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._cores = Cores()
+        self._marker = Lock(folder / RUNNING)
+        if self._rank == 0:
+            self._marker.try_to_hold(shared=True)  # until this process is gone
         self._evidence = self._collect(local)
         local.mkdir(parents=True, exist_ok=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))

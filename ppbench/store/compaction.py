@@ -88,22 +88,24 @@ class _Batch:
     writer: pq.ParquetWriter
     rows_in_group: int
     num_rows: int = 0
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
     waiting: list[pa.Table] = field(default_factory=list)
     replaced: list[Path] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
         self.num_rows += rows.num_rows
+        self.waiting_rows += rows.num_rows
+        self.waiting_bytes += rows.nbytes
         self.waiting.append(rows)
-        if (
-            sum(part.num_rows for part in self.waiting) >= self.rows_in_group
-            or sum(part.nbytes for part in self.waiting) >= _MOST_BYTES_IN_GROUP
-        ):
+        if self.waiting_rows >= self.rows_in_group or self.waiting_bytes >= _MOST_BYTES_IN_GROUP:
             self.write_group()
 
     def write_group(self) -> None:
         if self.waiting and (rows := pa.concat_tables(self.waiting)).num_rows:
             self.writer.write_table(rows.combine_chunks(), row_group_size=rows.num_rows)
         self.waiting.clear()
+        self.waiting_rows = self.waiting_bytes = 0
 
 
 class _Table:

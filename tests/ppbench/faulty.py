@@ -155,16 +155,6 @@ def broken():
     return model(act)
 
 
-def waits():
-    """Until it may go on."""
-
-    def act():
-        while not Path("go").exists():
-            time.sleep(0.02)
-
-    return model(act, always=True)
-
-
 def _sibling(rank):
     """The process of a rank of the same launch, by its flight record."""
     for path in node_folder("").glob("*/flight-rank0"):

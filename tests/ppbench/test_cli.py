@@ -1,26 +1,20 @@
 """The command line as people run it: a subprocess, its exit code and its words."""
 
 import collections
-import contextlib
 import csv
 import gzip
 import io
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from ppbench.config.sweep_file import read_sweep
-from ppbench.run.job import Journal
-from ppbench.run.sweep import plan_sweep
+from ppbench.run.sweep import Choice, plan_sweep
 from ppbench.store import Store
 
 TINY = """\
@@ -226,89 +220,6 @@ def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
     assert "needs an NVIDIA GPU" in done.stderr
 
 
-def test_a_case_that_runs_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path):
-    text = TINY.replace("[grid]", '[grid]\n"train.microbatch_size" = [1_000_000, 1]')
-    text = text.replace("[32]", "[1024]").replace("[4]", "[64]")  # half a terabyte of token ids
-    text = text.replace("true", "false").replace('"afab", ', "").replace("steps = 3", "steps = 1")
-    (tmp_path / "tiny.toml").write_text(text)
-    done = ppbench("sweep", "tiny.toml", "--set", "world_size=2", folder=tmp_path)
-    assert done.returncode == 4
-    runs = Store(tmp_path / "results").runs()
-    assert dict(zip(runs["train_microbatch_size"], runs["status"], strict=True)) == {
-        1_000_000: "oom", 1: "ok"
-    }  # fmt: skip
-    error = runs.loc[runs["status"] == "oom", "error"].iloc[0]
-    assert "MemoryError" in error
-    assert "Traceback" in error
-
-
-@contextlib.contextmanager
-def sweep_in_second_case(folder):
-    """A running sweep of four cases, the process id of a worker, and the command."""
-    (folder / "tiny.toml").write_text(TINY)
-    arguments = ["sweep", "tiny.toml", "--set", "measure.steps=60", "--set", "world_size=2",
-                 "--set", "seq_len=[64, 256]", "--set", "measure.verify=false"]  # fmt: skip
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        yield process, worker_in_second_case(folder), arguments
-
-
-def test_a_killed_worker_costs_its_case_and_no_other(tmp_path):
-    with sweep_in_second_case(tmp_path) as (process, worker, arguments):
-        os.kill(worker, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 4, stderr
-    assert "crash, a worker died without a Python error" in stderr
-    runs = Store(tmp_path / "results").runs()
-    assert sorted(runs["status"]) == ["crash", "ok", "ok", "ok"]
-    assert runs["case_id"].nunique() == 4
-    again = ppbench(*arguments, folder=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "3 of 4 runs are done already" in again.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_takes_its_workers_along_and_says_how_to_go_on(tmp_path, number):
-    with sweep_in_second_case(tmp_path) as (process, worker, _):
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert "Go on with the same command" in stderr
-    assert "Traceback" not in stderr
-    assert not Path(f"/proc/{worker}").exists()
-    assert list(Store(tmp_path / "results").runs()["status"]) == ["ok"]
-
-
-def worker_in_second_case(folder: Path) -> int:
-    """The process id of rank 1, once the second case is running its steps."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        for launch in folder.glob("results/launches/*"):
-            events = list(Journal(launch).new_events())
-            if (
-                events
-                and events[-1]["event"] == "step"
-                and any(e.get("index") == 1 for e in events)
-            ):
-                return process_of_rank(1, launch)
-        time.sleep(0.02)
-    raise AssertionError("the second case did not begin")
-
-
-def process_of_rank(rank: int, launch: Path) -> int:
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes()
-            environment = (path / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if launch.name.encode() in command and f"RANK={rank}".encode() in environment:
-            return int(path.name)
-    raise AssertionError(f"no process of rank {rank}")
-
-
 def test_help_starts_without_torch_or_pandas():
     code = (
         "import sys; sys.argv = ['ppbench', '--help']\n"
@@ -413,7 +324,7 @@ def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_
     keys = set()
     for num_steps in (0, 1, 2):
         read = read_sweep(tmp_path / "tiny.toml", [f"measure.profile_steps={num_steps}"], "cpu")
-        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), is_rerun=False).items}
+        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), Choice()).items}
     assert len(keys) == 3 * len(read.cases)
 
 

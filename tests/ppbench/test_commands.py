@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from stored_runs import NASTY, run_row, store_failed, store_with
 
-from ppbench import commands
+from ppbench import commands, stored
 from ppbench.config.case import Case
 from ppbench.format import Format
 from ppbench.store import Store
@@ -50,9 +50,9 @@ def test_a_run_of_an_older_version_shows_the_stages_that_it_knows(results):
 
 def test_a_variable_length_is_a_word_in_every_listing(results):
     for how in Format:
-        assert "variable" in commands.list_runs(results, how)
+        assert "variable" in stored.list_runs(results, [], None, how)
         assert "variable" in commands.show("last", results, how)
-    assert json.loads(commands.list_runs(results, Format.json))[0]["seq_len"] == "variable"
+    assert json.loads(stored.list_runs(results, [], None, Format.json))[0]["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
     assert "variable" in commands.list_cases(results / "v.toml", [], Format.table)
 
@@ -98,13 +98,13 @@ def test_json_of_a_failed_run_holds_the_flight_of_its_ranks(failed):
 
 
 def test_a_listing_tells_the_first_line_of_each_error(failed):
-    listed = commands.list_runs(failed, Format.table)
+    listed = stored.list_runs(failed, [], None, Format.table)
     assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0" in listed
     assert "line two" not in listed
     assert NASTY[:20] in listed
-    (oom, _) = json.loads(commands.list_runs(failed, Format.json))
+    (oom, _) = json.loads(stored.list_runs(failed, [], None, Format.json))
     assert oom["error"].endswith("line two")  # programs get all of it
 
 
 def test_a_listing_without_failures_has_no_column_for_errors(results):
-    assert "error" not in commands.list_runs(results, Format.table)
+    assert "error" not in stored.list_runs(results, [], None, Format.table)

@@ -238,10 +238,9 @@ def ended_s(folder, run_id):
 @pytest.fixture
 def mendable(tmp_path):
     """A folder with a sweep of which two cases fail, one of them but once."""
-    names = ["once", "sound", "waits", "broken"]
+    names = ["once", "sound", "broken"]
     grid = {"model.preset": [f"faulty:{name}" for name in names]}
     write_sweep(tmp_path, grid, measure="retry = 1")
-    (tmp_path / "go").touch()
     return tmp_path
 
 
@@ -261,7 +260,6 @@ def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
         "broken": [("error", 1), ("error", 2)],
         "once": [("error", 1), ("ok", 2)],
         "sound": [("ok", 1)],
-        "waits": [("ok", 1)],
     }
     assert statuses_of(mendable) == first
     again = ppbench("sweep", "faulty.toml", folder=mendable)
@@ -275,34 +273,29 @@ def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
 
 
 @contextlib.contextmanager
-def waiting_sweep(folder, *arguments):
-    """A running sweep, in the middle of the case that waits, and its launch."""
-    (folder / "go").unlink()
+def sweep_in_long_case(folder, *arguments):
+    """A running sweep, in the middle of its longest case, and its launch."""
     before = set((folder / "results" / "launches").glob("*"))
     with subprocess.Popen(
-        command("sweep", "faulty.toml", *arguments), cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
+        command("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     ) as process:  # fmt: skip
-        yield process, launch_in_step(folder, before, process)
-    (folder / "go").touch()
+        deadline = time.monotonic() + PATIENCE_S
+        while (launch := launch_in_long_case(folder, before)) is None:
+            assert time.monotonic() < deadline, "it does not begin"
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        yield process, launch
 
 
-def launch_in_step(folder, before, process):
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        for launch in set((folder / "results" / "launches").glob("*")) - before:
-            record = read_record(node_folder(launch.name) / "flight-rank1")
-            if record is not None and is_at(record, launch, "faulty:waits"):
+def launch_in_long_case(folder, known):
+    for launch in set((folder / "results" / "launches").glob("*")) - known:
+        record = read_record(node_folder(launch.name) / "flight-rank0")
+        if record is not None and record.number is not None and record.entries:
+            case = read_job(launch / "job.json").items[record.number].case
+            if record.entries[-1].index is not None and case.emulated_F_ms == (LONG_MS,):
                 return launch
-        time.sleep(0.02)
-    raise AssertionError(f"it did not begin: {process.communicate()}")
-
-
-def is_at(record, launch, preset):
-    """Whether a rank is in a step of this model."""
-    if record.number is None or not record.entries or record.entries[-1].index is None:
-        return False
-    return read_job(launch / "job.json").items[record.number].case.model_preset == preset
+    return None
 
 
 def processes_of(launch):
@@ -315,34 +308,7 @@ def processes_of(launch):
     return found
 
 
-def test_a_rerun_that_is_stopped_goes_on_where_it_was(mendable):
-    (mendable / "failed-once").touch()
-    (mendable / "mended").touch()
-    done = ppbench("sweep", "faulty.toml", folder=mendable)
-    assert done.returncode == 0, done.stderr
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with waiting_sweep(mendable, "--rerun") as (process, launch):
-            process.send_signal(number)
-            _, stderr = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 130
-        assert "Go on with: ppbench sweep faulty.toml --rerun\n" in stderr
-        assert "Traceback" not in stderr
-        assert processes_of(launch) == []
-        assert not node_folder(launch.name).exists()
-    stopped = statuses_of(mendable)
-    assert stopped["waits"] == [("ok", 1), ("interrupted", 1), ("interrupted", 1)]
-    others = [stopped[name] for name in ("once", "sound", "broken")]
-    assert [("ok", 1), ("ok", 1)] in others  # some were done before
-    assert all(set(runs) == {("ok", 1)} and len(runs) <= 2 for runs in others)
-    finished = ppbench("sweep", "faulty.toml", "--rerun", folder=mendable)
-    assert finished.returncode == 0, finished.stderr
-    counts = {name: runs.count(("ok", 1)) for name, runs in statuses_of(mendable).items()}
-    assert counts == {"once": 2, "sound": 2, "waits": 2, "broken": 2}
-    runs = Store(mendable / "results").runs()
-    last = json.loads(runs.loc[runs["status"] == "interrupted", "last_actions"].iloc[0])
-    assert last[1] == "1F0"
-
-
+LONG_MS = 1000
 EMULATED = """\
 name = "{name}"
 device = "emulated"
@@ -354,7 +320,6 @@ world_size = 1
 preset = "llama-tiny"
 
 [emulated]
-F_ms = 1
 I_ms = 1
 W_ms = 1
 
@@ -363,18 +328,45 @@ warmup_steps = 0
 steps = 2
 
 [grid]
-"emulated.seed" = {seeds}
+"emulated.F_ms" = {times}
 """
 
 
-def write_emulated(folder, name, seeds):
-    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, seeds=list(seeds)))
+def write_emulated(folder, name, times):
+    """Cases that differ in how long they take."""
+    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, times=times))
     return f"{name}.toml"
 
 
+def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path):
+    file = write_emulated(tmp_path, "times", [1, 2, LONG_MS])
+    done = ppbench("sweep", file, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with sweep_in_long_case(tmp_path, file, "--rerun") as (process, launch):
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert f"Go on with: ppbench sweep {file} --rerun\n" in stderr
+        assert "Traceback" not in stderr
+        assert processes_of(launch) == []
+        assert not node_folder(launch.name).exists()
+    finished = ppbench("sweep", file, "--rerun", folder=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    runs = Store(tmp_path / "results").runs()
+    of = {ms: list(some["status"]) for ms, some in runs.groupby("emulated_F_ms")}
+    assert of == {
+        "[1.0]": ["ok", "ok"],
+        "[2.0]": ["ok", "ok"],
+        f"[{LONG_MS}.0]": ["ok", "interrupted", "interrupted", "ok"],
+    }
+    stopped = runs[runs["status"] == "interrupted"]
+    assert set(stopped["last_actions"]) <= {'["0F0"]', '["0F1"]'}
+
+
 def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
-    one = write_emulated(tmp_path, "one", range(3))
-    other = write_emulated(tmp_path, "other", range(3, 6))
+    one = write_emulated(tmp_path, "one", [1, 2, 3])
+    other = write_emulated(tmp_path, "other", [4, 5, 6])
     started = [
         subprocess.Popen(
             command("sweep", file), cwd=tmp_path, stdout=subprocess.DEVNULL,
@@ -387,7 +379,7 @@ def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
     assert sum("waiting for sweep o" in text for text in told) >= 1
     runs = Store(tmp_path / "results").runs()
     assert list(runs["status"]) == ["ok"] * 6
-    assert sorted(runs["emulated_seed"]) == list(range(6))
+    assert runs["case_id"].nunique() == 6
 
 
 @contextlib.contextmanager
@@ -404,26 +396,29 @@ def mounted(folder, options):
 
 
 @pytest.mark.parametrize("kib_left", [0, 12, 80])
-def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
-    file = write_emulated(tmp_path, "full", range(3))
-    with mounted(tmp_path / "results", "size=1m"):
-        filler = tmp_path / "results" / "filler"
-        filler.write_bytes(bytes((1024 - kib_left) * 1024))
-        done = ppbench("sweep", file, folder=tmp_path)
-        assert done.returncode == 2, done.stderr
-        (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(tmp_path, kib_left):
+    file = write_emulated(tmp_path, "full", [1, LONG_MS])
+    results = tmp_path / "results"
+    with mounted(results, "size=20m"):
+        with sweep_in_long_case(tmp_path, file) as (process, _):
+            left = os.statvfs(results).f_bavail * os.statvfs(results).f_frsize
+            (results / "filler").write_bytes(bytes(left - kib_left * 1024))
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2, stderr
+        (error,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
         assert "No space left on device" in error
-        assert "Traceback" not in done.stderr
-        filler.unlink()
+        assert "Traceback" not in stderr
+        (results / "filler").unlink()
         again = ppbench("sweep", file, folder=tmp_path)
         assert again.returncode == 0, again.stderr
-        runs = Store(tmp_path / "results").runs()
-        assert sorted(runs.loc[runs["status"] == "ok", "emulated_seed"]) == [0, 1, 2]
+        runs = Store(results).runs()
+        good = runs.loc[runs["status"] == "ok", "emulated_F_ms"]
+        assert sorted(good) == ["[1.0]", f"[{LONG_MS}.0]"]
 
 
 def test_a_store_that_is_read_only_is_refused_before_anything_starts(tmp_path):
-    file = write_emulated(tmp_path, "locked", range(3))
-    with mounted(tmp_path / "results", "size=1m,ro"):
+    file = write_emulated(tmp_path, "locked", [1, 2, 3])
+    with mounted(tmp_path / "results", "size=20m,ro"):
         done = ppbench("sweep", file, folder=tmp_path)
         assert done.returncode == 2
         (error,) = done.stderr.splitlines()
