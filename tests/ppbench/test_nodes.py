@@ -134,6 +134,8 @@ def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster)
     before = Store(cluster.results).runs()
     again = cluster.start(cluster.nodes[1], 2)
     assert [cluster.exit_code(one) for one in (other, again)] == [0, 0], cluster.logs()
+    assert len(list(cluster.results.glob("launches/*"))) == 1
+    cluster.run(2)  # what the loss of the node cut short is a crash, which is made anew
     check_all_five(cluster, before["run_id"])
 
 
