@@ -80,8 +80,10 @@ def _lowered(case: Case) -> Program | None:
         return None
 
 
-def close_abandoned(store: Store) -> list[Closed]:
+def close_abandoned(store: Store, ours: str | None = None) -> list[Closed]:
     """Account for launches that were killed with everything that could do it.
+
+    `ours` is the note of a launch that this process goes on with, and is left alone.
 
     Those of other machines that are still at work are left alone; on this one there should be none.
     Raises StoreError.
@@ -89,7 +91,7 @@ def close_abandoned(store: Store) -> list[Closed]:
     closed: list[Closed] = []
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
         lock = Lock(marker)
-        if _take(lock):
+        if lock.holder() != ours and _take(lock):
             closed += _close_launch(marker.parent)
             marker.unlink(missing_ok=True)
             lock.release()

@@ -60,7 +60,7 @@ class Headless:
         check_writable(given.results, "--results")
         choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
         begun = self._begun()
-        self._held.enter_context(alone(read, store, self._wait))
+        self._held.enter_context(alone(read, store, self._wait, _agent()))
         plan = plan_sweep(read, store, choice)
         self._held.enter_context(sweep_lock(plan, store))
         self._plan = plan

@@ -203,14 +203,17 @@ def _short_hash(*facts: object) -> str:
 
 
 @contextlib.contextmanager
-def alone(sweep: Sweep, store: Store, on_wait: Callable[[str], None]) -> Iterator[None]:
+def alone(
+    sweep: Sweep, store: Store, on_wait: Callable[[str], None], ours: str | None = None
+) -> Iterator[None]:
     """Until this is left, no other sweep measures on this machine into the same store.
 
-    Waits for one that does. What is left of one that was killed is accounted for.
+    Waits for one that does. What is left of one that was killed is accounted for; `ours` is the
+    note of a launch that this process goes on with.
     """
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with held(path, who(f"sweep {sweep.name}"), on_wait):
-        close_abandoned(store)
+        close_abandoned(store, ours)
         yield
 
 

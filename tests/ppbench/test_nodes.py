@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from nodes import Node, reason_against_nodes, two_nodes
 
-from ppbench.run.launch.torchrun import WORKER
+from ppbench.run.launch.torchrun import WORKER, Nodes, torchrun_command
 from ppbench.store import Store
 
 PATIENCE_S = 600
@@ -54,10 +54,8 @@ class Cluster:
 
     def start(self, node: Node, ranks_per_node: int, *options: str) -> subprocess.Popen[bytes]:
         """The command that each node is given, the same on both."""
-        torchrun = ["--nnodes=2", f"--nproc-per-node={ranks_per_node}", "--max-restarts=10"]
-        meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=node-a:29400", "--monitor-interval=0.1"]
-        program = ["-m", WORKER, "a.toml", *options]
-        command = [sys.executable, "-m", "torch.distributed.run", *torchrun, *meeting, *program]
+        nodes, program = Nodes(2, ranks_per_node, max_restarts=10), [WORKER, "a.toml", *options]
+        command = torchrun_command(nodes, "node-a:29400", "trial", program)
         return node.start(command, self._folder / node.name, self.log(node))
 
     def log(self, node: Node) -> Path:
@@ -109,26 +107,41 @@ def wait_until(is_true: Callable[[], bool], cluster: Cluster) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_node_that_is_killed_leaves_a_store_that_the_same_commands_finish(cluster, killed):
-    text = 'device = "emulated"' + SWEEP + "num_microbatches = [4, 5, 6, 7, 8]\n" + EMULATED
-    cluster.write_sweep(text.replace("steps = 3", "steps = 20"))
+FIVE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
+
+
+def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
+    """A sweep of five cases, some of them done when a node fails; the other node's torchrun."""
+    cluster.write_sweep(FIVE + "[4, 5, 6, 7, 8]\n" + EMULATED)
     started = [cluster.start(node, 2) for node in cluster.nodes]
     wait_until(lambda: len(Store(cluster.results).runs()) >= 2, cluster)
     cluster.nodes[killed].kill()
     started[killed].wait()
-    started[1 - killed].terminate()  # torchrun would wait for a node that takes the place
-    started[1 - killed].wait()
+    return started[1 - killed]
+
+
+def test_a_node_that_is_killed_leaves_a_store_that_the_same_commands_finish(cluster):
+    other = begin_and_kill(cluster, killed=0)
+    other.terminate()
+    other.wait()
     before = Store(cluster.results).runs()
-    assert not before.empty
     cluster.run(2)
+    check_all_five(cluster, before["run_id"])
+
+
+def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster):
+    other = begin_and_kill(cluster, killed=1)
+    before = Store(cluster.results).runs()
+    again = cluster.start(cluster.nodes[1], 2)
+    assert [cluster.exit_code(one) for one in (other, again)] == [0, 0], cluster.logs()
+    assert len(list(cluster.results.glob("launches/*"))) == 1
+    cluster.run(2)  # what the loss of the node cut short is a crash, which is made anew
+    check_all_five(cluster, before["run_id"])
+
+
+def check_all_five(cluster: Cluster, before: Iterable[str]) -> None:
+    """Each is done once, and nothing that was there before is gone."""
     runs = Store(cluster.results).runs()
-    assert runs[runs["status"] == "ok"]["num_microbatches"].sort_values().tolist() == [
-        4,
-        5,
-        6,
-        7,
-        8,
-    ]
-    assert set(before["run_id"]) <= set(runs["run_id"])
+    assert sorted(runs[runs["status"] == "ok"]["num_microbatches"]) == [4, 5, 6, 7, 8]
+    assert set(before) <= set(runs["run_id"])
     assert set(runs["status"]) <= {"ok", "crash", "interrupted"}

@@ -54,9 +54,12 @@ def torchrun_command(
     """Run on each node, it runs one launch; `program` are a module and its arguments.
 
     Agents that meet by `c10d` restart their workers together, whichever node one fails on; by
-    `static` they would not.
+    `static` they would not. A node that takes the place of a lost one can meet the others only if
+    they do not share the agents' store, whose address torch tells in the first round alone.
     """
     return [
+        "env",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         sys.executable,
         "-m",
         "torch.distributed.run",
