@@ -74,9 +74,13 @@ class Store:
         """Store one run: its row, and its part of the other tables by their names.
 
         `run` must hold a `run_id`; columns that are left out are null. Raises StoreError when the
-        disk is full or takes no files; then nothing of the run is left in the store.
+        disk is full or takes no files; then nothing of the run is left in the store. Nothing is left
+        either of what a process that was killed had begun to store of the same run.
         """
         run_id = str(run[RUN_ID])
+        for name in TABLES.keys() - tables.keys() - {"runs"}:
+            with contextlib.suppress(OSError):
+                (self.folder / name / f"{run_id}.parquet").unlink()
         parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
         written: list[Path] = []
         try:
