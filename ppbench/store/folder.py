@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.errors import StoreError, UsageError
-from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.parquet import as_frame, as_table, write_parquet
@@ -74,8 +74,8 @@ class Store:
         """Store one run: its row, and its part of the other tables by their names.
 
         `run` must hold a `run_id`; columns that are left out are null. Raises StoreError when the
-        disk is full or takes no files; then nothing of the run is left in the store. Nothing is left
-        either of what a process that was killed had begun to store of the same run.
+        disk is full or takes no files; then nothing of the run is left in the store. Nor is what
+        a process that was killed had begun to store of the same run.
         """
         run_id = str(run[RUN_ID])
         for name in TABLES.keys() - tables.keys() - {"runs"}:
