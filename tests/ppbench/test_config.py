@@ -204,7 +204,13 @@ def test_split_points_may_be_listed_too(tmp_path, monkeypatch):
 def test_lists_survive_the_way_to_the_workers(tmp_path):
     case = Case(model_partition=(3, 5), model_split_points=("a.b", "c"), seq_len="variable")
     job = Job(
-        "r", "s", "n", "f", None, (Item(case, Measure(), 0, "k"), Item(Case(), Measure(), 0, "l"))
+        "i",
+        "r",
+        "s",
+        "n",
+        "f",
+        None,
+        (Item(case, Measure(), 0, "k"), Item(Case(), Measure(), 0, "l")),
     )
     assert read_job(write_job(tmp_path / "launch", job)) == job
 

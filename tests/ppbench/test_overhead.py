@@ -103,7 +103,7 @@ def test_it_can_be_stopped(tmp_path):
     ("arguments", "words"),
     [
         (["small.toml", "--rounds", "5"], "6"),
-        (["small.toml", "--set", "measure.profile_steps=1001"], "1000"),
+        (["small.toml", "--set", "measure.profile_steps=1001"], "1,000"),
         (["nothing.toml"], "nothing.toml"),
     ],
 )

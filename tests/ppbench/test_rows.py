@@ -11,10 +11,11 @@ from ppbench.config.case import Case, Measure
 from ppbench.report.explanation import PART_NAMES
 from ppbench.report.levels import memory
 from ppbench.run.durations import durations_of, simulated
-from ppbench.run.job import Item, Job
+from ppbench.run.job import Begun, Item, Job
 from ppbench.run.rows import CaseResult, RankResult, write_result
 from ppbench.store import Store
 
+BEGUN = Begun(0, "a", 1)
 NS_OF_STEP = 1000
 ALONE = {"world_size": 1, "num_microbatches": 1}
 NUM_TOKENS = [7, 100, 300, 500]  # the first step is a warm-up
@@ -35,8 +36,8 @@ def result(*, facts):
 
 def write(tmp_path, case, **facts):
     item = Item(case, Measure(warmup_steps=1, steps=3), 0, "key")
-    job = Job(str(tmp_path), "s", "name", "file.toml", None, (item,))
-    write_result(job, item, "a", result(facts=facts))
+    job = Job("launch", str(tmp_path), "s", "name", "file.toml", None, (item,))
+    write_result(job, item, BEGUN, result(facts=facts))
     store = Store(tmp_path)
     return store.find("a"), store.table("steps", ["a"])
 
@@ -81,8 +82,8 @@ def test_warm_up_steps_and_intervals_are_in_the_row(tmp_path):
 
 def test_the_last_loss_is_that_of_a_step_which_every_run_makes(tmp_path):
     item = Item(Case(**ALONE), Measure(warmup_steps=1, steps=2), 0, "key")
-    job = Job(str(tmp_path), "s", "name", "file.toml", None, (item,))
-    write_result(job, item, "a", result(facts={}))
+    job = Job("launch", str(tmp_path), "s", "name", "file.toml", None, (item,))
+    write_result(job, item, BEGUN, result(facts={}))
     assert Store(tmp_path).find("a")["last_loss"] == 2.0
 
 
@@ -98,7 +99,9 @@ def test_an_emulated_run_has_no_memory_and_its_theory_is_what_was_emulated(tmp_p
     measured = result(facts={})
     measured.ranks[0].facts["peak_memory_bytes"] = None
     measured.ranks[0].losses[:] = [None] * 4
-    write_result(Job(str(tmp_path), "s", "name", "f.toml", None, (item,)), item, "a", measured)
+    write_result(
+        Job("launch", str(tmp_path), "s", "name", "f.toml", None, (item,)), item, BEGUN, measured
+    )
     run = Store(tmp_path).find("a")
     assert run["planned_step_ns"] == 5_000_000
     assert (run["emulated_F_ms"], run["emulated_W_ms"]) == ("[2.0]", "[1.0]")
@@ -137,7 +140,9 @@ def two_ranks(errors_ns, **facts):
 def write_two_ranks(tmp_path, result, **settings):
     case = Case(schedule="afab", num_microbatches=1, **settings)
     item = Item(case, Measure(warmup_steps=3, steps=1), 0, "key")
-    write_result(Job(str(tmp_path), "s", "n", "f.toml", None, (item,)), item, "a", result)
+    write_result(
+        Job("launch", str(tmp_path), "s", "n", "f.toml", None, (item,)), item, BEGUN, result
+    )
     return Store(tmp_path).find("a")
 
 
