@@ -1,6 +1,6 @@
 """What a case costs beyond its steps: workers that live on, against one torchrun per case.
 
-    python benchmarks/case_cost.py [--cases 12] [--times 3]
+    python benchmarks/case_cost.py [--cases 24] [--times 3]
 
 The same cases in turns: all in one `ppbench sweep`, and each by a torchrun of its own, which runs
 the same worker on a sweep file with this case alone. So both measure the same and store the same;
@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -63,6 +64,7 @@ class Whole:
     """Some cases, run."""
 
     wall_s: float
+    launches_s: float  # from the first case's beginning to the last one's row
     steps_s: float
     num_cases: int
 
@@ -70,6 +72,11 @@ class Whole:
     def cost_s(self) -> float:
         """Of a case, beyond its steps."""
         return (self.wall_s - self.steps_s) / self.num_cases
+
+    @property
+    def further_s(self) -> float:
+        """Of one more case, beyond its steps, where the workers are there already."""
+        return (self.launches_s - self.steps_s) / self.num_cases
 
 
 def main() -> None:
@@ -88,6 +95,7 @@ def main() -> None:
         print(f"cost of a case beyond its steps, {len(cells)} cases, {WORLD_SIZE} ranks")
         print(f"on {num_cores} cores, {settings.times} times in turns: median [range]")
         _print("one sweep, living workers", [whole.cost_s for whole in living])
+        _print("  of it, once they are there", [whole.further_s for whole in living])
         _print("one torchrun per case", [whole.cost_s for whole in alone])
         ratios = [a.cost_s / b.cost_s for a, b in zip(alone, living, strict=True)]
         _print("times as much", ratios, unit="")
@@ -96,7 +104,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cases", type=int, default=12)
+    parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--times", type=int, default=3)
     return parser.parse_args()
 
@@ -153,7 +161,15 @@ def _run(commands: Sequence[Sequence[str]], folder: Path, num_cases: int) -> Who
         wall_s += time.perf_counter() - began_s
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
-    return Whole(wall_s, _steps_s(folder / "results", num_cases), num_cases)
+    results = folder / "results"
+    return Whole(wall_s, _launches_s(results), _steps_s(results, num_cases), num_cases)
+
+
+def _launches_s(results: Path) -> float:
+    """Where there is one launch: run ids begin with when their runs began."""
+    paths = sorted((results / "runs").glob("*.parquet"))
+    first = datetime.strptime(paths[0].name[:18], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+    return max(path.stat().st_mtime for path in paths) - first.timestamp()
 
 
 def _steps_s(results: Path, num_cases: int) -> float:

@@ -38,8 +38,6 @@ INTERRUPTED = "interrupted"
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # what it is for
 _WAITING = (Op.F, Op.B, Op.I)
-_BETWEEN_STEPS = set(Phase) - {Phase.SUMS, Phase.UPDATES, Phase.DRAINS}
-"""An entry's step is the last that was begun."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: 
         node.hostname,
         _state(node, record.rank),
         "steps" if phase is None or action is not None else phase.words,
-        None if last is None or last.phase in _BETWEEN_STEPS else last.step,
+        None if last is None else last.step,
         action,
         is_waiting,
         since_ns + node.to_epoch_ns,

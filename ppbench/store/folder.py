@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.errors import StoreError, UsageError
-from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.parquet import as_frame, as_table, write_parquet
@@ -74,9 +74,13 @@ class Store:
         """Store one run: its row, and its part of the other tables by their names.
 
         `run` must hold a `run_id`; columns that are left out are null. Raises StoreError when the
-        disk is full or takes no files; then nothing of the run is left in the store.
+        disk is full or takes no files; then nothing of the run is left in the store. Nor is what
+        a process that was killed had begun to store of the same run.
         """
         run_id = str(run[RUN_ID])
+        for name in TABLES.keys() - tables.keys() - {"runs"}:
+            with contextlib.suppress(OSError):
+                (self.folder / name / f"{run_id}.parquet").unlink()
         parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
         written: list[Path] = []
         try:
@@ -163,7 +167,7 @@ class Store:
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
 
     def last_sweep(self) -> pd.DataFrame:
-        """The newest run of each case and launch of the sweep that the last run belongs to, in order.
+        """The newest run of each case and launch of the sweep that the last run belongs to.
 
         Raises UsageError when there is no run.
         """

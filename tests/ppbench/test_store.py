@@ -121,6 +121,15 @@ def test_nothing_is_left_beside_the_files(tmp_path):
     assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["a.parquet"] * len(TABLES)
 
 
+def test_a_run_that_was_killed_while_it_was_stored_leaves_no_figures_to_its_failure(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a")
+    (tmp_path / "runs" / "a.parquet").unlink()
+    store.write_run({"run_id": "a", "status": "interrupted"}, {"spans": pd.DataFrame()})
+    assert list(store.runs()["status"]) == ["interrupted"]
+    assert all(store.table(name, ["a"]).empty for name in TABLES if name != "runs")
+
+
 def test_a_store_that_is_not_there_is_empty(tmp_path):
     assert Store(tmp_path / "none").runs().empty
     with pytest.raises(UsageError, match="ppbench sweep"):
