@@ -7,7 +7,6 @@ started again; and for a launch that was killed as a whole by the next sweep int
 from __future__ import annotations
 
 import platform
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from engine.plan.program import Program
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.run.durations import lowered_of
-from ppbench.run.evidence import Evidence, collect, judge, node_folder
+from ppbench.run.evidence import Evidence, collect, judge, node_folders
 from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
 from ppbench.run.locks import POLL_S, Lock
 from ppbench.run.rows import write_failure
@@ -122,7 +121,5 @@ def _close_launch(folder: Path) -> Iterable[Closed]:
         job = read_job(folder / "job.json")
     except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
         return []
-    local = node_folder(job.launch_id)
-    closed = close_open_runs(job, folder, [collect(local, folder)], is_interrupted=True)
-    shutil.rmtree(local, ignore_errors=True)
-    return closed
+    nodes = [collect(local, folder) for local in node_folders(job.launch_id)]
+    return close_open_runs(job, folder, nodes, is_interrupted=True)

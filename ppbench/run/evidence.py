@@ -77,10 +77,22 @@ class Judgement:
     spans: pd.DataFrame  # what the ranks had finished of their last steps
 
 
-def node_folder(launch_id: str) -> Path:
-    """The launch's folder on this node: in memory, where that can be had. It may not exist."""
+def node_folder(launch_id: str, node: int = 0) -> Path:
+    """A launch's folder on this machine: in memory, where that can be had. It may not exist.
+
+    `node` counts agents, of which a machine may have several.
+    """
+    return _base() / f"{launch_id}-{node}"
+
+
+def node_folders(launch_id: str) -> list[Path]:
+    """Those that there are on this machine."""
+    return sorted(_base().glob(f"{launch_id}-*"))
+
+
+def _base() -> Path:
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    return base / f"ppbench-{getpass.getuser()}" / launch_id
+    return base / f"ppbench-{getpass.getuser()}"
 
 
 def fault_path(folder: Path, rank: int) -> Path:
@@ -166,7 +178,8 @@ def judge(
     at_ns -= origin_ns
     seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
     found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
-    status, error, rank = _cause(nodes, found, timeout_s)
+    gone = sorted(set(range(world_size)) - {one.rank for one in seen})
+    status, error, rank = _cause(nodes, found, timeout_s, gone)
     if is_interrupted and status == PEER_LOST and not any(node.faults for node in nodes):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
@@ -182,9 +195,12 @@ def _ended_ns(node: Evidence) -> int:
 
 
 def _cause(
-    nodes: Sequence[Evidence], found: PostMortem | None, timeout_s: float
+    nodes: Sequence[Evidence], found: PostMortem | None, timeout_s: float, gone: Sequence[int]
 ) -> tuple[str, str, int | None]:
-    """Status, what went wrong, and on which rank: what is told most clearly comes first."""
+    """Status, what went wrong, and on which rank: what is told most clearly comes first.
+
+    `gone` are the ranks of which nothing is left, as on a machine that was lost.
+    """
     verdict = "" if found is None else found.verdict
     accounts = [] if found is None else [account.account for account in found.ranks]
     told = "\n".join(line for line in (verdict, *accounts) if line)
@@ -203,6 +219,9 @@ def _cause(
     killed = {rank: number for node in nodes for rank, number in node.signals.items()}
     dead = [sighting.first_dead for sighting in sightings if sighting.first_dead is not None]
     first = dead[0] if dead else min([*killed, *faults], default=None)
+    if gone and first not in killed and first not in faults:
+        words = f"rank {gone[0]} left nothing behind: its machine is gone"
+        return PEER_LOST, f"{words}\n{told}", gone[0]
     if first in faults:
         text = faults[first]
         return PEER_LOST, f"rank {first} crashed: {text.splitlines()[0]}\n{told}\n{text}", first

@@ -111,7 +111,7 @@ def _work(
     job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
 ) -> None:
     """An error is left in the node's folder, and ends the process."""
-    local = node_folder(job.launch_id)
+    local = _local_folder(job)
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
@@ -123,11 +123,15 @@ def _work(
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
 
 
+def _local_folder(job: Job) -> Path:
+    return node_folder(job.launch_id, int(os.environ.get("GROUP_RANK", "0")))
+
+
 def _part(job: Job) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if os.environ["LOCAL_RANK"] == "0":
-        shutil.rmtree(node_folder(job.launch_id), ignore_errors=True)
+        shutil.rmtree(_local_folder(job), ignore_errors=True)
 
 
 def _status_of(error: BaseException) -> str:

@@ -157,7 +157,7 @@ def broken():
 
 def _sibling(rank):
     """The process of a rank of the same launch, by its flight record."""
-    for path in node_folder("").glob("*/flight-rank0"):
+    for path in node_folder("").parent.glob("*/flight-rank0"):
         own, other = read_record(path), read_record(path.with_name(f"flight-rank{rank}"))
         if own is not None and own.pid == os.getpid():
             return other.pid
