@@ -153,18 +153,20 @@ def _shown_of_failed(store: Store, run: pd.Series, name: str) -> _Shown:
         check_ok(run, "timeline")
     last = computed["step"].max() if len(computed) else None
     step = Step("", spans[spans["step"] == last], flight)
-    told = _told_of_failure(run, step, last)
-    return _Shown(run, name, told, (replace(step, title=f"{name} · {told}"),))
-
-
-def _told_of_failure(run: pd.Series, step: Step, number: int | None) -> str:
-    """How it failed, which step is drawn, and how much of the wait at the end is not."""
     where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
-    parts = [f"failed{where}", "" if number is None else f"step {number}", first_line(run["error"])]
+    which = "" if last is None else f" · step {last}"
+    title = f"failed{where}{which}"
+    told = " · ".join([title, *_told_of_failure(run, step)])
+    return _Shown(run, name, told, (replace(step, title=f"{name} · {title}"),))
+
+
+def _told_of_failure(run: pd.Series, step: Step) -> list[str]:
+    """How it failed, and how much of the wait at the end is not drawn; too long for a picture."""
+    parts = [first_line(run["error"])]
     if step.ended_ns > step.end_ns:
         quiet = _duration(step.ended_ns - step.last_change_ns)
         parts.append(f"ended {quiet} after the last change, off to the right")
-    return " · ".join(part for part in parts if part)
+    return [part for part in parts if part]
 
 
 def _duration(ns: int) -> str:

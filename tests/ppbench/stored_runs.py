@@ -14,7 +14,7 @@ from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
 from ppbench.analysis.post_mortem import LastSeen, PostMortem, flight_rows, post_mortem
 from ppbench.config.case import Case
-from ppbench.store import Store
+from ppbench.store import TABLES, Store
 
 MS = 1_000_000
 ACTIONS = [  # rank, stage, op, microbatch, start ms, end ms; rank 1 posts its receive at 1
@@ -148,3 +148,10 @@ def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int =
     finished = timed[timed["end_ns"] <= last_ms * MS]
     store.write_run(run, {"flight": flight_rows(found, until_ms * MS), "spans": finished})
     return run
+
+
+def rewrite(store: Store, run: pd.Series, tables: dict[str, pd.DataFrame]) -> None:
+    """Store a run again with other tables; those that are not given stay."""
+    names = TABLES.keys() - {"runs"}
+    kept = {name: store.table(name, [run["run_id"]]) for name in names}
+    store.write_run(dict(run), {**{n: t for n, t in kept.items() if len(t)}, **tables})

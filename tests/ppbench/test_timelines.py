@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from stored_runs import MS, run_row, spans, store_failed, store_with
+from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
 
 from ppbench import commands
 from ppbench.config.case import Case
@@ -53,7 +53,7 @@ def test_the_plan_stands_under_each_measured_step(tmp_path) -> None:
     store = two_runs(tmp_path)
     for _, run in store.runs().iterrows():
         planned = spans(0).drop(columns="num_bytes")
-        store.write_run(dict(run), {"planned": planned})
+        rewrite(store, run, {"planned": planned})
     words = [
         title.split(",")[0].split(" · ")[0].removeprefix("<b>")
         for title in titles(store, has_plan=True)
@@ -217,5 +217,5 @@ def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
             }
             for n in (1, 2, 3)
         )
-        store.write_run(dict(run), {"steps": steps})
+        rewrite(store, run, {"steps": steps})
     assert "3.0 ms · bubble 30.0 % · theory 11.1 %" in titles(store, choice="slowest")[0]
