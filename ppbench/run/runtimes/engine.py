@@ -57,7 +57,7 @@ class EngineRuntime:
         if device.type == "cpu":  # its ranks share the cores, each having some of them
             name = f"{name} rank {self._trainer.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
-        return name, peak_of(device, dtype)
+        return name, peak_of(device, dtype, config.world_size)
 
     def flop_facts(self) -> FlopFacts:
         return flop_facts(model_of(self._trainer.config, self._trainer.device))
