@@ -104,7 +104,8 @@ class FlightRecord:
         """Makes the file anew. Raises OSError."""
         path.unlink(missing_ok=True)  # who has the old one mapped keeps it
         with path.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a full disk fails here, not at a store
+            file.write(bytes(_SIZE))  # a full disk fails here, not at a store into memory
+            file.flush()
             self._slots = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self._at = _FIRST
         self._count = 0
@@ -203,7 +204,8 @@ def read_record(path: Path) -> Record | None:
 
 
 def _entry(slots: tuple[int, ...], number: int) -> Entry:
-    step, what, began_ns, works_ns = slots[_FIRST + number % CAPACITY * _ENTRY :][:_ENTRY]
+    at = _FIRST + number % CAPACITY * _ENTRY
+    step, what, began_ns, works_ns = slots[at : at + _ENTRY]
     return Entry(
         step=None if step == _NONE else step,
         index=what if what >= 0 else None,

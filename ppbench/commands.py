@@ -182,8 +182,7 @@ def sweep(
     plan = plan_sweep(read, store, choice)
     command = _command_line(file, overrides, results, reports)
     try:
-        with alone(read, store, _tell_who_measures):
-            plan = plan_sweep(read, store, choice)  # what another one did meanwhile is done
+        with alone(read, store, choice, _tell_who_measures) as plan:
             _tell_what_is_done(plan)
             run_plan(plan, store, display_for(Console(stderr=True)), reruns=choice.reruns)
     except LaunchError as error:
@@ -266,8 +265,8 @@ def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: 
 
 def _tell_who_measures(holder: str) -> None:
     _tell(
-        f"waiting for {holder or 'another sweep'}, which measures on this machine into the same "
-        "results; two at once would disturb each other"
+        f"waiting for {holder or 'another sweep'}, which measures into the same results; "
+        "two at once would disturb each other, or do the same twice"
     )
 
 

@@ -6,6 +6,7 @@ started again; and for a launch that was killed as a whole by the next sweep int
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from collections.abc import Iterable, Sequence
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from engine.plan.program import Program
 from ppbench.config.case import Case
+from ppbench.config.possible import check_file_unchanged
 from ppbench.errors import StoreError
 from ppbench.run.durations import lowered_of
-from ppbench.run.evidence import Evidence, collect, judge, node_folders
+from ppbench.run.evidence import Evidence, collect, forget, judge, node_folders
 from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
 from ppbench.run.locks import POLL_S, Lock
 from ppbench.run.rows import write_failure
@@ -46,7 +48,7 @@ def close_open_runs(
 ) -> list[Closed]:
     """Give each a row, and the journal the news. `is_interrupted`: they were ended from outside.
 
-    A run whose row was stored before its ranks died is `ok`. Raises StoreError.
+    A run whose row was stored before its ranks died has that. Raises StoreError.
     """
     closed = []
     for begun in read_progress(folder).is_open:
@@ -57,8 +59,10 @@ def close_open_runs(
 
 
 def _close(job: Job, begun: Begun, nodes: Sequence[Evidence], *, is_interrupted: bool) -> Closed:
-    if Store(Path(job.results)).has_run(begun.run_id):
-        return Closed(begun, "ok", "its workers died after it was stored")
+    stored = Store(Path(job.results)).table("runs", [begun.run_id])
+    if len(stored):
+        status = str(stored["status"].iloc[0])
+        return Closed(begun, status, "its workers died after it was stored")
     item = job.items[begun.index]
     judgement = judge(
         nodes,
@@ -72,25 +76,24 @@ def _close(job: Job, begun: Begun, nodes: Sequence[Evidence], *, is_interrupted:
 
 
 def _lowered(case: Case) -> Program | None:
-    """None where the program cannot be built: its file is gone."""
+    """None where the program cannot be built, or is another by now: its file is gone or changed."""
     try:
+        check_file_unchanged(case)
         return lowered_of(case)
     except Exception:
         return None
 
 
 def close_abandoned(store: Store, ours: str | None = None) -> list[Closed]:
-    """Account for launches that were killed with everything that could do it.
+    """Account for launches that were killed with everything that could do it. Raises StoreError.
 
-    `ours` is the note of a launch that this process goes on with, and is left alone.
-
-    Those of other machines that are still at work are left alone; on this one there should be none.
-    Raises StoreError.
+    Those of other machines that are still at work are left alone; on this one there should be none
+    but `ours`, by its note: one that this process goes on with.
     """
     closed: list[Closed] = []
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
         lock = Lock(marker)
-        if lock.holder() != ours and _take(lock):
+        if lock.holder() != ours and take_marker(lock):
             closed += _close_launch(marker.parent)
             marker.unlink(missing_ok=True)
             lock.release()
@@ -102,7 +105,7 @@ def running_note(process: str) -> str:
     return f"{process} on {platform.node()}"
 
 
-def _take(marker: Lock) -> bool:
+def take_marker(marker: Lock) -> bool:
     """Waits for processes of this machine: they were killed, and are about to be gone."""
     until_s = time.monotonic() + PATIENCE_S
     while not marker.try_to_hold():
@@ -121,5 +124,11 @@ def _close_launch(folder: Path) -> Iterable[Closed]:
         job = read_job(folder / "job.json")
     except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
         return []
-    nodes = [collect(local, folder) for local in node_folders(job.launch_id)]
-    return close_open_runs(job, folder, nodes, is_interrupted=True)
+    folders = node_folders(job.launch_id)
+    nodes = [collect(local, folder) for local in folders]
+    # A path in the job is relative to where that sweep was started.
+    here = dataclasses.replace(job, results=str(folder.parents[1]))
+    closed = close_open_runs(here, folder, nodes, is_interrupted=True)
+    for local in folders:
+        forget(local)
+    return closed

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import itertools
 import json
+import os
 import platform
 import shutil
 import signal
@@ -86,13 +86,14 @@ def node_folder(launch_id: str, node: int = 0) -> Path:
 
 
 def node_folders(launch_id: str) -> list[Path]:
-    """Those that there are on this machine."""
-    return sorted(_base().glob(f"{launch_id}-*"))
+    """Those that there are on this machine, also if they have been collected."""
+    found = [*_base().glob(f"{launch_id}-*"), *_base().glob(f".{launch_id}-*")]
+    return sorted({path.with_name(path.name.lstrip(".")) for path in found})
 
 
 def _base() -> Path:
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    return base / f"ppbench-{getpass.getuser()}"
+    return base / f"ppbench-{os.getuid()}"
 
 
 def fault_path(folder: Path, rank: int) -> Path:
@@ -110,12 +111,16 @@ def write_rank_error(folder: Path, rank: int, status: str, error: BaseException)
 
 
 def collect(folder: Path, launch: Path) -> Evidence:
-    """What lies in a node's folder, which is removed, and what the agent noted in the launch's."""
-    errors = [RankError(**json.loads(p.read_text())) for p in folder.glob("error-rank*.json")]
-    records = [read_record(path) for path in sorted(folder.glob("flight-rank*"))]
+    """What lies in a node's folder, and what the agent noted in the launch's.
+
+    The folder is moved aside, so that what comes next is not taken for it; see `forget`.
+    """
+    source = folder if folder.exists() else _aside(folder)  # whoever collected it was killed
+    errors = [RankError(**json.loads(p.read_text())) for p in source.glob("error-rank*.json")]
+    records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {
         int(path.name.removeprefix("fault-rank")): text
-        for path in folder.glob("fault-rank*")
+        for path in source.glob("fault-rank*")
         if (text := path.read_text(errors="replace").strip())
     }
     found = Evidence(
@@ -124,11 +129,24 @@ def collect(folder: Path, launch: Path) -> Evidence:
         sorted((r for r in records if r is not None), key=lambda record: record.rank),
         sort_errors(errors),
         faults,
-        read_sighting(folder),
+        read_sighting(source),
         _signals(launch, {record.pid for record in records if record is not None}),
     )
-    shutil.rmtree(folder, ignore_errors=True)
+    if source == folder:
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rename(_aside(folder))
     return found
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}")
+
+
+def forget(folder: Path) -> None:
+    """Remove what was collected of a node's folder, and what is in it."""
+    for one in (folder, _aside(folder)):
+        shutil.rmtree(one, ignore_errors=True)
 
 
 def _signals(launch: Path, pids: Container[int]) -> dict[int, int]:
@@ -180,7 +198,8 @@ def judge(
     found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
     gone = sorted(set(range(world_size)) - {one.rank for one in seen})
     status, error, rank = _cause(nodes, found, timeout_s, gone)
-    if is_interrupted and status == PEER_LOST and not any(node.faults for node in nodes):
+    is_killed = not any(node.errors or node.faults for node in nodes) and status != "timeout"
+    if is_interrupted and (is_killed or status == PEER_LOST):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
@@ -204,38 +223,48 @@ def _cause(
     verdict = "" if found is None else found.verdict
     accounts = [] if found is None else [account.account for account in found.ranks]
     told = "\n".join(line for line in (verdict, *accounts) if line)
-    sightings = [node.sighting for node in nodes if node.sighting is not None]
     errors = sort_errors([error for node in nodes for error in node.errors])
-    faults = {rank: text for node in nodes for rank, text in node.faults.items()}
+    if errors and errors[0].status == STORE_FAILED:
+        return INTERRUPTED, f"it could not be stored: {errors[0].message}", errors[0].rank
     if errors and errors[0].status != PEER_LOST:
-        cause = errors[0]
-        if cause.status == STORE_FAILED:
-            return INTERRUPTED, f"it could not be stored: {cause.message}", cause.rank
-        text = f"rank {cause.rank}: {cause.message}\n{told}\n{cause.traceback}"
-        return cause.status, text, cause.rank
-    if any(sighting.has_timed_out for sighting in sightings):
+        text = f"rank {errors[0].rank}: {errors[0].message}\n{told}\n{errors[0].traceback}"
+        return errors[0].status, text, errors[0].rank
+    if any(node.sighting is not None and node.sighting.has_timed_out for node in nodes):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {told}", None if found is None else found.rank
+    status, words, rank = _death(nodes, gone, {error.rank for error in errors})
+    trace = "" if rank is None else next((n.faults[rank] for n in nodes if rank in n.faults), "")
+    complaints = [f"rank {one.rank}: {one.message}\n{one.traceback}" for one in errors[:1]]
+    texts = [words, told, trace, *complaints]
+    return status, "\n".join(text for text in texts if text), rank
+
+
+def _death(
+    nodes: Sequence[Evidence], gone: Sequence[int], complained: Container[int]
+) -> tuple[str, str, int | None]:
+    """Which rank died first, and how. Those that `complained` of a lost peer did not."""
+    faults = {rank: text for node in nodes for rank, text in node.faults.items()}
     killed = {rank: number for node in nodes for rank, number in node.signals.items()}
-    dead = [sighting.first_dead for sighting in sightings if sighting.first_dead is not None]
-    first = dead[0] if dead else min([*killed, *faults], default=None)
-    if gone and first not in killed and first not in faults:
-        words = f"rank {gone[0]} left nothing behind: its machine is gone"
-        return PEER_LOST, f"{words}\n{told}", gone[0]
-    if first in faults:
-        text = faults[first]
-        return PEER_LOST, f"rank {first} crashed: {text.splitlines()[0]}\n{told}\n{text}", first
-    if first is not None and any(sighting.oom_kills for sighting in sightings):
-        words = f"rank {first} was killed by the kernel, which had run out of memory"
-        return "oom", f"{words}\n{told}", first
-    if first in killed:
-        words = f"rank {first} was killed by {signal.Signals(killed[first]).name}"
-    elif first is not None:
-        words = f"rank {first} died without a Python error: it was killed"
-    else:
-        words = "a worker died without a Python error: it was killed, or crashed"
-    texts = [words, told, *(f"rank {e.rank}: {e.message}\n{e.traceback}" for e in errors[:1])]
-    return PEER_LOST, "\n".join(text for text in texts if text), first
+    sightings = [
+        (node.sighting.at_ns + node.to_epoch_ns, node.sighting)
+        for node in nodes
+        if node.sighting is not None and node.sighting.first_dead not in complained
+    ]
+    seen = [s.first_dead for _, s in sorted(sightings, key=lambda one: one[0])]
+    named = [rank for rank in (*killed, *faults, *seen) if rank is not None]
+    rank = next((rank for rank in named if rank not in complained), None)
+    if gone and rank not in killed and rank not in faults:
+        return PEER_LOST, f"rank {gone[0]} left nothing behind: its machine is gone", gone[0]
+    if rank is None:
+        return PEER_LOST, "a worker died without a Python error: it was killed, or crashed", None
+    if rank in faults:
+        return PEER_LOST, f"rank {rank} crashed: {faults[rank].splitlines()[0]}", rank
+    number = killed.get(rank, signal.SIGKILL)
+    if number == signal.SIGKILL and any(sighting.oom_kills for _, sighting in sightings):
+        return "oom", f"rank {rank} was killed by the kernel, which had run out of memory", rank
+    if rank in killed:
+        return PEER_LOST, f"rank {rank} was killed by {signal.Signals(number).name}", rank
+    return PEER_LOST, f"rank {rank} died without a Python error: it was killed", rank
 
 
 def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:
@@ -276,7 +305,8 @@ def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
         return OPTIMIZER
     if entry.index is None or lowered is None:
         return None
-    return lowered.actions[rank][entry.index]
+    row = lowered.actions[rank]
+    return row[entry.index] if entry.index < len(row) else None
 
 
 def _last_actions(seen: Sequence[LastSeen], world_size: int) -> list[str | None]:

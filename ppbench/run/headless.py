@@ -32,9 +32,7 @@ from ppbench.run.sweep import (
     forget_rerun,
     job_of,
     note_rerun,
-    plan_sweep,
     show_event,
-    sweep_lock,
 )
 from ppbench.store import Store, check_writable
 
@@ -60,10 +58,9 @@ class Headless:
         check_writable(given.results, "--results")
         choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
         begun = self._begun()
-        self._held.enter_context(alone(read, store, self._wait, _agent()))
-        plan = plan_sweep(read, store, choice)
-        self._held.enter_context(sweep_lock(plan, store))
-        self._plan = plan
+        plan = self._plan = self._held.enter_context(
+            alone(read, store, choice, self._wait, _agent())
+        )
         job = begun or self._begin(plan)
         needed = max((item.case.world_size for item in job.items), default=1)
         if needed > num_ranks:
@@ -112,8 +109,8 @@ class Headless:
             num_ok = sum(status == "ok" for status in progress.statuses.values())
             _say(f"{num_ok} of {len(job.items)} runs of this launch are ok; see: ppbench report")
             self._marker.path.unlink(missing_ok=True)
-        left = len(self._plan.missing) - len(job.items)
-        if left > 0:
+        ours = {item.launch for item in job.items}
+        if left := sum(item.launch not in ours for item in self._plan.missing):
             _say(f"{left} runs of further launches are left: start the same command again")
         else:
             forget_rerun(self._plan, self._store)
@@ -121,7 +118,7 @@ class Headless:
 
     @staticmethod
     def _wait(holder: str) -> None:
-        _say(f"waiting for {holder or 'another sweep'}, which measures on this machine")
+        _say(f"waiting for {holder or 'another sweep'}")
 
 
 def _agent() -> str:

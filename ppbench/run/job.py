@@ -108,7 +108,7 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                with contextlib.suppress(json.JSONDecodeError):  # empty, or cut short by a kill
+                with contextlib.suppress(ValueError):  # empty, or cut short by a kill
                     yield json.loads(line)
 
 

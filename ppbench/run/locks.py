@@ -38,13 +38,22 @@ class Lock:
             return False
         except OSError as error:
             file.close()
-            raise StoreError(f"{self.path}: cannot be locked: {error.strerror}") from error
+            raise StoreError(
+                f"{self.path}: cannot be locked: {error.strerror}; choose a file system "
+                "that can, with --results DIR"
+            ) from error
         self._file = file
         if note:
-            file.truncate(0)
-            file.write(note)
-            file.flush()
+            self._write(note)
         return True
+
+    def _write(self, note: str) -> None:
+        """A note that finds no room is left out: the lock is held all the same."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(note)
+            self._file.flush()
 
     def release(self) -> None:
         if self._file is not None:

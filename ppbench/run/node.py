@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from ppbench.run.sampler import Sample, read_samples, samples_path, start_sampler
 from ppbench.run.telemetry import Figures, Summary, sample_rows, summarize
 from ppbench.run.watchdog import start_watchdog
+
+MOST_BYTES = 8 * 2**20
+"""Of samples, which lie in memory; those of the cases before are not needed any more."""
 
 
 @dataclass
@@ -39,7 +43,15 @@ class Node:
         if os.environ["LOCAL_RANK"] == "0":
             self._sampler = start_sampler(self._path, os.getppid())
             pids = {rank: pid for node, rank, pid in ranks if node == ours[0]}
-            self._watchdog = start_watchdog(local, pids)
+            self._start_watchdog = functools.partial(start_watchdog, local, pids)
+            self._watchdog = self._start_watchdog()
+
+    def look_after(self) -> None:
+        """Before each case: start a watchdog that was killed anew, keep the samples few."""
+        if self._watchdog is not None and self._watchdog.poll() is not None:
+            self._watchdog = self._start_watchdog()
+        if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+            os.truncate(self._path, 0)
 
     def begin(self) -> Window:
         """A window that begins now, with a sample."""

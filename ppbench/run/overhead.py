@@ -7,7 +7,6 @@ Nothing goes into the store: what it holds are steps with spans, and these are a
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 from ppbench.analysis.ratios import Ratio, paired_ratio
 from ppbench.config.case import Case, Measure, Sweep
 from ppbench.errors import LaunchError
-from ppbench.run.evidence import collect, judge, node_folder
+from ppbench.run.evidence import collect, forget, judge, node_folder
 from ppbench.run.job import Event, Item, Job, write_job
 from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.progress import describe
@@ -125,7 +124,7 @@ def measure_overhead(
                 raise LaunchError(f"{followed.place}: {_cause(launch, folder, launch_id)}")
         finally:
             launch.stop()
-            shutil.rmtree(node_folder(launch_id), ignore_errors=True)
+            forget(node_folder(launch_id))
 
 
 def _cause(launch: LocalLaunch, folder: Path, launch_id: str) -> str:

@@ -20,7 +20,6 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +31,15 @@ from ppbench.config.possible import local_files
 from ppbench.config.selection import EVERYTHING, Only
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.run.closing import RUNNING, close_abandoned, close_open_runs, running_note
+from ppbench.run.closing import (
+    RUNNING,
+    close_abandoned,
+    close_open_runs,
+    running_note,
+    take_marker,
+)
 from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
-from ppbench.run.evidence import collect, node_folder, store_error
+from ppbench.run.evidence import collect, forget, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.locks import Lock, held, who
@@ -204,17 +209,25 @@ def _short_hash(*facts: object) -> str:
 
 @contextlib.contextmanager
 def alone(
-    sweep: Sweep, store: Store, on_wait: Callable[[str], None], ours: str | None = None
-) -> Iterator[None]:
-    """Until this is left, no other sweep measures on this machine into the same store.
+    sweep: Sweep,
+    store: Store,
+    choice: Choice,
+    on_wait: Callable[[str], None],
+    ours: str | None = None,
+) -> Iterator[Plan]:
+    """What there is to do, while nobody else does it.
 
-    Waits for one that does. What is left of one that was killed is accounted for; `ours` is the
-    note of a launch that this process goes on with.
+    Until this is left, no other sweep measures on this machine into the same store, and none makes
+    the same runs on another machine. Waits for one that does. What is left of one that was killed
+    is accounted for; `ours` is the note of a launch that this process goes on with.
     """
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
-        yield
+        sweep_id = plan_sweep(sweep, store, choice).sweep_id
+        path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
+        with held(path, who(f"sweep {sweep.name}"), on_wait):
+            yield plan_sweep(sweep, store, choice)
 
 
 def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False) -> None:
@@ -223,23 +236,16 @@ def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False
     Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
     stored. On KeyboardInterrupt they are ended, and what is finished stays.
     """
-    with sweep_lock(plan, store):
-        if reruns:
-            note_rerun(plan, store)
-        display.begin(list(plan.missing), plan.sweep.axes)
-        try:
-            for launch in sorted({item.launch for item in plan.missing}):
-                indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
-                _run_launch(plan, indices, store, display)
-        finally:
-            display.end()
-        forget_rerun(plan, store)
-
-
-def sweep_lock(plan: Plan, store: Store) -> AbstractContextManager[None]:
-    """Held by who makes this sweep, on whatever machine."""
-    path = store.folder / "locks" / f"sweep-{plan.sweep_id}.lock"
-    return held(path, who(f"sweep {plan.sweep.name}"), lambda _: None)
+    if reruns:
+        note_rerun(plan, store)
+    display.begin(list(plan.missing), plan.sweep.axes)
+    try:
+        for launch in sorted({item.launch for item in plan.missing}):
+            indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
+            _run_launch(plan, indices, store, display)
+    finally:
+        display.end()
+    forget_rerun(plan, store)
 
 
 def _run_launch(plan: Plan, indices: list[int], store: Store, display: Display) -> None:
@@ -305,9 +311,12 @@ def _close(
 ) -> None:
     """Account for what is open when the workers are gone; the launch is then over."""
     local = node_folder(job.launch_id)
+    marker.release()
+    take_marker(marker)  # rank 0 has it as well, until it is gone
     nodes = [collect(local, folder)]
     for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
         on_event(closed.event)
+    forget(local)
     marker.path.unlink(missing_ok=True)
     marker.release()
 

@@ -38,7 +38,7 @@ class Sighting:
     has_timed_out: bool
     first_dead: int | None  # rank
     processes: dict[int, str]  # rank -> `alive`, `stopped` or `dead`, at that time
-    oom_kills: int  # processes that the kernel killed for memory meanwhile, of whatever launch
+    oom_kills: int  # processes that the kernel killed for memory just then, of whatever launch
 
 
 def flight_path(folder: Path, rank: int) -> Path:
@@ -77,8 +77,8 @@ def main(folder: Path, pids: Mapping[int, int]) -> None:
 def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
     records = [map_record(flight_path(folder, rank)) for rank in processes]
     held = os.open(folder, os.O_RDONLY)
-    oom_kills = _num_oom_kills()
     while True:
+        oom_kills = _num_oom_kills()
         dead = _wait_for_death(processes, LOOK_S)
         now_ns = time.monotonic_ns()
         deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
@@ -131,10 +131,10 @@ class _Process:
         try:
             self.fd: int | None = os.pidfd_open(pid)
             self._was_there = True
-        except AttributeError:  # not Linux
-            self.fd, self._was_there = None, True
-        except OSError:
+        except ProcessLookupError:
             self.fd, self._was_there = None, False
+        except (AttributeError, OSError):  # not Linux, or one that does not have or allow it
+            self.fd, self._was_there = None, True
 
     def is_dead(self) -> bool:
         if not self._was_there:

@@ -10,11 +10,12 @@ they left into a row, and the next case begins.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import gc
 import os
-import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from ppbench.run.evidence import (
     Evidence,
     collect,
     fault_path,
+    forget,
     node_folder,
     write_rank_error,
 )
@@ -85,6 +87,8 @@ def _run_headless(arguments: Sequence[str]) -> None:
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
+        if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+            os.kill(os.getppid(), signal.SIGTERM)  # the agent would start the ranks anew
         os._exit(error.exit_code)
     folder = Path(job.results) / "launches" / job.launch_id
     show = headless[0].show if headless else lambda _job, _event: None
@@ -117,7 +121,8 @@ def _work(
         work(worker)
         worker.close()
     except BaseException as error:  # whatever a user's module raises, to end the process as well
-        write_rank_error(local, dist.get_rank(), _status_of(error), error)
+        with contextlib.suppress(OSError):  # no room: the log has it all the same
+            write_rank_error(local, dist.get_rank(), _status_of(error), error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
@@ -131,14 +136,20 @@ def _part(job: Job) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if os.environ["LOCAL_RANK"] == "0":
-        shutil.rmtree(_local_folder(job), ignore_errors=True)
+        forget(_local_folder(job))
+
+
+def _tells_of_memory(text: str) -> bool:
+    """Whether a library says that it had no memory, in an exception that is of no such kind."""
+    words = ("t allocate memory", "out of memory", "ALLOC_FAILED")
+    return any(one in text for one in words)
 
 
 def _status_of(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, StoreError):
         return STORE_FAILED
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in text:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _tells_of_memory(text):
         return "oom"
     if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
         return PEER_LOST
@@ -212,6 +223,7 @@ class Worker:
     def run_item(self, index: int, attempt: int) -> None:
         """One run, from its beginning to its row. Collective."""
         item, begun = self.job.items[index], Begun(index, broadcast(new_run_id), attempt)
+        self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)
         self.tell("case", index=index, run_id=begun.run_id)
         member = self.prepare(item.case)

@@ -205,7 +205,7 @@ def run(
     folder: Path, num_ranks: int, max_restarts: int, module: str, arguments: list[str]
 ) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    importlib.import_module(PRELOADED)  # before there are threads: a fork leaves them behind
+    importlib.import_module(PRELOADED)  # before torch starts threads, which a fork leaves behind
     gc.freeze()  # so that the workers share its memory
     spec = WorkerSpec(
         role=_ROLE,
