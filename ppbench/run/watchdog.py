@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from pathlib import Path
 from engine.flight import map_record, read_deadline
 
 LOOK_S = 0.2
+NUM_LOOKS = 25
+"""A kill for memory counts if it was so many looks ago at most."""
 GRACE_S = 2.0
 """How long the other ranks have, after one has died, to end by themselves and say why."""
 
@@ -77,8 +80,9 @@ def main(folder: Path, pids: Mapping[int, int]) -> None:
 def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
     records = [map_record(flight_path(folder, rank)) for rank in processes]
     held = os.open(folder, os.O_RDONLY)
+    oom_kills = deque([_num_oom_kills()], NUM_LOOKS)  # a victim dies some time after it is counted
     while True:
-        oom_kills = _num_oom_kills()
+        oom_kills.append(_num_oom_kills())
         dead = _wait_for_death(processes, LOOK_S)
         now_ns = time.monotonic_ns()
         deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
@@ -86,7 +90,7 @@ def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
         if dead or has_timed_out:
             break
     states = {rank: process.state() for rank, process in processes.items()}
-    num_killed = _num_oom_kills() - oom_kills
+    num_killed = _num_oom_kills() - oom_kills[0]
     first = dead[0] if dead else None
     _write_sighting(Sighting(now_ns, has_timed_out, first, states, num_killed), held)
     if dead:
