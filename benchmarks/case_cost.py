@@ -7,7 +7,11 @@ the same worker on a sweep file with this case alone. So both measure the same a
 what differs is who starts the ranks, and how often. Everything counts but the steps themselves:
 the start of Python and torch, communicators, the model, the step for memory, the store, the report.
 A case's cost is the time of the whole less that of all its steps, warm-up included, over the number
-of cases. Run it on a quiet machine.
+of cases.
+
+Two ratios are printed. A torchrun per case over a case of living workers, once they are there: from
+the first case's beginning to the last one's row, so what one more case costs. And over one whole
+sweep, whose start, end and report so many cases share. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -97,8 +101,12 @@ def main() -> None:
         _print("one sweep, living workers", [whole.cost_s for whole in living])
         _print("  of it, once they are there", [whole.further_s for whole in living])
         _print("one torchrun per case", [whole.cost_s for whole in alone])
-        ratios = [a.cost_s / b.cost_s for a, b in zip(alone, living, strict=True)]
-        _print("times as much", ratios, unit="")
+        pairs = list(zip(alone, living, strict=True))
+        print("one torchrun per case, times as much as")
+        further = [one.cost_s / other.further_s for one, other in pairs]
+        _print("a case of living workers (once they are there)", further, unit="")
+        shared = f"one sweep, its start, end and report shared by {len(cells)} cases"
+        _print(shared, [one.cost_s / other.cost_s for one, other in pairs], unit="")
         _print_phases(folder / "phases", cells)
 
 
@@ -184,7 +192,7 @@ def _steps_s(results: Path, num_cases: int) -> float:
 
 def _print(name: str, values: Sequence[float], unit: str = " s") -> None:
     middle, low, high = statistics.median(values), min(values), max(values)
-    print(f"  {name:28} {middle:7.2f}{unit}  [{low:.2f}, {high:.2f}]")
+    print(f"  {name:61} {middle:7.2f}{unit}  [{low:.2f}, {high:.2f}]")
 
 
 def _print_phases(folder: Path, cells: Sequence[Cell]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import getpass
 import itertools
 import os
 import random
@@ -34,7 +33,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.flight import Phase, read_record
+from ppbench.run.evidence import node_folder
 from ppbench.run.job import Event, Journal
+from ppbench.run.watchdog import flight_path
 from ppbench.store import TABLES, Store
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv")
@@ -66,6 +67,8 @@ schedule = {schedules}
 """
 VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
 WEIGHTS = (4, 2, 4, 2, 2, 4)
+INSTEAD = "instead"
+"""The controller, as the victim that was drawn was not there yet."""
 MODULES = {
     "agent": "ppbench.run.launch.agent",
     "watchdog": "ppbench.run.watchdog",
@@ -81,7 +84,6 @@ PATIENCE_S = 600.0
 GONE_S = 20.0
 POLL_S = 0.005
 FAILED_RUNS = 4
-SHARED_MEMORY = Path("/dev/shm") / f"ppbench-{getpass.getuser()}"  # noqa: S108
 
 
 @dataclass
@@ -133,12 +135,14 @@ def _arguments() -> argparse.Namespace:
 def _print_tally(tally: Tally, num_cases: int) -> None:
     phases = sorted({phase for _, phase in tally.kills})
     width = max(map(len, phases), default=0)
-    print(f"{'while':{width}}" + "".join(f"{victim:>12}" for victim in VICTIMS))
+    victims = (*VICTIMS, INSTEAD)
+    print(f"{'while':{width}}" + "".join(f"{victim:>12}" for victim in victims))
     for phase in phases:
-        counts = "".join(f"{tally.kills[victim, phase] or '':>12}" for victim in VICTIMS)
+        counts = "".join(f"{tally.kills[victim, phase] or '':>12}" for victim in victims)
         print(f"{phase:{width}}{counts}")
-    totals = [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in VICTIMS]
+    totals = [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in victims]
     print(f"{'in all':{width}}" + "".join(f"{total:>12}" for total in totals))
+    print(f"{INSTEAD}: the controller, as the victim that was drawn was not there yet")
     print(f"sweeps of {num_cases} cases: {tally.num_sweeps}; starts: {tally.num_starts}")
     rows = ", ".join(f"{count} {status}" for status, count in tally.rows.most_common())
     repeated = sum(count for status, count in tally.rows.items() if status != "ok")
@@ -210,10 +214,10 @@ class Campaign:
         if not self._wait_until_near(moment, num_rows, controller):
             return
         with self._processes(controller.pid) as there:
-            if victim not in {"all", *(process.role for process in there)}:
-                victim = "controller"  # the others are not there yet
-            chosen = [process for process in there if victim in ("all", process.role)]
-            if victim == "worker":
+            is_there = victim in {"all", *(process.role for process in there)}
+            wanted = victim if is_there else "controller"
+            chosen = [process for process in there if wanted in ("all", process.role)]
+            if wanted == "worker":
                 chosen = [self._chance.choice(chosen)]
             self._chance.shuffle(chosen)
             if not self._wait_for(moment, num_rows, controller):
@@ -221,10 +225,11 @@ class Campaign:
             phase = self._phase()
             killed = [process for process in chosen if process.kill()]
         if killed:
-            self._tally.kills[victim, phase] += 1
+            self._tally.kills[victim if is_there else INSTEAD, phase] += 1
+            told = victim if is_there else f"controller (no {victim} yet)"
             whom = ", ".join(str(process) for process in killed)
-            self._say(f"kill {self._tally.num_kills}: {victim}, while rank 0 {phase} ({whom})")
-        if victim in ("controller", "all"):
+            self._say(f"kill {self._tally.num_kills}: {told}, while rank 0 {phase} ({whom})")
+        if wanted in ("controller", "all"):
             controller.wait(PATIENCE_S)
             time.sleep(self._chance.choice((0.0, 0.5)))
 
@@ -268,8 +273,8 @@ class Campaign:
     def _phase(self) -> str:
         """What rank 0 does now, in words."""
         launches = self._launches()
-        path = SHARED_MEMORY / launches[-1].name / "flight-rank0" if launches else Path()
-        record = read_record(path) if launches else None
+        folder = node_folder(launches[-1].name) if launches else None
+        record = None if folder is None else read_record(flight_path(folder, 0))
         if record is None:
             return "starts"
         last = record.entries[-1] if record.entries else None
@@ -323,8 +328,8 @@ class Campaign:
         for launch in self._launches():
             if (launch / "running").exists():
                 yield f"{launch.name}/running is left"
-            if (SHARED_MEMORY / launch.name).exists():
-                yield f"{SHARED_MEMORY / launch.name} is left"
+            beside = node_folder(launch.name).parent  # what is collected is hidden there
+            yield from (f"{path} is left" for path in beside.glob(f"*{launch.name}-*"))
 
     def _names_left(self) -> list[str]:
         with self._processes(None) as left:

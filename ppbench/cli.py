@@ -63,7 +63,8 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point of `ppbench`: a known error becomes its message and exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     try:
         app()
     except PpbenchError as error:
@@ -120,19 +121,19 @@ def sweep(
     from ppbench.config.selection import parse_only
     from ppbench.run.sweep import Choice
 
+    choice = Choice(rerun, retry_failed, parse_only(only or []))
     if launcher is not Launcher.local:
-        options = [
-            *(["--rerun"] if rerun else []),
-            *(["--retry-failed"] if retry_failed else []),
-            *(word for one in only or [] for word in ("--only", one)),
-        ]
-        arguments = (launcher, file, overrides or [], results, options)
+        if reports != REPORTS or how is not Format.table:
+            raise UsageError(
+                f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
+                "--reports and --format out, and use `ppbench report` and `ppbench ls` afterwards"
+            )
+        arguments = (launcher, file, overrides or [], results, choice)
         print(commands.sweep_elsewhere(*arguments, is_dry_run=dry_run))
         return
     if dry_run:
-        print(commands.list_cases(file, overrides or [], how))
+        print(commands.list_cases(file, overrides or [], choice.only, how))
         return
-    choice = Choice(rerun, retry_failed, parse_only(only or []))
     outcome = commands.sweep(file, overrides or [], results, reports, choice, how)
     print(outcome.table)
     print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)

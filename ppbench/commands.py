@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
 from ppbench.config.case import Sweep
 from ppbench.config.places import Launcher
+from ppbench.config.selection import Only
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
@@ -53,7 +53,7 @@ from ppbench.run.sweep import (
     runs_of,
 )
 from ppbench.store import Store, check_writable
-from ppbench.stored import BULKY, WORKLOAD, open_store
+from ppbench.stored import BULKY, WORKLOAD, open_store, tell
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
@@ -155,9 +155,10 @@ class SweepOutcome:
     exit_code: int
 
 
-def list_cases(file: Path, overrides: Sequence[str], how: Format) -> str:
-    """The cases of a sweep file, none of them run."""
-    planned = read_sweep(file, overrides, default_device())
+def list_cases(file: Path, overrides: Sequence[str], only: Only, how: Format) -> str:
+    """The chosen cases of a sweep file, none of them run."""
+    read = read_sweep(file, overrides, default_device())
+    planned = dataclasses.replace(read, cases=only.select(read.cases))
     columns = ["case_id", *(planned.axes or WORKLOAD)]
     return render(planned_cases(planned), how, columns)
 
@@ -186,10 +187,10 @@ def sweep(
             _tell_what_is_done(plan)
             run_plan(plan, store, display_for(Console(stderr=True)), reruns=choice.reruns)
     except LaunchError as error:
-        _tell(f"error: {error}")
+        tell(f"error: {error}")
     except KeyboardInterrupt:
-        words = [command, *_words_of(choice)]
-        raise SweepInterruptedError(_how_to_go_on(plan, store, " ".join(words))) from None
+        whole = f"{command} {shlex.join(_words_of(choice))}".strip()
+        raise SweepInterruptedError(_how_to_go_on(plan, store, whole)) from None
     runs = runs_of(plan, store)
     path = reports / f"{read.name}-{plan.sweep_id}.html"
     text = file.read_text(encoding="utf-8")
@@ -208,22 +209,30 @@ def sweep_elsewhere(
     file: Path,
     overrides: Sequence[str],
     results: Path,
-    options: Sequence[str],
+    choice: Choice,
     *,
     is_dry_run: bool,
 ) -> str:
     """Run this node's part of a sweep under torchrun, or submit it to Slurm; what there is to say.
 
-    `options` are further ones for the worker. A dry run says what would be run, and runs nothing.
+    A dry run says what would be run, and runs nothing. Raises SweepInterruptedError.
     """
     read = read_sweep(file, overrides, default_device())
+    choice.only.select(read.cases)  # what matches nothing is refused here, not by every node
     words = [word for override in overrides for word in ("--set", override)]
-    program = [WORKER, str(file), "--results", str(results), *words, *options]
+    program = [WORKER, str(file), "--results", str(results), *words, *_words_of(choice)]
     if launcher is Launcher.torchrun:
         launches, meeting = launches_of(read, read.torchrun.nodes, program), meeting_of(read)
         if is_dry_run:
             return "\n".join(map(shlex.join, launches.commands(meeting)))
-        launches.run(meeting)
+        try:
+            launches.run(meeting)
+        except KeyboardInterrupt:
+            command = ["ppbench", "sweep", *program[1:], "--launcher", launcher.value]
+            raise SweepInterruptedError(
+                "stopped; the runs that are done are kept, on the first node. Go on with, on every "
+                f"node: {shlex.join(command)}"
+            ) from None
         return ""
     launches = launches_of(read, read.slurm.nodes, program)
     job = SlurmJob(read, results, launches)
@@ -244,11 +253,6 @@ def _is_emulated(read: Sweep) -> bool:
     return any(case.is_emulated for case, _ in read.cases)
 
 
-def _tell(text: str) -> None:
-    """To the user, not into the results."""
-    print(text, file=sys.stderr)
-
-
 def _shown_axes(read: Sweep) -> list[str]:
     is_repeated = any(measure.launches > 1 for _, measure in read.cases)
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
@@ -264,7 +268,7 @@ def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: 
 
 
 def _tell_who_measures(holder: str) -> None:
-    _tell(
+    tell(
         f"waiting for {holder or 'another sweep'}, which measures into the same results; "
         "two at once would disturb each other, or do the same twice"
     )
@@ -274,19 +278,19 @@ def _tell_what_is_done(plan: Plan) -> None:
     num_failed = sum(plan.failed.values())
     num_chosen = len(plan.chosen)
     if num_done := num_chosen - len(plan.missing) - num_failed:
-        _tell(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
+        tell(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
     if plan.failed:
         kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-        _tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
+        tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
 
 
 def _words_of(choice: Choice) -> list[str]:
-    """The options that make the choice, for a shell."""
+    """The options that make the choice."""
     words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
     for key, values in choice.only.allowed:
         for value in values:
             text = value if isinstance(value, str) else json.dumps(value)
-            words += ["--only", shlex.quote(f"{key}={text}")]
+            words += ["--only", f"{key}={text}"]
     return words
 
 
@@ -438,7 +442,7 @@ def _update_index(reports: Path) -> None:
     try:
         write_index(reports)
     except StoreError as error:
-        _tell(f"warning: {error}")
+        tell(f"warning: {error}")
 
 
 @dataclass(frozen=True)
@@ -465,7 +469,7 @@ def overhead(file: Path, overrides: Sequence[str], num_rounds: int, how: Format)
         except LaunchError as error:
             if not finished:
                 raise
-            _tell(f"error: {error}")
+            tell(f"error: {error}")
             exit_code = EXIT_FAILED_RUNS
     frame = pd.DataFrame([rounds.row() for rounds in finished])
     table = render(frame, how, [*(read.axes or WORKLOAD), *RATIO_COLUMNS])
@@ -478,7 +482,7 @@ def _show_round(
     """A live line on a terminal, a line for each case elsewhere."""
     status.update(f"{place}, {num_done} of {num_rounds} rounds")
     if not console.is_terminal and num_done == 0:
-        _tell(place)
+        tell(place)
 
 
 @dataclass(frozen=True)
@@ -506,7 +510,7 @@ def _show_check(console: Console, status: Status, progress: CheckProgress) -> No
     """A live line on a terminal, a line for each architecture elsewhere."""
     status.update(progress.text)
     if not console.is_terminal:
-        _tell(progress.text)
+        tell(progress.text)
 
 
 def environment(how: Format) -> str:

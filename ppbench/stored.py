@@ -48,13 +48,13 @@ def list_runs(results: Path, where: Sequence[str], limit: int | None, how: Forma
     runs = store.runs(LISTED if is_for_people else every, conditions, most + 1 if most else None)
     if runs.empty:
         is_there = bool(conditions) and not store.runs(["run_id"]).empty
-        _tell(
+        tell(
             f"{results}: no run meets the conditions"
             if is_there
             else f"{results}: no runs here yet; start with: ppbench sweep FILE"
         )
     if most and len(runs) > most:
-        _tell(f"{results}: the newest {most:,}; --limit 0 lists all")
+        tell(f"{results}: the newest {most:,}; --limit 0 lists all")
         runs = runs.tail(most)
     has_errors = runs["error"].notna().any()
     return render(runs, how, [name for name in LISTED if name != "error" or has_errors])
@@ -96,10 +96,10 @@ def _written(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
     return lambda value: pattern.format(float(str(value)) * factor)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     """To the user, not into the results."""
     print(text, file=sys.stderr)
 
 
 def _warn(problem: str) -> None:
-    _tell(f"warning: {problem}")
+    tell(f"warning: {problem}")

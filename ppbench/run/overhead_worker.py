@@ -1,6 +1,6 @@
 """What measuring costs, one rank's side: steps that record more and more of themselves, in turns.
 
-    python -m torch.distributed.run ... -m ppbench.run.overhead_worker JOB.json
+    python -m ppbench.run.launch.agent ... ppbench.run.overhead_worker JOB.json
 
 In one process, on one trainer: two processes differ by more than what is to be measured. An item's
 `measure.steps` is its number of rounds; rank 0 tells the journal of each.

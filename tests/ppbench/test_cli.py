@@ -164,6 +164,41 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
+def test_a_dry_run_lists_the_chosen_cases_alone(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json", "--only")
+    done = ppbench(*arguments, "world_size=2", folder=tmp_path)
+    assert [(c["schedule"], c["world_size"]) for c in json.loads(done.stdout)] == [
+        ("afab", 2), ("1f1b", 2),
+    ]  # fmt: skip
+    refused = ppbench(*arguments, "world_size=3", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--only world_size=3: no case has this" in refused.stderr
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    """As SIGHUP under nohup."""
+    program = """\
+import signal
+from ppbench.cli import main
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+try:
+    main()
+finally:
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        print(signal.getsignal(number) is signal.SIG_IGN)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.splitlines()[1:] == ["True", "False"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -9,6 +9,7 @@ from stored_runs import NASTY, run_row, store_failed, store_with
 
 from ppbench import commands, stored
 from ppbench.config.case import Case
+from ppbench.config.selection import EVERYTHING
 from ppbench.format import Format
 from ppbench.store import Store
 
@@ -54,7 +55,7 @@ def test_a_variable_length_is_a_word_in_every_listing(results):
         assert "variable" in commands.show("last", results, how)
     assert json.loads(stored.list_runs(results, [], None, Format.json))[0]["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
-    assert "variable" in commands.list_cases(results / "v.toml", [], Format.table)
+    assert "variable" in commands.list_cases(results / "v.toml", [], EVERYTHING, Format.table)
 
 
 @pytest.fixture

@@ -23,3 +23,6 @@ def test_random_kills_lose_repeat_and_leave_nothing(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^6 kills in \d+ s$", done.stdout, re.MULTILINE)
     assert "held: one ok run per case" in done.stdout
+    phases = re.findall(r"while rank 0 (.+) \(", done.stdout)
+    assert len(phases) == 6
+    assert len(set(phases)) > 1

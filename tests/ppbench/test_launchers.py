@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import LaunchError, SweepFileError, UsageError
 from ppbench.run.launch.torchrun import Launches, Meeting, Nodes, launches_of, meeting_of
 
+PATIENCE_S = 180
 SWEEP = """\
 device = "emulated"
 
@@ -141,6 +145,62 @@ def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
     assert "--rdzv-endpoint=127.0.0.1:29401 --rdzv-id=a-1" in second
     assert first.endswith("-m ppbench.run.worker a.toml --results results --only world_size=2")
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--only", "world_size=3"], "--only world_size=3: no case has this"),
+        (["--only", "world_sise=2"], 'did you mean "world_size"?'),
+        (["--reports", "elsewhere"], "leave --reports and --format out"),
+        (["--format", "json"], "leave --reports and --format out"),
+    ],
+)
+def test_what_no_node_can_do_is_refused_before_any_is_started(tmp_path, launcher, arguments, told):
+    written(tmp_path)
+    done = sweep(tmp_path, "--launcher", launcher, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
+def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_go_on(tmp_path):
+    text = SWEEP.replace("F_ms = 1", "F_ms = 1000").replace("[2, 5]", "[1]")
+    file = tmp_path / f"stopped-{os.getpid()}.toml"
+    file.write_text(text)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", file.name),
+            *("--set", f"launch.torchrun.rendezvous=127.0.0.1:{free_port()}"),
+            *("--launcher", "torchrun", "--only", "world_size=1"),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_s = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("results/launches/*/job.json")) and time.monotonic() < until_s:
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert len(_processes_naming(file.name)) > 1
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert f"Go on with, on every node: ppbench sweep {file.name} --results results" in stderr
+    assert stderr.rstrip().endswith("--only world_size=1 --launcher torchrun")
+    assert _processes_naming(file.name) == []
+
+
+def _processes_naming(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().decode(errors="replace")
+            found += [line] if word in line else []
+    return found
 
 
 def free_port() -> int:

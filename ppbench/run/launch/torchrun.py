@@ -7,7 +7,9 @@ Whoever starts it, a person, a Slurm job or a pod, has no controller: rank 0 pla
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from ppbench.config.case import Sweep
 from ppbench.errors import LaunchError, UsageError
 
 WORKER = "ppbench.run.worker"
+STOP_TIMEOUT_S = 35
+"""Torchrun gives its workers 30 seconds to end."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,34 @@ class Launches:
         ]
 
     def run(self, meeting: Meeting) -> None:
-        """Blocks until all are over. Raises LaunchError at the first that does not do its work."""
+        """Blocks until all are over. Raises LaunchError at the first that does not do its work.
+
+        Whatever is raised meanwhile, as by Ctrl-C, ends torchrun and its workers first.
+        """
         for number, command in enumerate(self.commands(meeting), start=1):
             print(f"launch {number} of {self.num_launches}: {shlex.join(command)}", flush=True)
-            done = subprocess.run(command, check=False)
-            if done.returncode != 0:
-                raise LaunchError(f"torchrun ended with exit code {done.returncode}")
+            # In a session of its own: Ctrl-C reaches this process alone, which ends torchrun.
+            torchrun = subprocess.Popen(command, start_new_session=True)
+            try:
+                exit_code = torchrun.wait()
+            finally:
+                _stop(torchrun)
+            if exit_code != 0:
+                raise LaunchError(f"torchrun ended with exit code {exit_code}")
+
+
+def _stop(torchrun: subprocess.Popen[bytes]) -> None:
+    """Have it end its workers and itself, unless it is over. Blocks until it is."""
+    if torchrun.poll() is not None:
+        return
+    torchrun.send_signal(signal.SIGTERM)
+    try:
+        torchrun.wait(STOP_TIMEOUT_S)
+    except BaseException as error:  # too long, or for whoever stops it once more
+        os.killpg(torchrun.pid, signal.SIGKILL)  # its workers die with it
+        torchrun.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def launches_of(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> Launches:
