@@ -41,6 +41,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         write_worker(tmp_path, text)
         program = ["some_worker", str(tmp_path)]
         settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
+        settings["preloaded"] = "json"  # nothing that takes long
         launches.append(LocalLaunch(tmp_path, program, **settings))
         return launches[-1]
 
@@ -144,7 +145,7 @@ from pathlib import Path
 from ppbench.run.launch.local import LocalLaunch
 folder = Path(sys.argv[1])
 program = ["some_worker", str(folder)]
-LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5)
+LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5, preloaded="json")
 time.sleep(1000)
 """
 

@@ -1,6 +1,6 @@
 """Starts a machine's workers and restarts them all when one fails: torch's elastic agent, at home.
 
-    python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS MODULE [ARGUMENT ...]
+    python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS PRELOADED MODULE [ARGUMENT ...]
 
 `torch.distributed.run` would do but for five things. Its store listens on every interface of the
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
@@ -53,9 +53,6 @@ GRACE_S = 1.0
 
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
-
-PRELOADED = "ppbench.run.worker"
-"""What imports all that workers need; they are forked when it has."""
 
 _POLL_S = 0.05
 _ROLE = "ppbench"
@@ -202,10 +199,15 @@ class _Watch:
 
 
 def run(
-    folder: Path, num_ranks: int, max_restarts: int, module: str, arguments: list[str]
+    folder: Path,
+    num_ranks: int,
+    max_restarts: int,
+    preloaded: str,
+    module: str,
+    arguments: list[str],
 ) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    importlib.import_module(PRELOADED)  # before torch starts threads, which a fork leaves behind
+    importlib.import_module(preloaded)  # before torch starts threads, which a fork leaves behind
     gc.freeze()  # so that the workers share its memory
     spec = WorkerSpec(
         role=_ROLE,
@@ -258,6 +260,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("num_ranks", type=int)
     parser.add_argument("max_restarts", type=int)
+    parser.add_argument("preloaded")
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
@@ -266,7 +269,12 @@ def main() -> None:
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         result = run(
-            given.folder, given.num_ranks, given.max_restarts, given.module, given.arguments
+            given.folder,
+            given.num_ranks,
+            given.max_restarts,
+            given.preloaded,
+            given.module,
+            given.arguments,
         )
         exit_code = 1 if result.is_failed() else 0
     except SignalException as error:

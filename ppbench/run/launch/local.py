@@ -16,6 +16,7 @@ from ppbench.run import lifetime
 from ppbench.run.launch.exits import first_exit
 
 AGENT = "ppbench.run.launch.agent"
+WORKER = "ppbench.run.worker"
 
 STOP_TIMEOUT_S = 15
 LOG_LINES = 30
@@ -32,12 +33,16 @@ class LocalLaunch:
         num_ranks: int,
         threads_per_rank: int,
         max_restarts: int,
+        preloaded: str = WORKER,
     ) -> None:
-        """`program` is what each worker runs: a module's name and its arguments."""
+        """`program` is what each worker runs: a module's name and its arguments.
+
+        `preloaded` is a module that imports what takes long; workers are forked when it has.
+        """
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
-            local_command(folder, program, num_ranks, max_restarts),
+            local_command(folder, program, num_ranks, max_restarts, preloaded),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -95,7 +100,8 @@ def _environment(threads_per_rank: int) -> dict[str, str]:
 
 
 def local_command(
-    folder: Path, program: Sequence[str], num_ranks: int, max_restarts: int
+    folder: Path, program: Sequence[str], num_ranks: int, max_restarts: int, preloaded: str
 ) -> list[str]:
     """The command that starts the workers, as a child of this process."""
-    return lifetime.command(AGENT, str(folder), str(num_ranks), str(max_restarts), *program)
+    numbers = (str(num_ranks), str(max_restarts))
+    return lifetime.command(AGENT, str(folder), *numbers, preloaded, *program)
