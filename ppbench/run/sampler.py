@@ -102,8 +102,9 @@ class Sampler:
             os.write(stdin.fileno(), b"s")
         except OSError:
             return False
-        ready, _, _ = select.select([stdout], [], [], ANSWER_TIMEOUT_S)
-        if ready:
+        poll = select.poll()  # whatever the number of the descriptor
+        poll.register(stdout, select.POLLIN)
+        if poll.poll(ANSWER_TIMEOUT_S * 1000):
             self._num_awaited -= len(os.read(stdout.fileno(), 1))
         return self._num_awaited == 0
 

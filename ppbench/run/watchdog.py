@@ -144,8 +144,9 @@ class _Process:
         if not self._was_there:
             return True
         if self.fd is not None:
-            ready, _, _ = select.select([self.fd], [], [], 0)
-            return bool(ready)
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+            return bool(poll.poll(0))
         try:
             os.kill(self._pid, 0)
         except ProcessLookupError:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutations import BASES, Mutation, mutate
+from toml_mutations import BASES, Mutation, mutate
 
 from ppbench import cli
 from ppbench.config import models

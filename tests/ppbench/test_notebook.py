@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from stored_runs import NASTY, run_row, store_with
+from stored_runs import NASTY, rewrite, run_row, store_with
 
 import ppbench
 from ppbench import figures
@@ -127,7 +127,7 @@ def complete(folder: Path) -> Results:
     ]
     store = store_with(folder, rows)
     levels = pd.DataFrame({"rank": [0, 0], "time_ns": [0, 7], "num_bytes": [10, 20]})
-    store.write_run(rows[1], {"memory": levels})
+    rewrite(store, pd.Series(rows[1]), {"memory": levels})
     return ppbench.load(folder)
 
 

@@ -26,6 +26,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -235,6 +236,9 @@ def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
     except SystemExit as end:
         if end.code:
             _end(end.code)
+    except BaseException:  # as Python ends then; torch would keep the trace to itself
+        traceback.print_exc()
+        _end(1)
 
 
 def _end(code: int | str) -> NoReturn:
