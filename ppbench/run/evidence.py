@@ -150,8 +150,12 @@ def forget(folder: Path) -> None:
 
 
 def _signals(launch: Path, pids: Container[int]) -> dict[int, int]:
-    """What killed those of these processes that the agent saw die: rank -> signal."""
-    return {e.rank: -e.exitcode for e in read_exits(launch) if e.pid in pids and e.exitcode < 0}
+    """What killed those of these processes that the agent saw die: rank -> signal.
+
+    Not those of SIGTERM, by which it ends the others itself.
+    """
+    ended = [one for one in read_exits(launch) if one.pid in pids and one.exitcode < 0]
+    return {e.rank: -e.exitcode for e in ended if e.exitcode != -signal.SIGTERM}
 
 
 STORE_FAILED = "store"
