@@ -85,15 +85,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     """
     check_devices(sweep)
     commit = read_commit(Path(sweep.file).resolve().parent)
-    planned = [
-        (case, measure, launch)
-        for launch in range(max(measure.launches for _, measure in sweep.cases))
-        for case, measure in sweep.cases
-        if launch < measure.launches
-    ]
-    items = tuple(
-        Item(*one, _resume_key(*one, commit), position) for position, one in enumerate(planned)
-    )
+    items = _items_of(sweep, commit)
     sweep_id = _sweep_id(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
@@ -113,6 +105,19 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
         tuple(wanted),
         tuple(missing),
         {status: failed[status] for status in final if failed[status]},
+    )
+
+
+def _items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
+    """Every run of the sweep, launch by launch, in the order of its file."""
+    planned = [
+        (case, measure, launch)
+        for launch in range(max(measure.launches for _, measure in sweep.cases))
+        for case, measure in sweep.cases
+        if launch < measure.launches
+    ]
+    return tuple(
+        Item(*one, _resume_key(*one, commit), position) for position, one in enumerate(planned)
     )
 
 
@@ -224,7 +229,8 @@ def alone(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
-        sweep_id = plan_sweep(sweep, store, choice).sweep_id
+        commit = read_commit(Path(sweep.file).resolve().parent)
+        sweep_id = _sweep_id(sweep, _items_of(sweep, commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
         with held(path, who(f"sweep {sweep.name}"), on_wait):
             yield plan_sweep(sweep, store, choice)

@@ -185,4 +185,5 @@ def _num_oom_kills() -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), dict((int(n) for n in pair.split(":")) for pair in sys.argv[2:]))  # type: ignore[misc]
+    given = (pair.split(":") for pair in sys.argv[2:])
+    main(Path(sys.argv[1]), {int(rank): int(pid) for rank, pid in given})

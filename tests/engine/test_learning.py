@@ -14,17 +14,17 @@ OPTIMIZER = OptimizerSpec(
 )
 
 
-def losses(fabric, is_member, settings, num_steps):
+def losses(fabric, is_member, settings):
     settings = connect(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(settings, fabric)
-    curve = [trainer.step(step).loss for step in range(num_steps)]
+    curve = [trainer.step(step).loss for step in range(NUM_STEPS)]
     trainer.close()
     return curve
 
 
-def curve(ranks, schedule, world_size, num_steps=NUM_STEPS):
+def curve(ranks, schedule, world_size):
     settings = config(
         schedule,
         world_size,
@@ -34,7 +34,7 @@ def curve(ranks, schedule, world_size, num_steps=NUM_STEPS):
         microbatch_size=2,
         optimizer=OPTIMIZER,
     )
-    return ranks.run(world_size, losses, settings, num_steps)[-1]
+    return ranks.run(world_size, losses, settings)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,6 @@ def test_the_loss_falls_well_below_the_unigram_entropy_of_the_data(one_device):
     assert np.mean(one_device[-20:]) < unigram_entropy() - 0.4
 
 
-@pytest.mark.parametrize(("schedule", "num_steps"), [("afab", 50), ("1f1b", NUM_STEPS)])
-def test_the_curve_is_that_of_one_device(ranks, one_device, schedule, num_steps):
-    assert curve(ranks, schedule, 2, num_steps) == one_device[:num_steps]
+@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+def test_the_curve_is_that_of_one_device(ranks, one_device, schedule):
+    assert curve(ranks, schedule, 2) == one_device
