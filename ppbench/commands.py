@@ -18,9 +18,9 @@ from rich.status import Status
 from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
-from ppbench.config.case import Sweep
 from ppbench.config.places import Launcher
 from ppbench.config.selection import Only
+from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
