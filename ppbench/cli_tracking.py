@@ -1,4 +1,4 @@
-"""The commands of regression tracking: parse, call, print. No logic, and nothing heavy is loaded."""
+"""The commands of regression tracking: parse, call, print. No logic, nothing heavy loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noise(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Measure by how much launches of the same differ here, and keep it as the floor of verdicts."""
+    """Measure how much launches differ that should not, and keep it as the floor of verdicts."""
     from ppbench.tracking import noise as noises
 
     print(noises.measure_noise(file, overrides or [], launches, results, how))

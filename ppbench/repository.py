@@ -77,9 +77,7 @@ class Repository:
 
     def resolve(self, name: str) -> str:
         """The full hash of a revision, branch or tag."""
-        found = self._try(
-            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
-        )
+        found = self._commit_called(name)
         if found is None:
             raise RepositoryError(
                 f'"{name}": no such revision in {self.root}{self._shallow_hint()}'
@@ -127,12 +125,12 @@ class Repository:
     def positions(self, shas: Iterable[str]) -> dict[str, int]:
         """Places in one order of all commits, parents first; of what is not here none."""
         wanted = {sha for sha in shas if _SHA.fullmatch(sha)}
-        here = [
-            sha for sha in wanted if self._try("cat-file", "-e", f"{sha}^{{commit}}") is not None
-        ]
+        told = self._run("cat-file", "--batch-check", text="\n".join(wanted)).splitlines()
+        here = [line.split()[0] for line in told if line.split()[1:2] == ["commit"]]
         if not here:
             return {}
-        order = self._run("rev-list", "--topo-order", "--reverse", *sorted(here)).split()
+        listing = ("rev-list", "--topo-order", "--reverse", "--stdin")
+        order = self._run(*listing, text="\n".join(here)).split()
         return {sha: place for place, sha in enumerate(order) if sha in wanted}
 
     def default_base(self) -> str:
