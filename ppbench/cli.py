@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench import __version__, cli_tracking
+from ppbench import __version__, cli_importing, cli_tracking
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
@@ -30,6 +30,7 @@ app.add_typer(models, name="models", no_args_is_help=True)
 schedules = typer.Typer(help="Schedules: list, draw, check, export.")
 app.add_typer(schedules, name="schedules", no_args_is_help=True)
 app.add_typer(cli_tracking.commands)
+app.add_typer(cli_importing.commands)
 
 ScheduleName = Annotated[
     str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")

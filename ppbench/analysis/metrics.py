@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
@@ -32,12 +33,12 @@ STEP_FIGURES = (
 
 
 def step_figures(
-    spans: pd.DataFrame, world_size: int, tokens_of_step: Mapping[int, int]
+    spans: pd.DataFrame, world_size: int, tokens_of_step: Mapping[int, int | None]
 ) -> pd.DataFrame:
     """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
     `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` tells how many tokens a
-    step trained on, and may hold steps without spans. Times are nanoseconds. A step begins with
+    step trained on, None where that is not known, and may hold steps without spans. Times are nanoseconds. A step begins with
     its first computation: a receive posted before that only waits. Without optimizer spans (a
     simulation) it ends with its last action.
     """
@@ -55,7 +56,8 @@ def step_figures(
             "step_with_optimizer_ns": full_end - start,
         }
     )
-    figures["num_tokens"] = [tokens_of_step[int(step)] for step in figures.index]
+    tokens = [tokens_of_step[int(step)] for step in figures.index]
+    figures["num_tokens"] = tokens if None not in tokens else np.nan
     figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
     bubbles = _bubbles(spans, figures["step_ns"], world_size)
     return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()

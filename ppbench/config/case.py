@@ -14,6 +14,8 @@ EMULATED: Final = "emulated"
 """The device whose stages take a set time and compute nothing."""
 VARIABLE: Final = "variable"
 """A `seq_len` that differs from microbatch to microbatch: each as long as its documents are."""
+UNKNOWN: Final = "unknown"
+"""What was not told of a run that ppbench did not start; never in a sweep."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Case:
     schedule: str = "1f1b"
     world_size: int = 2
     num_microbatches: int = 8
-    seq_len: int | Literal["variable"] = 128
+    seq_len: int | Literal["variable", "unknown"] = 128
     device: str = "cpu"
     model_preset: str = "llama-8m"
     model_weights: str = "auto"
@@ -89,12 +91,12 @@ class Case:
     @property
     def tokens_per_step(self) -> int | None:
         """None when sequences vary in length: then every step counts its own."""
-        return None if self.seq_len == VARIABLE else self.max_tokens_per_step
+        return self.max_tokens_per_step if isinstance(self.seq_len, int) else None
 
     @property
     def max_tokens_per_step(self) -> int:
         """Tokens of a step, its sequences being as long as they may be."""
-        longest = self.data_max_seq_len if self.seq_len == VARIABLE else self.seq_len
+        longest = self.seq_len if isinstance(self.seq_len, int) else self.data_max_seq_len
         return self.num_microbatches * self.train_microbatch_size * longest
 
     def settings(self) -> dict[str, Setting]:

@@ -14,7 +14,7 @@ import pandas as pd
 from pandas.api.types import is_bool
 
 from ppbench.cautions import Caution
-from ppbench.config.case import VARIABLE, Case
+from ppbench.config.case import Case
 from ppbench.report.units import is_missing
 
 Axes = Sequence[str]
@@ -84,8 +84,8 @@ def work_axes(axes: Axes) -> tuple[str, ...]:
 
 def axis_text(axis: str, value: object) -> str:
     """A setting in words: `2 ranks`, `variable length`, `1f1b`, `learning rate 0.001`."""
-    if value == VARIABLE:
-        return f"{VARIABLE} length"
+    if axis == "seq_len" and isinstance(value, str):
+        return f"{value} length"
     if axis in _COUNTED:
         word = _COUNTED[axis]
         return f"{value} {word if value == 1 else _PLURALS[word]}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 from pandas.api.types import is_bool, is_number
 
-from ppbench.config.case import VARIABLE
+from ppbench.config.case import UNKNOWN, VARIABLE
 from ppbench.report.cases import Axes
 
 NOT_GIVEN = "none"
@@ -85,6 +85,6 @@ def _choices(values: pd.Series) -> tuple[Choice, ...]:
 
 def place_of(value: object) -> float | None:
     """What a setting sorts by, before all numbers if it varies; None for words."""
-    if value == VARIABLE:
+    if value in (VARIABLE, UNKNOWN):
         return 0.0
     return float(str(value)) if is_number(value) and not is_bool(value) else None

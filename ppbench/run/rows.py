@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,9 +71,9 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         **_row_of(job, item),
         **result.facts,
         **figures,
-        **_intervals(steps),
+        **intervals(steps),
         **figures_of(attribution, spans, steps["step_ns"]),
-        **_peaks(ranks),
+        **peaks(ranks),
         **_losses(item, result),
         **_mfu(case, result, figures["tokens_per_s"]),
         **_energy(case, ranks, int(steps["num_tokens"].sum())),
@@ -92,7 +92,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         "spans": spans.assign(waiting_ns=waiting_ns(spans)),
         "steps": steps,
         "ranks": ranks,
-        "planned": _planned_spans(attribution),
+        "planned": planned_spans(attribution),
         "attribution": attribution.rows,
         "edges": edges(moved),
         "telemetry": _samples(result, origin_ns),
@@ -159,7 +159,7 @@ def _steps_of(spans: pd.DataFrame, case: Case, result: CaseResult) -> pd.DataFra
     return steps
 
 
-def _intervals(steps: pd.DataFrame) -> dict[str, object]:
+def intervals(steps: pd.DataFrame) -> dict[str, object]:
     """Where the medians lie, and how many steps stand apart."""
     found: dict[str, object] = {"num_outliers": int(steps["is_outlier"].sum())}
     for name in ("step_ns", "tokens_per_s"):
@@ -168,12 +168,12 @@ def _intervals(steps: pd.DataFrame) -> dict[str, object]:
     return found
 
 
-def _planned_spans(attribution: Attribution) -> pd.DataFrame:
+def planned_spans(attribution: Attribution) -> pd.DataFrame:
     spans = pd.DataFrame(attribution.modelled.spans(), columns=list(COLUMNS))
     return spans.drop(columns="num_bytes")
 
 
-def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
+def peaks(ranks: pd.DataFrame) -> dict[str, object]:
     """The rank that needs most; None where nothing was allocated."""
     known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
     fullest = known.iloc[-1].to_dict() if len(known) else {}
@@ -253,12 +253,12 @@ def _is_oversubscribed(case: Case) -> bool:
     return case.world_size * case.launch_threads_per_rank > environment.num_cores
 
 
-def _has_coarse_clock(moved: pd.DataFrame, result: CaseResult) -> bool:
+def has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
     """Whether some transfer's span is shorter than what its two ranks' clocks may be apart.
 
-    Within a rank times are exact, whatever its clock's offset.
+    Within a rank times are exact, whatever its clock's offset. `errors` are the ranks'
+    `clock_error_ns`.
     """
-    errors = [int(str(rank.facts.get("clock_error_ns", 0))) for rank in result.ranks]
     ends = zip(moved["source_rank"], moved["target_rank"], strict=True)
     apart = [errors[source] + errors[target] for source, target in ends]
     spans_ns = moved["end_ns"] - moved["recv_start_ns"]
@@ -273,6 +273,7 @@ def _cautions(
     result: CaseResult,
 ) -> str:
     case, measure, warmup = item.case, item.measure, result.warmup_step_ns
+    errors = [int(str(rank.facts.get("clock_error_ns", 0))) for rank in result.ranks]
     found = cautions_for(
         is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
@@ -280,7 +281,7 @@ def _cautions(
         relative_deviation=figures["step_relative_deviation"],
         has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=_has_coarse_clock(moved, result),
+        has_coarse_clock=has_coarse_clock(moved, errors),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in result.ranks),
     )

@@ -34,7 +34,8 @@ _CASE_MEANINGS = {
     "schedule": "name of the schedule, aliases resolved",
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
-    "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents)",
+    "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), -1 when "
+    "unknown",
     "device": "`cpu`, `cuda`, or `emulated`: stages take a set time and compute nothing",
     "model_preset": "preset, hub id, checkpoint folder or `package.module:factory`",
     "model_weights": "`auto`: those of the checkpoint if there is one; `random`: initialised",
@@ -117,6 +118,17 @@ RUNS: tuple[Column, ...] = (
         "of a run that failed: what each rank did last, JSON list in order of rank; see `flight`",
     ),
     Column("created_at", pa.string(), "when the run ended, ISO 8601, UTC"),
+    Column(
+        "origin",
+        pa.string(),
+        "`attached` or `imported`: training that ppbench did not start; null: a sweep's",
+    ),
+    Column(
+        "settings_told",
+        pa.string(),
+        "of such a run: which settings are known, JSON list. Of the others those that are text are "
+        "`unknown`, numbers 0 and flags false, and that means nothing",
+    ),
     *_case_columns(),
     Column("measure_warmup_steps", pa.int64(), "steps to run before measuring, at least"),
     Column("measure_max_warmup_steps", pa.int64(), "and at most, while steps get faster"),
@@ -297,7 +309,7 @@ RANKS: tuple[Column, ...] = (
     Column("gpu_memory_used_bytes", pa.int64(), "most memory in use, by all processes"),
     Column("telemetry_note", pa.string(), "what of these is absent or less than exact, and why"),
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
-    Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, or `aligned by pings`"),
+    Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, `aligned by pings` or, of traces, `aligned by messages`"),
     Column("clock_offset_ns", pa.int64(), "how far its clock was ahead of rank 0's, halfway"),
     Column(
         "clock_drift_ppb",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
-from ppbench.config.case import VARIABLE, Case
+from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.errors import UsageError
 from ppbench.store.columns import RUNS
 from ppbench.store.parquet import stored_seq_len
@@ -108,8 +108,8 @@ def _value_of(column: str, written: str, where: str) -> Value:
     if written == _NULL:
         return None
     kind = _TYPES[column]
-    if column == "seq_len" and written == VARIABLE:
-        return VARIABLE
+    if column == "seq_len" and written in (VARIABLE, UNKNOWN):
+        return written
     if pa.types.is_boolean(kind):
         if written.lower() not in ("true", "false"):
             raise UsageError(f'{where}: expected true or false, got "{written}"')

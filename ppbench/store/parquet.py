@@ -9,14 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppbench.config.case import VARIABLE, Case
+from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, schema_of
 
 _NEEDED = (RUN_ID, "status")  # every version of `runs` has them; all tables have the first
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
-_STORED_VARIABLE = 0  # keeps `seq_len` a number for readers of the files
+_STORED = {VARIABLE: 0, UNKNOWN: -1}  # keeps `seq_len` a number for readers of the files
 Unreadable = (OSError, pa.ArrowException)
 """What reading a file that is not one of ours may raise."""
 
@@ -114,19 +114,19 @@ def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
     frame: pd.DataFrame = filled.to_pandas()
     if name != "runs" or "seq_len" not in frame:
         return frame
-    is_variable = frame["seq_len"] == _STORED_VARIABLE
-    if is_variable.any():
-        frame["seq_len"] = frame["seq_len"].astype(object).mask(is_variable, VARIABLE)
+    for word, number in _STORED.items():
+        is_word = frame["seq_len"] == number
+        if is_word.any():
+            frame["seq_len"] = frame["seq_len"].astype(object).mask(is_word, word)
     return frame
 
 
 def stored_seq_len(value: object) -> object:
     """A `seq_len` as a case has it, the way that files hold it."""
-    return _STORED_VARIABLE if value == VARIABLE else value
+    return _STORED.get(value, value) if isinstance(value, str) else value
 
 
 def _with_settings_stored(frame: pd.DataFrame) -> pd.DataFrame:
     if "seq_len" not in frame:
         return frame
-    lengths = frame["seq_len"]
-    return frame.assign(seq_len=lengths.mask(lengths == VARIABLE, _STORED_VARIABLE))
+    return frame.assign(seq_len=frame["seq_len"].map(stored_seq_len))
