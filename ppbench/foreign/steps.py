@@ -4,8 +4,8 @@ A range is what the host did. What is wanted is when its device computed:
 
     with kernels    from the first kernel launched in the range to the last one's end, those that
                     move messages left aside
-    without         the range; where it may begin with waiting for a message (torch's own ranges),
-                    from its first operator that is none of communication
+    without         the range; where it may hold waiting and sending too (torch's own ranges), its
+                    operators between these
 
 Steps are the profiler's, `ProfilerStep#12`, or engine's, `step 12`; without such ranges, or where
 one of them holds several steps of the pipeline, a step ends where an action comes again.
@@ -145,21 +145,26 @@ def _time_of(trace: Trace, named: Named, action: Action, free_ns: int) -> Timed:
     elif trace.kernels and not is_message:  # it computed nothing
         start_ns = end_ns = max(within.start_ns, free_ns)
     else:
-        start_ns, end_ns = _first_work_ns(trace, named), within.end_ns
+        start_ns, end_ns = _work_ns(trace, named)
     if not is_message:
         start_ns = max(start_ns, free_ns)
     return Timed(action, start_ns, max(start_ns, end_ns), bool(kernels))
 
 
-def _first_work_ns(trace: Trace, named: Named) -> int:
-    """When the range has waited, if it did: its first operator after the last receive in it."""
-    if not named.may_wait or is_transfer(named.op):
-        return named.within.start_ns
+def _work_ns(trace: Trace, named: Named) -> tuple[int, int]:
+    """Of a range that receives, waits, computes and sends: from the first operator after the
+    receive to the send. Without operators it computed nothing, and ends as it begins.
+    """
+    start_ns, end_ns = named.within[:2]
+    if not (named.may_wait and trace.operators) or is_transfer(named.op):
+        return start_ns, end_ns
     operators = trace.operators_in(named.within)
     receives = [i for i, one in enumerate(operators) if _RECEIVE in one.name]
     after = operators[receives[-1] + 1 :] if receives else operators
-    work = (one.start_ns for one in after if not _is_communication(one))
-    return next(work, named.within.start_ns)
+    sends = [one.start_ns for one in after if _is_communication(one)]
+    if sends:
+        after, end_ns = [one for one in after if one.start_ns < sends[0]], sends[0]
+    return (after[0].start_ns if after else end_ns), end_ns
 
 
 def _is_communication(operator: Interval) -> bool:
