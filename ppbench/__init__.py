@@ -1,7 +1,8 @@
 """Benchmarking and profiling of pipeline-parallel training: sweeps, figures, reports, history.
 
-Importing it costs nothing: torch is imported only by the workers, and pandas and plotly only by
-what is used of `load` and `figures`, which a notebook takes from here.
+Importing it costs nothing: torch is imported only by the workers and by `attach`, which a training
+script takes from here, and pandas and plotly only by what is used of `load` and `figures`, which a
+notebook takes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ppbench import figures
+    from ppbench.attaching import attach
     from ppbench.results import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "figures", "load"]
+__all__ = ["__version__", "attach", "figures", "load"]
 
 
 def __getattr__(name: str) -> object:
-    """`load` and `figures`, imported when they are first asked for."""
+    """`attach`, `load` and `figures`, imported when they are first asked for."""
+    if name == "attach":
+        return importlib.import_module("ppbench.attaching").attach
     if name == "figures":
         return importlib.import_module("ppbench.figures")
     if name == "load":
@@ -27,4 +31,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "figures", "load"]
+    return [*globals(), "attach", "figures", "load"]

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from engine.plan.spans import Span
 from engine.run.clock import MAX_DRIFT_PPB, Line, Ping, Tie, line_through
-from engine.run.p2p import Fabric, Ranks
+from engine.run.p2p import Ranks
 
 NUM_PINGS = 50
 """Ten do where little else runs; on loopback, the narrowest bounds the offset to some 30 us."""
@@ -122,17 +123,29 @@ def _tie(offset: Offset) -> Tie:
     return Tie(offset.at_ns, offset.at_ns + offset.offset_ns, offset.error_ns)
 
 
-def measure_offset(fabric: Fabric, ranks: Ranks) -> Offset:
+class Control(Protocol):
+    """How ranks talk beside what is timed: a `Fabric` that has connected them, or what has a group
+    of its own over them.
+    """
+
+    def gather_objects(self, ours: str | None, ranks: Ranks) -> list[str | None]:
+        """Every rank's object, in the order of the ranks, on all of them."""
+
+    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
+        """The first of the ranks and each of the peers in turn; the pings that this rank answered."""
+
+
+def measure_offset(control: Control, ranks: Ranks) -> Offset:
     """This rank's clock against that of the first of the ranks, now.
 
-    Collective over `ranks`, which `fabric.connect` has seen; blocks. With one rank nothing is
+    Collective over `ranks`, whom `control` connects; blocks. With one rank nothing is
     communicated, and pings are spared where two ranks share a clock.
     """
     if len(ranks) == 1:
         return SAME_CLOCK
-    first, *others = fabric.gather_objects(clock_identity(), ranks)
+    first, *others = control.gather_objects(clock_identity(), ranks)
     apart = [r for r, other in zip(ranks[1:], others, strict=True) if not is_same(first, other)]
-    pings = fabric.exchange_pings(tuple(apart), NUM_PINGS, ranks)
+    pings = control.exchange_pings(tuple(apart), NUM_PINGS, ranks)
     return estimate_offset(pings) if pings else SAME_CLOCK
 
 

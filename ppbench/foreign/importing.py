@@ -21,13 +21,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.lower import counterpart, incoming, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import fact_needed
 from engine.plan.spans import COLUMNS, Span, lane_of
-from ppbench.config.assignment import checked_value, parse_assignment
-from ppbench.config.case import Case
 from ppbench.errors import UsageError
 from ppbench.foreign.clocks import Clock, clocks_of
 from ppbench.foreign.kineto import Trace, read_trace
@@ -50,11 +48,10 @@ from ppbench.foreign.steps import (
     stages_told,
     steps_of,
 )
+from ppbench.foreign.telling import settings_from_text
 from ppbench.store import Store, check_writable
 
 IMPORTED = "imported"
-_OF_CASES = frozenset(one.name for one in dataclasses.fields(Case))
-_NOT_TO_TELL = ("schedule", "world_size", "num_microbatches", "stages_per_rank", "device")
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def import_traces(paths: Sequence[Path], wanted: Wanted, results: Path) -> Impor
     Raises UsageError, StoreError.
     """
     check_name(wanted.name, "--name")
-    settings = told_settings(wanted.settings)
+    settings = settings_from_text(wanted.settings)
     pattern = None if wanted.pattern is None else check_pattern(wanted.pattern)
     sources = _ranks_in_order(paths, pattern)
     found = [steps_of(source) for source in sources]
@@ -108,25 +105,6 @@ def import_traces(paths: Sequence[Path], wanted: Wanted, results: Path) -> Impor
     told = Told(wanted.name, {"device": device, **settings}, wanted.tokens_per_step)
     run_id = write_run(account, told, Store(results))
     return Imported(run_id, len(chosen), program.world_size, program.schedule, clocks)
-
-
-def told_settings(assignments: Sequence[str]) -> dict[str, object]:
-    """`--set model.preset=llama-8b` as fields of a case. Raises UsageError."""
-    told: dict[str, object] = {}
-    for text in assignments:
-        key, value = parse_assignment("--set", text)
-        field = key.replace(".", "_")
-        if field not in _OF_CASES or field in _NOT_TO_TELL:
-            raise UsageError(
-                f"--set {text}: cannot be told of a trace: expected a setting of the model, the "
-                "data or the training, or seq_len"
-            )
-        try:
-            given = checked_value(key, value)
-        except ValueError as error:
-            raise UsageError(f"--set {text}: {error}") from None
-        told[field] = tuple(given) if isinstance(given, list) else given
-    return told
 
 
 def _ranks_in_order(paths: Sequence[Path], pattern: re.Pattern[str] | None) -> list[RankTrace]:
@@ -330,5 +308,3 @@ def _facts(sources: Sequence[RankTrace]) -> dict[str, object]:
         "sweep_file": None,
     }
 
-
-__all__ = ["RECV_OPS", "SEND_OPS", "Imported", "Wanted", "import_traces", "told_settings"]

@@ -1,0 +1,472 @@
+"""Watches the pipeline of somebody else's training script, and stores the chosen steps as a run.
+
+    ppbench.attach(pp_schedule, steps=range(10, 20), name="titan")
+
+    step       ... 9   10   11  ...  19   20 ...
+    step()      count  watch watch  watch  usual
+    clocks           ^ aligned           ^ aligned again, gathered; rank 0 writes the run
+
+The script's schedule, model, data and process groups are its own. Only `schedule.step` is stood
+before, to count; within a chosen step `run.runtimes.torch_spans` watches the schedule, and takes
+its patches away at its end. After the last one nothing is left of all that.
+
+Two rules. Nothing that goes wrong here may end the training: it becomes one warning, and the rank
+still takes part in what the others wait for. And ranks talk to each other at the same points only,
+which are calls of `schedule.step`: before the first chosen step, and after the last. With an
+optimizer to watch, the last one is over when the next step begins, or `close` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+import resource
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.program import Program
+from engine.plan.spans import COLUMNS, Span, lane_of
+from engine.run.alignment import SAME_CLOCK, Alignment, Offset, align, measure_offset
+from engine.run.clock import Clock, Ping, clock_for
+from engine.run.p2p import Ranks, answer_pings, ping
+from ppbench.errors import PpbenchError, UsageError, first_line
+from ppbench.foreign.record import Account, Told, check_name, named_program, write_run
+from ppbench.foreign.telling import settings_from
+from ppbench.repository import read_commit
+from ppbench.run.environment import read_environment
+from ppbench.run.runtimes.torch_spans import Instrument, program_from, stages_of
+from ppbench.store import Store, check_writable
+
+ATTACHED = "attached"
+_PATIENCE = timedelta(minutes=10)
+Loss = Callable[[], float | None]
+
+
+class AttachWarning(UserWarning):
+    """Why nothing will be stored, or what had to be left out. Training goes on."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the script asks for."""
+
+    steps: frozenset[int]
+    told: Told
+    results: Path
+    optimizers: tuple[Any, ...]
+    loss: Loss | None
+
+    @property
+    def last(self) -> int:
+        return max(self.steps)
+
+
+class Members:
+    """The ranks of one pipeline, in its order, and a group of our own to talk over.
+
+    Over gloo, whatever the script uses: nothing that is timed shares its communicators. Made by
+    these ranks alone; the rest of the job need not know. Collective over them.
+    """
+
+    def __init__(self, stage: Any) -> None:
+        theirs = stage.group if stage.group is not None else dist.group.WORLD
+        self.ranks: Ranks = tuple(dist.get_process_group_ranks(theirs))
+        self.backend = str(dist.get_backend(theirs))
+        self.rank = int(stage.group_rank)
+        self._group = dist.new_group(
+            list(self.ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True
+        )
+
+    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
+        theirs: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(theirs, ours, group=self._group)
+        return theirs
+
+    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
+        first, me = ranks[0], dist.get_rank()
+        if me in peers:
+            return answer_pings(first, count, self._group)
+        if me == first:
+            for peer in peers:
+                ping(peer, count, self._group)
+        return []
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+
+
+@dataclass
+class Seen:
+    """What one rank saw, as the others get it."""
+
+    error: str | None = None
+    spans: list[Span] = field(default_factory=list)
+    row: tuple[Action, ...] = ()
+    losses: dict[int, float] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+
+
+class Attachment:
+    """What `attach` returns. A context manager, whose end is `close`."""
+
+    run_id: str | None = None  # on the pipeline's rank 0, once the run is stored
+
+    def __init__(self, schedule: Any, plan: Plan, members: Members) -> None:
+        self._schedule, self._plan, self._members = schedule, plan, members
+        self._stages = stages_of(schedule)
+        self._device = torch.device(self._stages[0].device)
+        self._clock: Clock = clock_for(self._device)
+        self._instrument = Instrument(schedule, self._clock, members.rank)
+        self._seen = Seen()
+        self._count = 0  # calls of `schedule.step` so far
+        self._num_before = 0  # of them, those before the first chosen one
+        self._watched: int | None = None  # the step whose optimizer may still come
+        self._before: Offset = SAME_CLOCK
+        self._has_begun = self._is_over = False
+        self._patches = contextlib.ExitStack()  # of the optimizers
+        self._usual_step = schedule.step
+        self._had_own_step = "step" in vars(schedule)
+        schedule.step = functools.wraps(self._usual_step)(self._step)
+
+    def close(self) -> None:
+        """Store what was watched, if that is not done, and leave the script alone.
+
+        Collective over the pipeline's ranks, unless nothing was watched or all is done.
+        """
+        if not self._is_over and self._has_begun:
+            self._finish()
+        self._detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """After an exception nobody waits for anybody: nothing is stored."""
+        if kind is None:
+            self.close()
+        else:
+            self._detach()
+
+    def _step(self, *arguments: Any, **named: Any) -> Any:
+        """The script's call of `schedule.step`; `eval` comes here as well, and is not counted."""
+        if not self._schedule._has_backward:
+            return self._usual_step(*arguments, **named)
+        self._unwatch_optimizers()
+        number, self._count = self._count, self._count + 1
+        if self._has_begun and number > self._plan.last:
+            self.close()
+        if number not in self._plan.steps or self._is_over:
+            return self._usual_step(*arguments, **named)
+        self._begin(number)
+        try:
+            result = self._usual_step(*arguments, **named)
+        except BaseException:
+            self._detach()
+            raise
+        self._end(number, named.get("losses"))
+        return result
+
+    def _begin(self, number: int) -> None:
+        if not self._has_begun:
+            self._has_begun, self._num_before = True, number
+            with self._guarded():
+                self._before = measure_offset(self._members, self._members.ranks)
+        if self._seen.error is None:
+            with self._guarded():
+                self._instrument.start_step()
+
+    def _end(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
+        if self._seen.error is None:
+            with self._guarded():
+                self._seen.spans += self._instrument.collect(number)
+                self._seen.row = self._seen.row or self._instrument.row
+                self._seen.steps.append(number)
+                self._note_loss(number, losses)
+                self._watch_optimizers(number)
+        if number == self._plan.last and not self._plan.optimizers:
+            self.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Any:
+        """What goes wrong is kept for the others, and nothing is watched any more."""
+        try:
+            yield
+        except Exception as error:
+            self._seen.error = f"{type(error).__name__}: {first_line(error)}"
+            with contextlib.suppress(Exception):
+                self._instrument.remove()
+                self._unwatch_optimizers()
+
+    def _note_loss(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
+        """The mean over microbatches, where the script asked the schedule for them or tells."""
+        told = None if self._plan.loss is None else self._plan.loss()
+        if told is None and losses:
+            told = float(torch.stack([loss.detach().float() for loss in losses]).mean())
+        if told is not None:
+            self._seen.losses[number] = float(told)
+
+    def _watch_optimizers(self, number: int) -> None:
+        """Until the next step begins."""
+        self._watched = number
+        for optimizer in self._plan.optimizers:
+            usual, is_own = optimizer.step, "step" in vars(optimizer)
+            optimizer.step = functools.wraps(usual)(functools.partial(self._optimize, usual))
+            self._patches.callback(_put_back, optimizer, usual, is_own=is_own)
+
+    def _unwatch_optimizers(self) -> None:
+        self._watched = None
+        self._patches.close()
+
+    def _optimize(self, usual: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """The optimizer's step, with a span of its own."""
+        start = None
+        with self._guarded():
+            self._clock.begin_step()
+            start = self._clock.mark()
+        result = usual(*arguments, **named)
+        if start is not None and self._watched is not None:
+            with self._guarded():
+                end = self._clock.mark()
+                self._clock.end_step()
+                times = self._clock.read_ns(start), self._clock.read_ns(end)
+                self._seen.spans.append(_optimizer_span(self._watched, self._members.rank, *times))
+        return result
+
+    def _finish(self) -> None:
+        """Gather what all ranks saw; the first one writes it. Collective."""
+        self._unwatch_optimizers()
+        self._is_over = True
+        members = self._members
+        try:
+            alignment = align(self._before, measure_offset(members, members.ranks))
+            if self._seen.error is None:
+                with self._guarded():
+                    self._seen.spans = alignment.apply(self._seen.spans)
+                    self._seen.facts = self._facts(alignment)
+            everyone: list[Seen] = members.gather_objects(self._seen, members.ranks)
+            if members.rank == 0:
+                self.run_id = self._write(everyone)
+                _say(f"run {self.run_id} is stored in {self._plan.results}")
+        except Exception as error:
+            self._warn(error)
+
+    def _write(self, everyone: Sequence[Seen]) -> str:
+        """Raises PpbenchError."""
+        for rank, seen in enumerate(everyone):
+            if seen.error is not None:
+                raise UsageError(f"rank {rank} could not be watched: {seen.error}")
+        check_writable(self._plan.results, "results=")
+        program = self._program_of(everyone)
+        spans = [span for seen in everyone for span in seen.spans]
+        losses = {number: loss for seen in everyone for number, loss in seen.losses.items()}
+        account = Account(
+            ATTACHED,
+            program,
+            pd.DataFrame(_joined(spans), columns=list(COLUMNS)),
+            [seen.facts for seen in everyone],
+            self._run_facts(program.world_size),
+            losses,
+            num_warmup_steps=self._num_before,
+            is_oversubscribed=self._is_oversubscribed(everyone),
+            is_noted_when_taken=True,
+        )
+        plan, told = self._plan, self._plan.told
+        known = {
+            "device": self._device.type,
+            "launch_threads_per_rank": torch.get_num_threads(),
+            **told.settings,
+        }
+        return write_run(
+            account, Told(told.name, known, told.tokens_per_step), Store(plan.results)
+        )
+
+    def _program_of(self, everyone: Sequence[Seen]) -> Program:
+        rows = [seen.row for seen in everyone]
+        return named_program(program_from(self._schedule, rows).compute_only())
+
+    def _is_oversubscribed(self, everyone: Sequence[Seen]) -> bool:
+        """As far as one host tells: on CPUs, more threads than cores; on GPUs, two ranks on one."""
+        hosts = [str(seen.facts["hostname"]) for seen in everyone]
+        if self._device.type == "cuda":
+            places = [(host, seen.facts["device"]) for host, seen in zip(hosts, everyone, strict=True)]
+            return len(set(places)) < len(places)
+        num_here = hosts.count(platform.node())
+        return num_here * torch.get_num_threads() > read_environment().num_cores
+
+    def _run_facts(self, world_size: int) -> dict[str, object]:
+        environment, commit = read_environment(), read_commit(Path.cwd())
+        device, threads = self._device.type, torch.get_num_threads()
+        return {
+            **({} if commit is None else asdict(commit)),
+            "fingerprint": environment.fingerprint(device, world_size, threads),
+            "environment": environment.as_json(),
+            "transport": self._members.backend if world_size > 1 else "none",
+            "sweep_file": sys.argv[0],
+        }
+
+    def _facts(self, alignment: Alignment) -> dict[str, object]:
+        """Columns of `ranks`."""
+        clock = "shared with rank 0" if alignment.is_shared else "aligned by pings"
+        parameters = {id(p): p for stage in self._stages for p in stage.submod.parameters()}
+        return {
+            "hostname": platform.node(),
+            "device": str(self._device),
+            "num_parameters": sum(p.numel() for p in parameters.values()),
+            "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "clock": "rank 0" if self._members.rank == 0 else clock,
+            "clock_offset_ns": alignment.offset_ns,
+            "clock_drift_ppb": alignment.drift_ppb,
+            "clock_error_ns": alignment.error_ns + self._clock.error_ns,
+            **_memory_facts(self._device),
+        }
+
+    def _detach(self) -> None:
+        """Everything as it was. Once; a second time changes nothing."""
+        self._is_over = True
+        with contextlib.suppress(Exception):
+            self._instrument.remove()
+        self._unwatch_optimizers()
+        if vars(self._schedule).get("step") is not None and not self._is_detached():
+            _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
+
+    def _is_detached(self) -> bool:
+        ours = vars(self._schedule).get("step")
+        return getattr(ours, "__wrapped__", None) is not self._usual_step
+
+    def _warn(self, error: Exception) -> None:
+        told = str(error) if isinstance(error, PpbenchError) else f"{type(error).__name__}: {error}"
+        _warn(f"run {self._plan.told.name} is not stored: {told}")
+
+
+class _Inert(Attachment):
+    """Where there is nothing to watch: another pipeline's ranks, or a mistake that was told."""
+
+    def __init__(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _detach(self) -> None:
+        pass
+
+
+def attach(
+    schedule: Any,
+    steps: Iterable[int],
+    *,
+    name: str = "attached",
+    results: str | Path = "results",
+    tokens_per_step: int | None = None,
+    optimizer: Any = None,
+    loss: Loss | None = None,
+    settings: Mapping[str, object] | None = None,
+    every_pipeline: bool = False,
+) -> Attachment:
+    """Watch the chosen steps of a `torch.distributed.pipelining` schedule, and store them as a run.
+
+    Every rank of the pipeline calls it at the same point, with the same arguments, before the first
+    of the steps. `steps` counts the calls of `schedule.step` from now on, from 0. With data
+    parallelism the pipeline that has rank 0 is watched, or `every_pipeline`, each a run of its own.
+
+    `optimizer`: one or several, to have spans of their own. `loss`: asked for the step's loss after
+    each chosen step; without it, it is the mean of the list that the script passes to
+    `schedule.step(losses=...)`. `settings`: what is known of the workload, in the sweep file's
+    words, `{"model.preset": "llama-8b", "seq_len": 8192}`.
+
+    Never raises: what goes wrong becomes an `AttachWarning`.
+    """
+    try:
+        check_name(name, "name=")
+        told = Told(name, settings_from(settings or {}), tokens_per_step)
+        plan = Plan(_checked(steps), told, Path(results), _several(optimizer), loss)
+        if not (every_pipeline or _has_rank_0(schedule)):
+            return _Inert()
+        return Attachment(schedule, plan, Members(stages_of(schedule)[0]))
+    except Exception as error:
+        told_why = str(error) if isinstance(error, PpbenchError) else repr(error)
+        _warn(f"run {name} will not be stored: {told_why}")
+        return _Inert()
+
+
+def _checked(steps: Iterable[int]) -> frozenset[int]:
+    chosen = frozenset(int(number) for number in steps)
+    if not chosen or min(chosen) < 0:
+        raise UsageError(
+            f"steps={sorted(chosen)}: expected numbers of steps from now on, such as range(10, 20)"
+        )
+    return chosen
+
+
+def _several(optimizer: Any) -> tuple[Any, ...]:
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+
+
+def _has_rank_0(schedule: Any) -> bool:
+    group = stages_of(schedule)[0].group
+    return group is None or 0 in dist.get_process_group_ranks(group)
+
+
+def _put_back(owner: Any, usual: Any, *, is_own: bool) -> None:
+    if is_own:
+        owner.step = usual
+    else:  # the class has it
+        del owner.step
+
+
+def _optimizer_span(step: int, rank: int, start_ns: int, end_ns: int) -> Span:
+    lane = lane_of(Op.OPT)
+    return Span(step, rank, lane, NO_INDEX, Op.OPT, NO_INDEX, start_ns, end_ns, 0)
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """One optimizer span for each rank and step: there may be an optimizer for each stage."""
+    found: dict[tuple[int, int], Span] = {}
+    others = []
+    for span in spans:
+        if span.op is not Op.OPT:
+            others.append(span)
+            continue
+        before = found.get((span.step, span.rank), span)
+        found[span.step, span.rank] = before._replace(
+            start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
+        )
+    return [*others, *found.values()]
+
+
+def _memory_facts(device: torch.device) -> dict[str, object]:
+    """The allocator's peak since the script began, or since it last reset it: it is not ours to."""
+    if device.type != "cuda":
+        return {"peak_memory_bytes": None}
+    return {
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def _say(text: str) -> None:
+    print(f"ppbench: {text}", file=sys.stderr, flush=True)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"ppbench: {text}", AttachWarning, stacklevel=3)
