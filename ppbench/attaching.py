@@ -137,9 +137,9 @@ class Attachment:
         self._before: Offset = SAME_CLOCK
         self._has_begun = self._is_over = False
         self._patches = contextlib.ExitStack()  # of the optimizers
-        self._usual_step = schedule.step
-        self._had_own_step = "step" in vars(schedule)
-        schedule.step = functools.wraps(self._usual_step)(self._step)
+        self._usual_step, self._had_own_step = schedule.step, "step" in vars(schedule)
+        self._our_step = functools.wraps(self._usual_step)(functools.partial(self._step))
+        schedule.step = self._our_step
 
     def close(self) -> None:
         """Store what was watched, if that is not done, and leave the script alone.
@@ -167,7 +167,7 @@ class Attachment:
 
     def _step(self, *arguments: Any, **named: Any) -> Any:
         """The script's call of `schedule.step`; `eval` comes here as well, and is not counted."""
-        if not self._schedule._has_backward:
+        if not getattr(self._schedule, "_has_backward", True):
             return self._usual_step(*arguments, **named)
         self._unwatch_optimizers()
         number, self._count = self._count, self._count + 1
@@ -265,6 +265,7 @@ class Attachment:
             if members.rank == 0:
                 self.run_id = self._write(everyone)
                 _say(f"run {self.run_id} is stored in {self._plan.results}")
+            members.close()
         except Exception as error:
             self._warn(error)
 
@@ -294,9 +295,7 @@ class Attachment:
             "launch_threads_per_rank": torch.get_num_threads(),
             **told.settings,
         }
-        return write_run(
-            account, Told(told.name, known, told.tokens_per_step), Store(plan.results)
-        )
+        return write_run(account, Told(told.name, known, told.tokens_per_step), Store(plan.results))
 
     def _program_of(self, everyone: Sequence[Seen]) -> Program:
         rows = [seen.row for seen in everyone]
@@ -306,7 +305,9 @@ class Attachment:
         """As far as one host tells: on CPUs, more threads than cores; on GPUs, two ranks on one."""
         hosts = [str(seen.facts["hostname"]) for seen in everyone]
         if self._device.type == "cuda":
-            places = [(host, seen.facts["device"]) for host, seen in zip(hosts, everyone, strict=True)]
+            places = [
+                (host, seen.facts["device"]) for host, seen in zip(hosts, everyone, strict=True)
+            ]
             return len(set(places)) < len(places)
         num_here = hosts.count(platform.node())
         return num_here * torch.get_num_threads() > read_environment().num_cores
@@ -344,12 +345,8 @@ class Attachment:
         with contextlib.suppress(Exception):
             self._instrument.remove()
         self._unwatch_optimizers()
-        if vars(self._schedule).get("step") is not None and not self._is_detached():
+        if vars(self._schedule).get("step") is self._our_step:
             _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
-
-    def _is_detached(self) -> bool:
-        ours = vars(self._schedule).get("step")
-        return getattr(ours, "__wrapped__", None) is not self._usual_step
 
     def _warn(self, error: Exception) -> None:
         told = str(error) if isinstance(error, PpbenchError) else f"{type(error).__name__}: {error}"

@@ -132,7 +132,7 @@ class Control(Protocol):
         """Every rank's object, in the order of the ranks, on all of them."""
 
     def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
-        """The first of the ranks and each of the peers in turn; the pings that this rank answered."""
+        """The first of the ranks and each peer in turn; the pings that this rank answered."""
 
 
 def measure_offset(control: Control, ranks: Ranks) -> Offset:

@@ -38,9 +38,9 @@ def step_figures(
     """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
     `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` tells how many tokens a
-    step trained on, None where that is not known, and may hold steps without spans. Times are nanoseconds. A step begins with
-    its first computation: a receive posted before that only waits. Without optimizer spans (a
-    simulation) it ends with its last action.
+    step trained on, None for all where that is not known, and may hold steps without spans. Times
+    are nanoseconds. A step begins with its first computation: a receive posted before that only
+    waits. Without optimizer spans (a simulation) it ends with its last action.
     """
     program = spans[spans["op"] != Op.OPT.value]
     start = compute_spans(spans).groupby("step")["start_ns"].min()

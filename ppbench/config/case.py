@@ -25,7 +25,7 @@ class Case:
     schedule: str = "1f1b"
     world_size: int = 2
     num_microbatches: int = 8
-    seq_len: int | Literal["variable", "unknown"] = 128
+    seq_len: int | Literal["variable"] = 128
     device: str = "cpu"
     model_preset: str = "llama-8m"
     model_weights: str = "auto"

@@ -265,9 +265,7 @@ def _messages(
         yield _span(step, taker, receive, waits_ns, max(waits_ns, went_on_ns))
 
 
-def _idle_from(
-    program: Program, times: Mapping[Action, tuple[int, Timed]]
-) -> dict[Action, int]:
+def _idle_from(program: Program, times: Mapping[Action, tuple[int, Timed]]) -> dict[Action, int]:
     """For each computation, when its rank was done with the one before; its own start if first."""
     found: dict[Action, int] = {}
     for row in program.actions:
@@ -307,4 +305,3 @@ def _facts(sources: Sequence[RankTrace]) -> dict[str, object]:
         "transport": first.backend,
         "sweep_file": None,
     }
-

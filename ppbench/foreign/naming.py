@@ -146,9 +146,7 @@ def _form_of(pattern: re.Pattern[str]) -> Form:
     return Form("pattern", lambda trace, outer: list(read(trace, outer)))
 
 
-def _number(
-    trace: Trace, outer: Interval, groups: dict[str, str | None], name: str
-) -> int | None:
+def _number(trace: Trace, outer: Interval, groups: dict[str, str | None], name: str) -> int | None:
     text = groups.get(name)
     if text is None:
         return None

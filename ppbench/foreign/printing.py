@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppbench.foreign.importing import Imported, Wanted, import_traces as run_import
+from ppbench.foreign.importing import Imported, Wanted
+from ppbench.foreign.importing import import_traces as run_import
 from ppbench.format import Format
 from ppbench.stored import list_runs, tell
 
@@ -30,4 +31,6 @@ def _corrections(done: Imported) -> str | None:
         f"{clock.error_ns / 1e3:,.1f} us"
         for rank, clock in apart.items()
     ]
-    return f"clocks of other hosts were moved by their messages: {'; '.join(told)}" if told else None
+    return (
+        f"clocks of other hosts were moved by their messages: {'; '.join(told)}" if told else None
+    )

@@ -34,8 +34,8 @@ _CASE_MEANINGS = {
     "schedule": "name of the schedule, aliases resolved",
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
-    "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), -1 when "
-    "unknown",
+    "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), "
+    "-1 when unknown",
     "device": "`cpu`, `cuda`, or `emulated`: stages take a set time and compute nothing",
     "model_preset": "preset, hub id, checkpoint folder or `package.module:factory`",
     "model_weights": "`auto`: those of the checkpoint if there is one; `random`: initialised",
@@ -309,7 +309,11 @@ RANKS: tuple[Column, ...] = (
     Column("gpu_memory_used_bytes", pa.int64(), "most memory in use, by all processes"),
     Column("telemetry_note", pa.string(), "what of these is absent or less than exact, and why"),
     Column("planned_peak_held_microbatches", pa.int64(), "the same, predicted from the program"),
-    Column("clock", pa.string(), "`rank 0`, `shared with rank 0`, `aligned by pings` or, of traces, `aligned by messages`"),
+    Column(
+        "clock",
+        pa.string(),
+        "`rank 0`, `shared with rank 0`, `aligned by pings` or, of traces, `aligned by messages`",
+    ),
     Column("clock_offset_ns", pa.int64(), "how far its clock was ahead of rank 0's, halfway"),
     Column(
         "clock_drift_ppb",
