@@ -260,20 +260,18 @@ def _messages(
                 yield _span(step, rank, end, timed.start_ns, timed.end_ns)
             continue
         sent_ns, went_on_ns = times[made][1].end_ns, times[taken][1].start_ns
-        waits_ns = min(max(idle_from[taken], 0), went_on_ns)
+        waits_ns = min(idle_from.get(taken, sent_ns), went_on_ns)
         yield _span(step, maker, send, sent_ns, max(sent_ns, went_on_ns))
         yield _span(step, taker, receive, waits_ns, max(waits_ns, went_on_ns))
 
 
 def _idle_from(program: Program, times: Mapping[Action, tuple[int, Timed]]) -> dict[Action, int]:
-    """For each computation, when its rank was done with the one before; its own start if first."""
-    found: dict[Action, int] = {}
-    for row in program.actions:
-        if row:
-            found[row[0]] = times[row[0]][1].start_ns
-        for before, action in itertools.pairwise(row):
-            found[action] = times[before][1].end_ns
-    return found
+    """For each computation but a rank's first, when its rank was done with the one before."""
+    return {
+        action: times[before][1].end_ns
+        for row in program.actions
+        for before, action in itertools.pairwise(row)
+    }
 
 
 def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:

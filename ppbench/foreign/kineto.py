@@ -33,7 +33,6 @@ class Interval(NamedTuple):
     start_ns: int
     end_ns: int
     name: str
-    thread: str
 
 
 class Kernel(NamedTuple):
@@ -59,13 +58,12 @@ class Trace:
     kernels: list[Kernel]  # by launch
 
     def operators_in(self, outer: Interval) -> Sequence[Interval]:
-        """Of the range's thread, those that begin in it."""
-        begins = [bisect_left(self.operators, (at,)) for at in (outer.start_ns, outer.end_ns)]
-        inside = self.operators[begins[0] : begins[1]]
-        return [one for one in inside if one.thread == outer.thread]
+        """Those that begin in a range, on whatever thread: backward may have one of its own."""
+        first = bisect_left(self.operators, (outer.start_ns,))
+        return self.operators[first : bisect_left(self.operators, (outer.end_ns,))]
 
     def kernels_of(self, outer: Interval) -> Sequence[Kernel]:
-        """What was launched in a range, by whatever thread: backward has threads of its own."""
+        """What was launched in a range, likewise."""
         first = bisect_left(self.kernels, (outer.start_ns,))
         return self.kernels[first : bisect_right(self.kernels, (outer.end_ns,))]
 
@@ -126,7 +124,7 @@ def _gpus(facts: Mapping[str, object]) -> tuple[str, ...]:
 
 def _interval(event: Mapping[str, object], base_ns: int) -> Interval:
     start_ns, end_ns = _times(event, base_ns)
-    return Interval(start_ns, end_ns, str(event["name"]), f"{event.get('pid')}/{event.get('tid')}")
+    return Interval(start_ns, end_ns, str(event["name"]))
 
 
 def _times(event: Mapping[str, object], base_ns: int) -> tuple[int, int]:

@@ -104,11 +104,8 @@ def _parted(trace: Trace, outer: Interval) -> list[Interval]:
     """A forward and a backward in one range: the second begins with the first of autograd's
     operators, on whichever thread. Where there is none, the two cannot be told apart.
     """
-    of_autograd = (
-        one.start_ns
-        for one in trace.operators
-        if outer.start_ns <= one.start_ns < outer.end_ns and one.name.startswith(_AUTOGRAD)
-    )
+    inside = trace.operators_in(outer)
+    of_autograd = (one.start_ns for one in inside if one.name.startswith(_AUTOGRAD))
     at_ns = next(of_autograd, None)
     if at_ns is None:
         raise UsageError(

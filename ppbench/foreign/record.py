@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pandas as pd
 
@@ -133,10 +132,19 @@ def write_run(account: Account, told: Told, store: Store) -> str:
         "ranks": ranks,
         "planned": planned_spans(attribution),
         "attribution": attribution.rows,
-        "edges": edges(moved),
+        "edges": _edges_of(moved),
     }
     store.write_run(run, tables)
     return run_id
+
+
+def _edges_of(moved: pd.DataFrame) -> pd.DataFrame:
+    """Of messages whose size nobody told, none."""
+    found = edges(moved)
+    is_told = found["num_bytes"] > 0
+    return found.assign(
+        num_bytes=found["num_bytes"].where(is_told), bytes_per_s=found["bytes_per_s"].where(is_told)
+    )
 
 
 def _case_of(account: Account, told: Told) -> Case:
@@ -250,6 +258,3 @@ def check_name(name: str, where: str) -> None:
     if not name.strip():
         raise UsageError(f"{where}: is empty; expected a name for the run, such as titan")
 
-
-def results_folder(folder: str | Path) -> Store:
-    return Store(Path(folder))
