@@ -27,6 +27,7 @@ from engine.plan.schedules.registry import (
 from ppbench.config.case import VARIABLE, Case, Measure
 from ppbench.config.costs import read_costs
 from ppbench.config.problems import brief, printable
+from ppbench.config.runtimes import problems_of_runtime
 
 NUM_BYTE_VALUES = 256
 LOCAL_SOURCES = ("text", "json", "parquet")
@@ -37,6 +38,7 @@ _NEED_DATASETS = ("json", "parquet", "hf")
 def problems_of_settings(case: Case, measure: Measure) -> Iterator[Problem]:
     """What is wrong whatever the model is."""
     yield from _of_schedule(case)
+    yield from problems_of_runtime(case)
     yield from _of_transfers(case)
     yield from _of_emulation(case, measure)
     yield from _of_split(case)

@@ -59,7 +59,7 @@ _SHARED = {
     "launch.slurm": "it says where the launches run",
     "track": "it says what is tracked over commits",
 }
-_DECISIVE = ("schedule", "model.preset", "stages_per_rank", "world_size")
+_DECISIVE = ("schedule", "runtime", "model.preset", "stages_per_rank", "world_size")
 """Keys that ask something of others, which may have been left at their defaults."""
 _COSTS = "emulated.costs"
 _MEASURE_FIELDS = {

@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -58,8 +59,10 @@ from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
-from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
-from ppbench.run.runtimes.runtime import Runtime
+from ppbench.run.runtimes.registry import ENGINE, load_factory
+from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
+from ppbench.run.runtimes.settings import trainer_config
+from ppbench.run.runtimes.trained import VerificationError
 from ppbench.run.watchdog import flight_path
 from ppbench.store import Store, new_run_id
 
@@ -155,6 +158,7 @@ def _status_of(error: BaseException) -> str:
         return PEER_LOST
     refused = (
         VerificationError,
+        RefusalError,
         ProgramError,
         ScheduleError,
         ModelError,
@@ -257,6 +261,8 @@ class Worker:
         check_file_unchanged(case)
         cores = self._bind(case)
         agreement = agree(trainer_config(case), fabric)
+        if case.runtime != ENGINE:  # it may want a communicator also where there is one rank
+            fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.world_size:
             return None
         self.flight.enter(Phase.BUILDS)
@@ -307,7 +313,8 @@ class Worker:
 def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
     if case.is_emulated:
         return EmulatedRuntime(case, agreement, fabric, flight)
-    return EngineRuntime(agreement.config, fabric, flight)
+    factory = cast("Factory", load_factory(case.runtime))
+    return factory(case, agreement, fabric, flight)
 
 
 def _device_of(kind: str) -> torch.device:

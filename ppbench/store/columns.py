@@ -32,6 +32,8 @@ class Column:
 
 _CASE_MEANINGS = {
     "schedule": "name of the schedule, aliases resolved",
+    "runtime": "what runs the case: `engine`, `torch` (torch.distributed.pipelining), `single` (no "
+    "pipeline) or another package's; `engine` where it is missing",
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
     "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents)",
