@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -46,6 +47,7 @@ from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch
 from ppbench.run.locks import Lock, held, who
 from ppbench.run.progress import Display
+from ppbench.run.runtimes.registry import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
 
 POLL_S = 0.2
@@ -129,7 +131,23 @@ def _shuffled(items: tuple[Item, ...]) -> list[Item]:
     for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
         some = list(of_launch)
         random.Random(f"{some[0].measure.order_seed}:{launch}").shuffle(some)  # noqa: S311  # no secret
-        ordered += some
+        ordered += _references_first(some) if launch == 0 else some
+    return ordered
+
+
+def _references_first(items: list[Item]) -> list[Item]:
+    """The engine's case at the first place of its likes of other runtimes, which change with it.
+
+    Their losses are compared with its own (`agreement`).
+    """
+    ordered = list(items)
+    places = {(item.case, item.measure): at for at, item in enumerate(items)}
+    first: dict[tuple[Case, Measure], int] = {}
+    for at, item in enumerate(items):
+        first.setdefault((dataclasses.replace(item.case, runtime=ENGINE), item.measure), at)
+    for reference, at in first.items():
+        own = places.get(reference, at)
+        ordered[at], ordered[own] = items[own], items[at]
     return ordered
 
 

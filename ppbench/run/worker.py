@@ -37,6 +37,7 @@ from engine.run.p2p import Fabric, TransferError
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError
+from ppbench.run.agreement import DisagreementError
 from ppbench.run.binding import Cores
 from ppbench.run.closing import RUNNING, close_open_runs
 from ppbench.run.environment import read_environment
@@ -159,6 +160,7 @@ def _status_of(error: BaseException) -> str:
     refused = (
         VerificationError,
         RefusalError,
+        DisagreementError,
         ProgramError,
         ScheduleError,
         ModelError,
@@ -267,7 +269,7 @@ class Worker:
             return None
         self.flight.enter(Phase.BUILDS)
         runtime = _runtime(case, agreement, fabric, self.flight)
-        return Member(case, runtime, fabric, group, self.flight, cores)
+        return Member(case, runtime, fabric, group, self.flight, agreement.config, cores)
 
     def _bind(self, case: Case) -> tuple[int, ...] | None:
         """To cores of its own, if this rank is one of the case's, which its node has cores for."""

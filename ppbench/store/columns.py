@@ -216,7 +216,8 @@ RUNS: tuple[Column, ...] = (
     Column(
         "program",
         pa.string(),
-        "the program that ran, JSON; before lowering, unless its file has transfers of its own",
+        "the program that ran, JSON; before lowering, unless its file or runtime has transfers of "
+        "its own",
     ),
     Column("commit", pa.string(), "commit of the tracked repository; null without one"),
     Column("branch", pa.string(), "branch that was checked out; null when none was"),
