@@ -66,6 +66,7 @@ FIELDS: dict[str, Field] = {
     "waits_for": Field("waits for", is_number=False),
     "since_s": Field("for s", _number("{:,.3f}")),
     "schedule": Field("schedule", is_number=False),
+    "runtime": Field("runtime", is_number=False),
     "world_size": Field("ranks", _number("{:.0f}")),
     "num_microbatches": Field("microbatches", _number("{:.0f}")),
     "seq_len": Field("seq len"),  # a number, or "variable"
