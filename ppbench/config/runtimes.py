@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.model.answers import Problem
-from engine.plan.schedules.registry import SCHEDULES
 from ppbench.config.case import VARIABLE, Case
 from ppbench.run.runtimes.registry import ENGINE
 
@@ -64,10 +63,6 @@ def _of_torch(case: Case) -> Iterator[Problem]:
             f"{case.num_microbatches}, world_size {case.world_size}"
         )
         yield Problem("runtime", message)
-    most = SCHEDULES[case.schedule].stages_per_rank.most
-    if most != 1 and case.stages_per_rank < 2:
-        message = f'"torch": its {TORCH_SCHEDULES[case.schedule]} needs at least 2 stages per rank'
-        yield Problem("stages_per_rank", f"{message}, got {case.stages_per_rank}")
     if case.train_compile and case.schedule in SPLIT:
         message = '"torch" cannot split the backward of what is compiled; leave train.compile out'
         yield Problem("runtime", message)

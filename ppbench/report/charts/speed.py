@@ -64,8 +64,9 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
     The base of a case differs from it in nothing but `world_size`, of which it has the least that
     was measured. At one rank every schedule computes the same, so any schedule will do there if the
-    case's own was not measured, and the unsplit model if its runtime was not. Each emulated rank takes the time that was set, however many
-    there are: the model grows with them, and it is tokens/s themselves that should stay the same.
+    case's own was not measured, and the unsplit model if its runtime was not. Each emulated rank
+    takes the time that was set, however many there are: the model grows with them, and it is
+    tokens/s themselves that should stay the same.
     """
     free = ("world_size", *_KINDS)
     others = [axis for axis in axes if axis not in free] or ["device"]
