@@ -22,9 +22,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from ppbench.analysis.change_points import ChangePoint, change_points
 from ppbench.analysis.compare import FLOOR, Noise
-from ppbench.analysis.differences import Difference, group, is_larger, student
+from ppbench.analysis.differences import Difference, Group, group, is_larger, student
 from ppbench.analysis.levels import Values, cut_chances, squares_around
 from ppbench.analysis.ratios import Ratio, ratio_of_logs
 from ppbench.analysis.stats import CONFIDENCE
@@ -63,7 +62,7 @@ class Search:
     confidence: float  # that it is
     ratio: Ratio | None  # bad / good, by the ends; None for a figure in points
     difference: Ratio | None  # bad - good, of a figure in points
-    changes: tuple[ChangePoint, ...] = ()  # where there are several
+    between: int | None = None  # of several changes: a commit with changes before and after it
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,14 @@ def search_first_bad(
     ends = _ends(question)
     if ends is None:
         return _search(question, ends, Finding.searching, _fewer_end(question))
+    limit = floor if in_points else float(np.log1p(floor))
     if not _differ(ends):
-        limit = floor if in_points else float(np.log1p(floor))
         is_over = _is_trifle(ends, limit) or _num_at_ends(question) >= MOST_AT_ENDS
         finding = Finding.no_difference if is_over else Finding.searching
         return _search(question, ends, finding, None if is_over else _fewer_end(question))
-    changes = change_points(launches, floor, in_points=in_points, level=SEVERAL_LEVEL)
-    if len(changes) > 1:
-        return _search(question, ends, Finding.several, None, tuple(changes))
+    between = _level_between(question, limit)
+    if between is not None:
+        return _search(question, ends, Finding.several, None, between)
     next_commit = _next_commit(question, confidence)
     finding = Finding.found if next_commit is None else Finding.searching
     return _search(question, ends, finding, next_commit)
@@ -179,7 +178,7 @@ def _chances(question: _Question) -> Values:
         chances[1:] = 1 / (len(chances) - 1)
         return chances
     values = np.concatenate([question.launches[commit] for commit in measured])
-    nums = np.array([question.num(commit) for commit in measured])
+    nums = [len(question.launches[commit]) for commit in measured]
     cuts, widths = np.cumsum(nums)[:-1], np.diff(measured)
     least = float(squares_around(values, cuts).min())
     freedom = len(values) - 2
@@ -219,12 +218,53 @@ def _likeliest(question: _Question, chances: Values) -> tuple[int, int, float]:
     return int(running[best]) + 1, int(running[best + 1]), float(sums[best])
 
 
+def _level_between(question: _Question, limit: float) -> int | None:
+    """A commit with a level of its own, between the good ones and the bad ones; None if none is.
+
+    Looked for on each side of the likeliest boundary, as a further cut there.
+    """
+    end = len(question.launches)
+    boundary = _likeliest(question, _chances(question))[1]
+    good = [(0, cut, boundary, (cut, boundary)) for cut in range(1, boundary)]
+    bad = [(boundary, cut, end, (boundary, cut)) for cut in range(boundary + 1, end)]
+    places = [place for place in good + bad if question.num(place[1])]
+    tests = [(_further(question, *place[:3]), place[3]) for place in places]
+    differences = [(test.p, span) for test, span in tests if test and abs(test.estimate) > limit]
+    p, span = min(differences, default=(1.0, (0, 0)))
+    return None if p * len(tests) >= SEVERAL_LEVEL else max(range(*span), key=question.num)
+
+
+def _further(question: _Question, start: int, cut: int, end: int) -> Difference | None:
+    """Of the levels before and behind a cut, against the spread of all launches and the noise.
+
+    None where either is of a single launch.
+    """
+    before, after = _launched(question, start, cut), _launched(question, cut, end)
+    if min(before.num, after.num) < FEWEST_AT_BOUNDARY:
+        return None
+    rest = _launched(question, 0, start), _launched(question, end, len(question.launches))
+    freedom = sum(side.freedom for side in rest if side.num)
+    squares = sum(side.squares for side in rest)
+    all_freedom = freedom + before.freedom + after.freedom
+    variance = (squares + before.squares + after.squares) / all_freedom
+    noise = _believed(question.noise, variance, all_freedom)
+    if noise is not None:
+        squares += (noise.num_launches - 1) * noise.deviation**2
+        freedom += noise.num_launches - 1
+    return student(after, before, squares / freedom if freedom else 0.0, freedom)
+
+
+def _launched(question: _Question, start: int, end: int) -> Group:
+    values = np.concatenate([np.empty(0), *question.launches[start:end]])
+    return group(values) if len(values) else Group(0, 0.0, 0.0)
+
+
 def _search(
     question: _Question,
     ends: Difference | None,
     finding: Finding,
     next_commit: int | None,
-    changes: tuple[ChangePoint, ...] = (),
+    between: int | None = None,
 ) -> Search:
     chances = _chances(question)
     earliest, latest, chance = _likeliest(question, chances)
@@ -238,5 +278,5 @@ def _search(
         confidence=chance,
         ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
         difference=difference if question.in_points else None,
-        changes=changes,
+        between=between,
     )
