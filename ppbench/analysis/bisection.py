@@ -150,14 +150,14 @@ def _ends(question: _Question) -> Difference | None:
     noise = _believed(question.noise, (bad.squares + good.squares) / freedom, freedom)
     if noise is None:
         return student(bad, good)
-    return student(bad, good, noise.deviation**2, noise.num_launches - 1)
+    return student(bad, good, noise.deviation**2, noise.freedom)
 
 
 def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
     """The noise that was measured, unless these launches scatter clearly more."""
     if noise is None:
         return None
-    known = noise.deviation**2, noise.num_launches - 1
+    known = noise.deviation**2, noise.freedom
     return None if is_larger(variance, freedom, *known) else noise
 
 
@@ -249,8 +249,8 @@ def _further(question: _Question, start: int, cut: int, end: int) -> Difference 
     variance = (squares + before.squares + after.squares) / all_freedom
     noise = _believed(question.noise, variance, all_freedom)
     if noise is not None:
-        squares += (noise.num_launches - 1) * noise.deviation**2
-        freedom += noise.num_launches - 1
+        squares += (noise.freedom) * noise.deviation**2
+        freedom += noise.freedom
     return student(after, before, squares / freedom if freedom else 0.0, freedom)
 
 

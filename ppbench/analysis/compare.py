@@ -75,6 +75,10 @@ class Noise:
     deviation: float  # standard deviation, relative; of a metric in points, as a fraction
     num_launches: int  # that it was estimated from
 
+    @property
+    def freedom(self) -> int:
+        return max(self.num_launches - 1, 0)
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -135,7 +139,7 @@ def _difference(metric: Metric, pair: Pair) -> Difference | None:
         return None
     if pair.noise is None or _is_noisier(head, base, pair.noise):
         return welch(head, base)
-    return student(head, base, pair.noise.deviation**2, pair.noise.num_launches - 1)
+    return student(head, base, pair.noise.deviation**2, pair.noise.freedom)
 
 
 def _group(metric: Metric, side: Sequence[float]) -> Group | None:
@@ -150,7 +154,7 @@ def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
     """Whether the launches of a side, or of both together, scatter more than the noise."""
     both = Group(head.freedom + base.freedom + 1, 0.0, head.squares + base.squares)
     return any(
-        is_larger(side.variance, side.freedom, noise.deviation**2, noise.num_launches - 1, NOISIER)
+        is_larger(side.variance, side.freedom, noise.deviation**2, noise.freedom, NOISIER)
         for side in (head, base, both)
     )
 

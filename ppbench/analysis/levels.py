@@ -41,7 +41,7 @@ def cut_chances(
     `weights` says how likely each is before anything is measured. Flat priors on both levels, and
     on the logarithm of the spread; a measured noise counts as so many launches that were seen.
     """
-    freedom = 0 if noise is None else noise.num_launches - 1
+    freedom = 0 if noise is None else noise.freedom
     known = 0.0 if noise is None else freedom * noise.deviation**2
     least = len(values) * _LEAST_DEVIATION**2
     squares = np.maximum(squares_around(values, cuts) + known, least)
