@@ -162,8 +162,8 @@ def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
 def _change(metric: Metric, pair: Pair, difference: Difference | None, p: float | None) -> Change:
     floor = effective_floor(pair.floor, pair.noise)
     return Change(
-        base=statistics.median(pair.base) if pair.base else None,
-        head=statistics.median(pair.head) if pair.head else None,
+        base=float(statistics.median(pair.base)) if pair.base else None,
+        head=float(statistics.median(pair.head)) if pair.head else None,
         ratio=_ratio(metric, pair, difference),
         p=p,
         verdict=_verdict(metric, pair, difference, p),
