@@ -225,13 +225,15 @@ def _level_between(question: _Question, limit: float) -> int | None:
     """
     end = len(question.launches)
     boundary = _likeliest(question, _chances(question))[1]
-    good = [(0, cut, boundary, (cut, boundary)) for cut in range(1, boundary)]
-    bad = [(boundary, cut, end, (boundary, cut)) for cut in range(boundary + 1, end)]
-    places = [place for place in good + bad if question.num(place[1])]
-    tests = [(_further(question, *place[:3]), place[3]) for place in places]
-    differences = [(test.p, span) for test, span in tests if test and abs(test.estimate) > limit]
-    p, span = min(differences, default=(1.0, (0, 0)))
-    return None if p * len(tests) >= SEVERAL_LEVEL else max(range(*span), key=question.num)
+    good = [(0, cut, boundary) for cut in range(1, boundary) if question.num(cut)]
+    bad = [(boundary, cut, end) for cut in range(boundary + 1, end) if question.num(cut)]
+    tests = [(_further(question, *place), place) for place in good + bad]
+    large = [(test.p, place) for test, place in tests if test and abs(test.estimate) > limit]
+    p, (start, cut, stop) = min(large, default=(1.0, (0, 0, 0)))
+    if p * max(len(tests), 1) >= SEVERAL_LEVEL:
+        return None
+    between = range(cut, stop) if start == 0 else range(start, cut)
+    return max(between, key=question.num)
 
 
 def _further(question: _Question, start: int, cut: int, end: int) -> Difference | None:
