@@ -16,6 +16,7 @@ between two samples of noise, and be sure of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,6 +72,10 @@ class _Question:
     runs: tuple[bool, ...]
     noise: Noise | None
     in_points: bool
+
+    @functools.cached_property
+    def chances(self) -> Values:
+        return _chances(self)
 
     def num(self, commit: int) -> int:
         return len(self.launches[commit])
@@ -190,18 +195,17 @@ def _chances(question: _Question) -> Values:
 
 def _next_commit(question: _Question, confidence: float) -> int | None:
     """What to launch once more; None when the first bad commit is known."""
-    chances = _chances(question)
-    earliest, latest, chance = _likeliest(question, chances)
+    earliest, latest, chance = _likeliest(question)
     if chance < confidence:
-        return _halving(question, chances)
+        return _halving(question)
     boundary = question.fewest(earliest - 1, latest)
     return boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
 
 
-def _halving(question: _Question, chances: Values) -> int:
+def _halving(question: _Question) -> int:
     """The commit on both sides of which the first bad one is as likely; the one launched least."""
-    is_bad = np.cumsum(chances)
-    inner = [commit for commit in range(1, len(chances) - 1) if question.runs[commit]]
+    is_bad = np.cumsum(question.chances)
+    inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
     if sum(question.num(commit) for commit in inner) > MOST_INNER * _num_at_ends(question):
         return _fewer_end(question)
     return min(
@@ -210,10 +214,10 @@ def _halving(question: _Question, chances: Values) -> int:
     )
 
 
-def _likeliest(question: _Question, chances: Values) -> tuple[int, int, float]:
+def _likeliest(question: _Question) -> tuple[int, int, float]:
     """The likeliest range with a commit that runs before it and only its last that runs in it."""
     running = np.flatnonzero(question.runs)
-    sums = np.diff(np.cumsum(chances)[running])
+    sums = np.diff(np.cumsum(question.chances)[running])
     best = int(sums.argmax())
     return int(running[best]) + 1, int(running[best + 1]), float(sums[best])
 
@@ -224,7 +228,7 @@ def _level_between(question: _Question, limit: float) -> int | None:
     Looked for on each side of the likeliest boundary, as a further cut there.
     """
     end = len(question.launches)
-    boundary = _likeliest(question, _chances(question))[1]
+    boundary = _likeliest(question)[1]
     good = [(0, cut, boundary) for cut in range(1, boundary) if question.num(cut)]
     bad = [(boundary, cut, end) for cut in range(boundary + 1, end) if question.num(cut)]
     tests = [(_further(question, *place), place) for place in good + bad]
@@ -268,13 +272,12 @@ def _search(
     next_commit: int | None,
     between: int | None = None,
 ) -> Search:
-    chances = _chances(question)
-    earliest, latest, chance = _likeliest(question, chances)
+    earliest, latest, chance = _likeliest(question)
     difference = None if ends is None else Ratio(ends.estimate, *ends.ends())
     return Search(
         finding=finding,
         next_commit=next_commit,
-        chances=tuple(float(chance) for chance in chances),
+        chances=tuple(question.chances.tolist()),
         earliest=earliest,
         latest=latest,
         confidence=chance,
