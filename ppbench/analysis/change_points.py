@@ -31,10 +31,9 @@ from ppbench.analysis.differences import (
     group,
     is_larger,
     student,
-    t_quantile,
     welch,
 )
-from ppbench.analysis.levels import Places, Values, cut_chances
+from ppbench.analysis.levels import LEAST_DEVIATION, Places, Values, cut_chances
 from ppbench.analysis.ratios import Ratio, ratio_of_logs
 from ppbench.analysis.stats import CONFIDENCE
 
@@ -204,7 +203,7 @@ def _t_chances(windows: Values, cuts: Places) -> Values:
     apart = windows - windows.mean(axis=1, keepdims=True)
     sums = np.take_along_axis(np.cumsum(apart, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
     between = np.square(sums) * width / (cuts * (width - cuts))
-    rest = np.maximum(np.square(apart).sum(axis=1) - between, np.finfo(float).tiny)
+    rest = np.maximum(np.square(apart).sum(axis=1) - between, width * LEAST_DEVIATION**2)
     chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
     return np.asarray(chances, dtype=float)
 
@@ -334,8 +333,9 @@ def _level(series: Sequence[Sequence[float]], first: int, *, in_points: bool) ->
     estimate = found.mean if in_points else float(np.exp(found.mean))
     if not found.freedom:
         return Level(first, last, 1, estimate, None)
-    error = np.sqrt(found.variance / found.num)
-    half = t_quantile(found.freedom, (1 + CONFIDENCE) / 2) * error
-    ends = np.array([found.mean - half, found.mean + half])
-    low, high = ends if in_points else np.exp(ends)
-    return Level(first, last, found.num, estimate, (float(low), float(high)))
+    ends = Difference(found.mean, np.sqrt(found.variance / found.num), found.freedom).ends()
+    if in_points:
+        return Level(first, last, found.num, estimate, ends)
+    with np.errstate(over="ignore"):
+        low, high = np.exp(ends).tolist()
+    return Level(first, last, found.num, estimate, (low, high))
