@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from ppbench import __version__
+from ppbench import __version__, cli_tracking
+from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
 from ppbench.format import Format, TableFormat, Theme
@@ -28,10 +29,8 @@ models = typer.Typer(help="What models can be split, and whether that is exact."
 app.add_typer(models, name="models", no_args_is_help=True)
 schedules = typer.Typer(help="Schedules: list, draw, check, export.")
 app.add_typer(schedules, name="schedules", no_args_is_help=True)
+app.add_typer(cli_tracking.commands)
 
-Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
-HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
 ScheduleName = Annotated[
     str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")
 ]
@@ -55,8 +54,6 @@ Cost = Annotated[
 ]
 
 UNIT_COST = "F=1,I=1,W=1"
-RESULTS = Path("results")
-REPORTS = Path("reports")
 INTERRUPTED = 130
 
 
@@ -98,10 +95,7 @@ def sweep(
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases; run none.")] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
-    ] = None,
+    overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run cases again that failed.")
@@ -143,10 +137,7 @@ def sweep(
 @app.command()
 def overhead(
     file: Annotated[Path, typer.Argument(help="The sweep file, TOML.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
-    ] = None,
+    overrides: Overrides = None,
     rounds: Annotated[
         int,
         typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps of each kind."),

@@ -2,7 +2,8 @@
 
     PpbenchError
     ├── UsageError            2  something that was typed: a command line, a path, a run id
-    │   └── SweepFileError    2  a sweep file, with file, line and key
+    │   ├── SweepFileError    2  a sweep file, with file, line and key
+    │   └── RepositoryError   2  a git repository, or what is not in it
     ├── StoreError            2  the results folder cannot be read or written
     ├── LaunchError           4  the workers could not be started
     └── SweepInterruptedError 130  stopped from the keyboard, or told to end
@@ -35,6 +36,10 @@ class SweepFileError(UsageError):
     def __init__(self, file: str, line: int | None, key: str | None, problem: str) -> None:
         where = file if line is None else f"{file}:{line}"
         super().__init__(": ".join(part for part in (where, key, problem) if part))
+
+
+class RepositoryError(UsageError):
+    """No git repository, or it does not have what was asked for."""
 
 
 class StoreError(PpbenchError):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from ppbench.config.places import Slurm, Torchrun
-
+_COSTS = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
 Setting = str | int | float | bool
 EMULATED: Final = "emulated"
 """The device whose stages take a set time and compute nothing."""
@@ -65,17 +64,20 @@ class Case:
     emulated_link_ms: tuple[float, ...] = ()
     emulated_jitter: float = 0.0
     emulated_seed: int = 0
+    emulated_costs: str = ""  # the file that the times above are from
 
     @property
     def case_id(self) -> str:
         """Short hash of the canonical form: the settings that differ from the defaults.
 
+        What a file of costs says is left out too: it is code under test, and no workload.
         Leaving defaults out keeps the ids of stored cases when a later version adds a setting.
         """
         canonical = {
             one.name: value
             for one in dataclasses.fields(self)
             if (value := getattr(self, one.name)) != one.default
+            and not (self.emulated_costs and one.name in _COSTS)
         }
         text = json.dumps(canonical, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -131,15 +133,3 @@ def setting_of(case: Case, measure: Measure, key: str) -> object:
     if section == "measure":
         return getattr(measure, name)
     return getattr(case, key.replace(".", "_"))
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep file, expanded."""
-
-    name: str
-    file: str
-    cases: tuple[tuple[Case, Measure], ...]
-    axes: tuple[str, ...]  # columns that vary, in the file's order
-    torchrun: Torchrun = field(default_factory=Torchrun)
-    slurm: Slurm = field(default_factory=Slurm)

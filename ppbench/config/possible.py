@@ -25,6 +25,7 @@ from engine.plan.schedules.registry import (
     shape_of,
 )
 from ppbench.config.case import VARIABLE, Case, Measure
+from ppbench.config.costs import read_costs
 from ppbench.config.problems import brief, printable
 
 NUM_BYTE_VALUES = 256
@@ -142,10 +143,17 @@ def _of_transfers(case: Case) -> Iterator[Problem]:
 
 def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
     times = {op: getattr(case, f"emulated_{op}_ms") for op in "FIW"}
+    if case.emulated_costs:
+        try:
+            read_costs(case.emulated_costs)
+        except ValueError as error:
+            yield Problem("emulated.costs", str(error))
+            return
     if not case.is_emulated:
         given = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
-        if any(given.values()) or case.emulated_jitter or case.emulated_seed:
-            key = next((f"emulated.{name}" for name in given if given[name]), "emulated.jitter")
+        if any(given.values()) or case.emulated_jitter or case.emulated_seed or case.emulated_costs:
+            known = [*(name for name in given if given[name]), "jitter"]
+            key = f"emulated.{'costs' if case.emulated_costs else known[0]}"
             yield Problem(key, 'has a meaning only with device = "emulated"')
         return
     for op, milliseconds in times.items():

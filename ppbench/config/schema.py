@@ -274,13 +274,26 @@ class TransferSection(_Section):
     look_ahead: Annotated[int, Field(ge=0, le=65_536)] = DEFAULT_LOOK_AHEAD
 
 
-class EmulatedSection(_Section):
+class CostsFile(_Section):
+    """A file of emulated costs."""
+
     F_ms: Milliseconds = ()
     I_ms: Milliseconds = ()
     W_ms: Milliseconds = ()
     link_ms: LinkMilliseconds = ()
+
+
+class EmulatedSection(CostsFile):
+    costs: str = ""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Seed = 0
+
+
+class TrackSection(_Section):
+    repo: str = ""
+    accept: str = ""
+    setup: str = ""
+    thresholds: dict[str, str | float] = {}
 
 
 class SweepFile(_Section):
@@ -300,6 +313,7 @@ class SweepFile(_Section):
     launch: LaunchSection = LaunchSection()
     transfer: TransferSection = TransferSection()
     emulated: EmulatedSection = EmulatedSection()
+    track: TrackSection = TrackSection()
 
 
 def known_keys() -> list[str]:
@@ -309,21 +323,22 @@ def known_keys() -> list[str]:
         section = _section_of(field)
         if section is None:
             keys.append(name)
-        else:
+        elif section is not TrackSection:
             fields = section.model_fields.items()
             keys += [f"{name}.{key}" for key, inner in fields if _section_of(inner) is None]
     return keys
 
 
-def place_keys() -> list[str]:
-    """Every dotted key that says where a launch runs: it may be set, and is part of no case."""
+def shared_keys() -> list[str]:
+    """Every dotted key that holds for all cases and is part of none: places, and `[track]`."""
     sections = {name: _section_of(field) for name, field in LaunchSection.model_fields.items()}
-    return [
+    places = [
         f"launch.{name}.{key}"
         for name, section in sections.items()
         if section is not None
         for key in section.model_fields
     ]
+    return [*places, *(f"track.{key}" for key in TrackSection.model_fields)]
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

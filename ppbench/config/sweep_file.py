@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from engine.model.answers import Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
 from ppbench.config.assignment import LISTS, checked_value, is_list_of_values, parse_assignment
-from ppbench.config.case import Case, Measure, Sweep, setting_of
+from ppbench.config.case import Case, Measure, setting_of
 from ppbench.config.combination import axes_at_fault, in_words
+from ppbench.config.costs import read_costs
 from ppbench.config.locate import Path as Place
 from ppbench.config.locate import holds
 from ppbench.config.models import facts_of, identity_of
@@ -33,8 +34,18 @@ from ppbench.config.possible import (
     problems_of_settings,
 )
 from ppbench.config.problems import brief, describe, shown, unknown_key
-from ppbench.config.schema import AUTO, SweepFile, first_twice, known_keys, place_keys
+from ppbench.config.schema import (
+    AUTO,
+    CostsFile,
+    SweepFile,
+    TrackSection,
+    first_twice,
+    known_keys,
+    shared_keys,
+)
 from ppbench.config.source import Source, Tree, parse, read_text
+from ppbench.config.sweep import Sweep
+from ppbench.config.track import Track, read_threshold
 from ppbench.errors import UsageError
 
 MAX_CASES = 100_000
@@ -43,9 +54,14 @@ _NOT_AN_AXIS = {
     "measure.launches": "it says how often every case is repeated",
     "measure.order_seed": "it decides in which order the cases of a launch are run",
 }
-_PLACES = ("launch.torchrun", "launch.slurm")
+_SHARED = {
+    "launch.torchrun": "it says where the launches run",
+    "launch.slurm": "it says where the launches run",
+    "track": "it says what is tracked over commits",
+}
 _DECISIVE = ("schedule", "model.preset", "stages_per_rank", "world_size")
 """Keys that ask something of others, which may have been left at their defaults."""
+_COSTS = "emulated.costs"
 _MEASURE_FIELDS = {
     key: key.removeprefix("measure.") for key in known_keys() if key.startswith("measure.")
 }
@@ -66,7 +82,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     """
     text = read_text(file)
     tree = parse(file, text)
-    pairs = [parse_assignment("--set", override, place_keys()) for override in overrides]
+    pairs = [parse_assignment("--set", override, shared_keys()) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
     source = Source(str(file), text, frozenset(key for key, _ in pairs))
@@ -77,6 +93,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     checked = _validated(source, tree)
     settings = _flattened(checked)
     axes = _checked_axes(source, grid)
+    _check_costs(source, settings, axes)
     cases = tuple(_expand(settings, axes, exclude, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
@@ -89,7 +106,23 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
         tuple(key.replace(".", "_") for key in axes),
         Torchrun(**checked.launch.torchrun.model_dump()),
         Slurm(**checked.launch.slurm.model_dump()),
+        _track_of(source, checked.track),
     )
+
+
+def _track_of(source: Source, section: TrackSection) -> Track:
+    folder = Path(source.file).resolve().parent
+    thresholds = []
+    for key, value in section.thresholds.items():
+        try:
+            thresholds.append(read_threshold(key, value))
+        except ValueError as error:
+            raise source.error(("track", "thresholds", key), str(error)) from None
+    repo = folder / section.repo
+    if not repo.is_dir():
+        raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
+    accept = folder / section.accept if section.accept else None
+    return Track(repo, accept, section.setup, tuple(thresholds))
 
 
 def _name_from(source: Source, file: Path) -> str:
@@ -104,7 +137,7 @@ def _name_from(source: Source, file: Path) -> str:
 def _override(tree: Tree, key: str, value: object) -> None:
     """Replace an axis if the key is one (or the value is an array), else the setting."""
     bare = key.removeprefix("grid.")
-    if bare in place_keys():
+    if bare in shared_keys():
         _put(tree, bare, value)
         return
     grid = tree.setdefault("grid", {})
@@ -116,6 +149,18 @@ def _override(tree: Tree, key: str, value: object) -> None:
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
+
+
+def _check_costs(
+    source: Source, settings: Mapping[str, object], axes: Mapping[str, Sequence[object]]
+) -> None:
+    """A file of costs tells all times: others beside it would be passed over."""
+    if not any(map(bool, axes.get(_COSTS, [settings[_COSTS]]))):
+        return
+    for key in (f"emulated.{name}" for name in CostsFile.model_fields):
+        if key in axes or settings[key]:
+            problem = f"{_COSTS} names a file that tells the times; set one or the other"
+            raise source.error(source.path_of(key, axes), problem)
 
 
 def _take(table: Tree, key: str) -> bool:
@@ -144,8 +189,8 @@ def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[st
         where = (*path, *_steps_of(key, table))
         if key in _NOT_AN_AXIS:
             raise source.error(where, f"is no axis: {_NOT_AN_AXIS[key]}")
-        if key.startswith(_PLACES):
-            raise source.error(where, "is no axis: it says where the launches run, for all cases")
+        if reason := next((why for name, why in _SHARED.items() if _is_in(key, name)), ""):
+            raise source.error(where, f"is no axis: {reason}, for all cases")
         if key not in known_keys():
             known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
             raise source.error(where, unknown_key(key, value, known))
@@ -153,6 +198,10 @@ def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[st
             raise source.error(where, "is given twice: by its quoted name and in a table")
         flat[key] = value
     return flat
+
+
+def _is_in(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def _steps_of(key: str, table: Mapping[str, object]) -> Sequence[str]:
@@ -222,7 +271,8 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
         first = error.errors()[0]
         path = tuple(first["loc"])
         raise source.error(
-            path, _misplaced(path, first["input"]) or describe(first, SweepFile)
+            path,
+            _misplaced(path, first["input"]) or describe(first, SweepFile, ("grid", "exclude")),
         ) from None
 
 
@@ -234,7 +284,7 @@ def _misplaced(path: Place, value: object) -> str:
     if len(path) == 1 and "." in key and key in known_keys():
         return f"write this key without quotes: {key} = {brief(value)}"
     name = others[-1] if others else key
-    known = [*known_keys(), *place_keys()]
+    known = [*known_keys(), *shared_keys()]
     homes = [one for one in known if one.split(".")[-1] == name]
     if any(key == one or key.startswith(f"{one}.") for one in known) or not homes:
         return ""
@@ -261,8 +311,18 @@ def _expand(
         point["program_digest"] = shape.program_digest
         if point["stages_per_rank"] == AUTO:
             point["stages_per_rank"] = shape.stages_per_rank
+        if costs := str(point[_COSTS]):
+            point |= _costs_in(costs)
         if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
             yield _frozen(point)
+
+
+def _costs_in(file: str) -> dict[str, object]:
+    """Times of a file of costs, by dotted key; one that cannot be used is refused as impossible."""
+    try:
+        return {f"emulated.{name}": times for name, times in read_costs(file).items()}
+    except ValueError:
+        return {}
 
 
 def _by_keys(

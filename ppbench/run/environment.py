@@ -1,4 +1,4 @@
-"""What a timing depends on besides the case: machine, software, commit.
+"""What a timing depends on besides the case: machine and software.
 
 Read without importing torch, so that the controller and every worker derive the same fingerprint
 from the same facts.
@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,16 +75,6 @@ class Environment:
         return json.dumps(asdict(self))
 
 
-@dataclass(frozen=True)
-class Commit:
-    """The state of a git work tree."""
-
-    commit: str
-    branch: str | None
-    is_dirty: bool
-    changes: str  # hash of the uncommitted changes, empty when clean
-
-
 @functools.cache
 def read_environment() -> Environment:
     gpus, driver, interconnect = _read_gpus()
@@ -123,7 +112,7 @@ def available_cores() -> int:
 def code_hash() -> str:
     """Short hash of the sources that measure: `engine` and `ppbench.run`.
 
-    The commit around the sweep file says nothing of them when they live in another repository.
+    The commit that is tracked says nothing of them when they live in another repository.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -137,27 +126,6 @@ def default_device() -> str:
     """What `device = "auto"` means here."""
     environment = read_environment()
     return "cuda" if environment.gpus and environment.cuda else "cpu"
-
-
-def read_commit(folder: Path) -> Commit | None:
-    """The commit of the work tree around `folder`; None where there is none, or no git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no") or ""
-    diff = _git(folder, "diff", "HEAD") or ""
-    digest = hashlib.sha256((changes + diff).encode()).hexdigest()[:12] if changes else ""
-    branch = _git(folder, "symbolic-ref", "--short", "HEAD")
-    return Commit(commit, branch, bool(changes), digest)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_model() -> str:

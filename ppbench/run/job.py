@@ -23,7 +23,7 @@ from typing import Literal
 from ppbench.config.case import Case, Measure
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.run.environment import Commit
+from ppbench.repository import Commit
 
 Event = dict[str, str | int | float | None]
 EventName = Literal["case", "step", "round", "row", "end"]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppbench.analysis.ratios import Ratio, paired_ratio
-from ppbench.config.case import Case, Measure, Sweep
+from ppbench.config.case import Case, Measure
+from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError
 from ppbench.run.evidence import collect, forget, judge, node_folder
 from ppbench.run.job import Event, Item, Job, write_job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -233,9 +234,7 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
         **case.settings(),
         "tokens_per_step": case.tokens_per_step,
         **item.measure.settings(),
-        "commit": None if commit is None else commit.commit,
-        "branch": None if commit is None else commit.branch,
-        "is_dirty": None if commit is None else commit.is_dirty,
+        **({} if commit is None else dataclasses.asdict(commit)),
         "fingerprint": environment.fingerprint(
             case.device, case.world_size, case.launch_threads_per_rank
         ),

@@ -26,11 +26,13 @@ from pathlib import Path
 import pandas as pd
 
 from engine.model.presets import PRESETS
-from ppbench.config.case import Case, Measure, Sweep
+from ppbench.config.case import Case, Measure
 from ppbench.config.possible import local_files
 from ppbench.config.selection import EVERYTHING, Only
+from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.files import whole_file
+from ppbench.repository import Commit, read_commit
 from ppbench.run.closing import (
     RUNNING,
     close_abandoned,
@@ -38,7 +40,7 @@ from ppbench.run.closing import (
     running_note,
     take_marker,
 )
-from ppbench.run.environment import Commit, code_hash, read_commit, read_environment
+from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.evidence import collect, forget, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch
@@ -84,7 +86,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     own.
     """
     check_devices(sweep)
-    commit = read_commit(Path(sweep.file).resolve().parent)
+    commit = read_commit(sweep.track.repo)
     items = _items_of(sweep, commit)
     sweep_id = _sweep_id(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
@@ -182,6 +184,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         _content_of(case.data_source),
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),
+        *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
     )
 
 
@@ -229,7 +232,7 @@ def alone(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
-        commit = read_commit(Path(sweep.file).resolve().parent)
+        commit = read_commit(sweep.track.repo)
         sweep_id = _sweep_id(sweep, _items_of(sweep, commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
         with held(path, who(f"sweep {sweep.name}"), on_wait):

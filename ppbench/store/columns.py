@@ -11,11 +11,12 @@ import pyarrow as pa
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import Case
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version 1 knew presets and fixed lengths only. Since 2 `model_preset` may name
 any model and `seq_len` may be 0. Since 3 a rank may have several stages, `device` may be `emulated`
 and figures of memory may be null. Since 4 a run tells where its idle time went, in columns and
-tables of their own. Since 5 a run that failed tells the rank and what every rank did last.
+tables of their own. Since 5 a run that failed tells the rank and what every rank did last. Since 6
+a run tells its commit's date, parent and subject, and what was changed since.
 Settings and figures added later are absent from older files."""
 RUN_ID = "run_id"
 
@@ -76,6 +77,7 @@ _CASE_MEANINGS = {
     "to the next; milliseconds, JSON list",
     "emulated_jitter": "standard deviation of an emulated duration over its mean",
     "emulated_seed": "seed of the jitter",
+    "emulated_costs": "file that the times are from; then they are no part of the case",
 }
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
@@ -214,9 +216,13 @@ RUNS: tuple[Column, ...] = (
         pa.string(),
         "the program that ran, JSON; before lowering, unless its file has transfers of its own",
     ),
-    Column("commit", pa.string(), "commit of the repository around the sweep file"),
-    Column("branch", pa.string(), "its branch"),
-    Column("is_dirty", pa.bool_(), "whether that work tree had uncommitted changes"),
+    Column("commit", pa.string(), "commit of the tracked repository; null without one"),
+    Column("branch", pa.string(), "branch that was checked out; null when none was"),
+    Column("author_date", pa.string(), "when the commit was written, ISO 8601"),
+    Column("parent", pa.string(), "the commit's first parent; null when it is the first"),
+    Column("subject", pa.string(), "first line of the commit's message"),
+    Column("is_dirty", pa.bool_(), "whether the work tree had uncommitted changes"),
+    Column("changes", pa.string(), "hash of these changes to tracked files; empty when clean"),
     Column("fingerprint", pa.string(), "hash of what makes timings comparable"),
     Column("environment", pa.string(), "what the fingerprint was made from, and more; JSON"),
     Column("code", pa.string(), "hash of the sources of engine and ppbench.run"),

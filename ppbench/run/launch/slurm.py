@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppbench.config.case import Sweep
 from ppbench.config.places import Slurm
+from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, UsageError
 from ppbench.run.launch.torchrun import Launches, Meeting
 

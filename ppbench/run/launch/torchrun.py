@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppbench.config.case import Sweep
+from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, UsageError
 
 WORKER = "ppbench.run.worker"

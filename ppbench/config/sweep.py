@@ -1,0 +1,22 @@
+"""A sweep file, expanded into what is to be measured, where, and whose history it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.places import Slurm, Torchrun
+from ppbench.config.track import Track
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, expanded."""
+
+    name: str
+    file: str
+    cases: tuple[tuple[Case, Measure], ...]
+    axes: tuple[str, ...]  # columns that vary, in the file's order
+    torchrun: Torchrun = field(default_factory=Torchrun)
+    slurm: Slurm = field(default_factory=Slurm)
+    track: Track = field(default_factory=Track)

@@ -1,0 +1,216 @@
+"""Git repositories: what is checked out, what names mean, work trees of other commits.
+
+The only user of git, by its command: every machine that has a repository has it, and no library
+reads all of what it writes (worktrees, shallow clones, partial clones).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.errors import RepositoryError, first_line
+
+_TIMEOUT_S = 120
+_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FORMAT = "%H%n%aI%n%P%n%s"
+_MAIN_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit; with `is_dirty` the state of a work tree that differs from it."""
+
+    commit: str
+    branch: str | None = None  # None: none is checked out
+    is_dirty: bool = False
+    changes: str = ""  # hash of the uncommitted changes to tracked files, empty when clean
+    author_date: str | None = None  # ISO 8601
+    parent: str | None = None  # the first one; known in a shallow clone too
+    subject: str | None = None  # first line of its message
+
+
+def read_commit(folder: Path) -> Commit | None:
+    """The state of the work tree around `folder`; None where no commit, or no git, is there."""
+    try:
+        return Repository.around(folder).state()
+    except RepositoryError:
+        return None
+
+
+class Repository:
+    """The git repository of a work tree. Every method raises RepositoryError."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def around(cls, folder: Path) -> Repository:
+        """The one whose work tree holds `folder`."""
+        return cls(Path(_git(folder, "rev-parse", "--show-toplevel", where=f"{folder}")))
+
+    def state(self) -> Commit:
+        """What is checked out, with what was changed since."""
+        found = self.describe(self.resolve("HEAD"))
+        changes = self._try("status", "--porcelain", "--untracked-files=no") or ""
+        diff = (self._try("diff", "HEAD") or "") if changes else ""
+        digest = hashlib.sha256((changes + diff).encode()).hexdigest()[:12] if changes else ""
+        branch = self._try("symbolic-ref", "--short", "HEAD")
+        described = (found.author_date, found.parent, found.subject)
+        return Commit(found.commit, branch, bool(changes), digest, *described)
+
+    def describe(self, sha: str) -> Commit:
+        """Who came before a commit, when it was written and what it says."""
+        told = self._run("show", "--no-patch", f"--format={_FORMAT}", f"{sha}^{{commit}}", "--")
+        commit, date, _, *subject = [*told.split("\n"), "", "", ""][:4]
+        # `%P` leaves out a parent that a shallow clone lacks; the commit itself names it.
+        raw = self._run("cat-file", "commit", commit)
+        parents = re.findall(r"^parent (\w+)$", raw.partition("\n\n")[0], flags=re.MULTILINE)
+        return Commit(commit, None, False, "", date, next(iter(parents), None), subject[0])
+
+    def resolve(self, name: str) -> str:
+        """The full hash of a revision, branch or tag."""
+        found = self._commit_called(name)
+        if found is None:
+            raise RepositoryError(
+                f'"{name}": no such revision in {self.root}{self._shallow_hint()}'
+            )
+        return found
+
+    def _commit_called(self, name: str) -> str | None:
+        quietly = ("rev-parse", "--verify", "--quiet", "--end-of-options")
+        return self._try(*quietly, f"{name}^{{commit}}")
+
+    def merge_base(self, one: str, other: str) -> str:
+        """The newest commit that both descend from."""
+        found = self._try("merge-base", one, other)
+        if found is None:
+            raise RepositoryError(
+                f"{one} and {other}: have no common commit in {self.root}{self._shallow_hint()}"
+            )
+        return found
+
+    def is_ancestor(self, one: str, other: str) -> bool:
+        """Whether `other` descends from `one`, or is it; False for what is not here."""
+        return self._try("merge-base", "--is-ancestor", one, other) is not None
+
+    def between(self, good: str, bad: str) -> list[str]:
+        """The commits after `good` up to `bad`, oldest first: what was merged counts as its merge.
+
+        Along first parents, since those are what the branch has been at one time.
+        """
+        first, last = self.resolve(good), self.resolve(bad)
+        if first == last:
+            raise RepositoryError(f"{good} and {bad}: are the same commit; name two")
+        path = self._run("rev-list", "--first-parent", "--reverse", f"{first}..{last}").split()
+        if not path or self.describe(path[0]).parent != first:
+            raise RepositoryError(
+                f"{good}: does not lie on the first-parent line of {bad} in {self.root}"
+                f"{self._shallow_hint()}; name a commit that does, such as "
+                f"{self._nearest_on_line(first, last)}"
+            )
+        return path
+
+    def _nearest_on_line(self, sha: str, tip: str) -> str:
+        base = self._try("merge-base", sha, tip)
+        return base[:12] if base else f"{tip[:12]}~1"
+
+    def positions(self, shas: Iterable[str]) -> dict[str, int]:
+        """Places in one order of all commits, parents first; of what is not here none."""
+        wanted = {sha for sha in shas if _SHA.fullmatch(sha)}
+        told = self._run("cat-file", "--batch-check", text="\n".join(wanted)).splitlines()
+        here = [line.split()[0] for line in told if line.split()[1:2] == ["commit"]]
+        if not here:
+            return {}
+        listing = ("rev-list", "--topo-order", "--reverse", "--stdin")
+        order = self._run(*listing, text="\n".join(here)).split()
+        return {sha: place for place, sha in enumerate(order) if sha in wanted}
+
+    def default_base(self) -> str:
+        """What HEAD is to be compared with: where it left the main branch, or its parent."""
+        head = self.resolve("HEAD")
+        for name in _MAIN_BRANCHES:
+            tip = self._commit_called(name)
+            if tip is None or tip == head:
+                continue
+            base = self._try("merge-base", tip, head)
+            if base not in (None, head):
+                return str(base)
+        parent = self.describe(head).parent
+        if parent is None:
+            raise RepositoryError(f"{self.root}: HEAD is its first commit; name a base with --base")
+        return self.resolve(parent)
+
+    @contextlib.contextmanager
+    def worktree(self, sha: str, folder: Path) -> Iterator[Path]:
+        """The files of a commit, below `folder` until this is left.
+
+        What a killed process left there is cleared away first.
+        """
+        path = folder.resolve() / sha[:12]
+        self._clear(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._run("worktree", "add", "--detach", "--force", "--quiet", str(path), sha)
+        try:
+            yield path
+        finally:
+            self._clear(path)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+    def _clear(self, path: Path) -> None:
+        if path.exists():
+            self._try("worktree", "remove", "--force", "--force", str(path))
+            shutil.rmtree(path, ignore_errors=True)
+        self._try("worktree", "prune")
+
+    def is_shallow(self) -> bool:
+        return self._try("rev-parse", "--is-shallow-repository") == "true"
+
+    def _shallow_hint(self) -> str:
+        return "; the clone is shallow: git fetch --unshallow" if self.is_shallow() else ""
+
+    def _run(self, *arguments: str, text: str = "") -> str:
+        return _git(self.root, *arguments, where=str(self.root), text=text)
+
+    def _try(self, *arguments: str) -> str | None:
+        try:
+            return self._run(*arguments)
+        except RepositoryError:
+            return None
+
+
+def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
+    """What git prints, given `text` to read."""
+    command = ["git", "-C", str(folder), *arguments]
+    # Set by git for its hooks, of which this may be run: they would name another repository.
+    known = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={**known, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except FileNotFoundError:
+        raise RepositoryError(f"{where}: git was not found; install it, or name runs") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RepositoryError(f"{where}: git {arguments[0]}: {error}") from None
+    if done.returncode != 0:
+        told = first_line(done.stderr) or f"ended with {done.returncode}"
+        raise RepositoryError(f"{where}: git {arguments[0]}: {told}")
+    return done.stdout.rstrip("\n")
+
+
+_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

@@ -1,0 +1,1 @@
+"""Throughput across commits: what is compared with what, gates, histories, measuring the past."""
