@@ -7,7 +7,7 @@ the floor are two sides called the same; that a test found nothing does not make
 
 Steps are not tested against steps: those of one launch share its luck, and such a test alarms in
 half of all comparisons of a commit with itself. Nor is the interval a bootstrap's: of five launches
-a side, one that says 95 % holds the true ratio in 85 % of cases, Welch's in 95 %
+a side, one that says 95 % holds the true ratio in 88 % of cases, Welch's in 95 %
 (`benchmarks/tracking.py` measures both).
 
 Five launches tell little of the spread between them. Where the noise of the machine was measured,
