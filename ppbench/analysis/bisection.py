@@ -1,8 +1,8 @@
 """The first bad commit, from launches that are noisy: what to measure next, and when to stop.
 
-    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 5 does not run
-    launches   3       2   1       x       3
-    chance         0  .01 .10 .60 .27 .01 .01    that it is the first bad one
+    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
+    launches   3       1   2   2       x   3
+    chance     0  .03 .03 .04 .85 .02 .02 .02    that it is the first bad one
 
 A plain bisection asks each commit once and believes the answer; at 2 % change and 0.9 % noise every
 eighth is wrong, and one wrong answer ends at the wrong commit. Here each launch moves the chances,
@@ -255,7 +255,7 @@ def _further(question: _Question, start: int, cut: int, end: int) -> Difference 
     variance = (squares + before.squares + after.squares) / all_freedom
     noise = _believed(question.noise, variance, all_freedom)
     if noise is not None:
-        squares += (noise.freedom) * noise.deviation**2
+        squares += noise.freedom * noise.deviation**2
         freedom += noise.freedom
     return student(after, before, squares / freedom if freedom else 0.0, freedom)
 

@@ -25,14 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppbench.analysis.compare import FLOOR
-from ppbench.analysis.differences import (
-    Difference,
-    Group,
-    group,
-    is_larger,
-    student,
-    welch,
-)
+from ppbench.analysis.differences import Difference, Group, group, is_larger, student, welch
 from ppbench.analysis.levels import LEAST_DEVIATION, Places, Values, cut_chances
 from ppbench.analysis.ratios import Ratio, ratio_of_logs
 from ppbench.analysis.stats import CONFIDENCE

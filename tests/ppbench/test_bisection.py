@@ -67,6 +67,15 @@ def test_then_the_commit_that_halves_the_chances():
     assert search.ratio.estimate == pytest.approx(1.1)
 
 
+def test_the_drawing_is_what_a_search_says():
+    good, bad = [1.0, 1.008, 0.995], [1.02, 1.027, 1.012]
+    launches = [good, [], [1.006], [0.994, 1.012], [1.03, 1.018], [], [], bad]
+    search = search_first_bad(launches, runs=[True] * 6 + [False, True])
+    rounded = [round(chance, 2) for chance in search.chances]
+    assert rounded == [0, 0.03, 0.03, 0.04, 0.85, 0.02, 0.02, 0.02]
+    assert (search.finding, search.earliest, search.latest) == (Finding.searching, 4, 4)
+
+
 def test_one_launch_is_doubted_and_repeated_near_the_boundary():
     noise = Noise(0.01, 30)
     ends = [1.0, 1.005, 0.995, 1.0], [1.02, 1.025, 1.015, 1.02]
