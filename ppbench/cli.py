@@ -94,6 +94,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file, TOML.")],
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases; run none.")] = False,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
@@ -117,10 +118,11 @@ def sweep(
 
     choice = Choice(rerun, retry_failed, parse_only(only or []))
     if launcher is not Launcher.local:
-        if reports != REPORTS or how is not Format.table:
+        if reports != REPORTS or no_report or how is not Format.table:
             raise UsageError(
                 f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
-                "--reports and --format out, and use `ppbench report` and `ppbench ls` afterwards"
+                "--reports, --no-report and --format out; use `ppbench report` and `ppbench ls` "
+                "afterwards"
             )
         arguments = (launcher, file, overrides or [], results, choice)
         print(commands.sweep_elsewhere(*arguments, is_dry_run=dry_run))
@@ -128,9 +130,11 @@ def sweep(
     if dry_run:
         print(commands.list_cases(file, overrides or [], choice.only, how))
         return
-    outcome = commands.sweep(file, overrides or [], results, reports, choice, how)
+    folder = None if no_report else reports
+    outcome = commands.sweep(file, overrides or [], results, folder, choice, how)
     print(outcome.table)
-    print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
+    if outcome.report is not None:
+        print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.model.answers import Facts, Problem
 from engine.model.partition import PartitionError, partition_layers
+from engine.model.presets import PRESETS
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError, check
@@ -87,6 +88,15 @@ def check_file_unchanged(case: Case) -> None:
         raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
     if not is_same:
         raise ProgramFileError(f"{path}: has changed since the sweep began; start it again")
+
+
+def has_files(case: Case) -> bool:
+    """Whether files beside the sweep's own decide what the case is, or whether it can run."""
+    source = case.data_source.partition(":")[0]
+    is_plain = case.model_preset in PRESETS and case.model_split == "auto"
+    is_bytes = case.data_tokenizer in ("auto", "bytes")
+    named = case.schedule.startswith(CSV_PREFIX) or case.emulated_costs or source in LOCAL_SOURCES
+    return bool(named) or not (is_plain and is_bytes)
 
 
 def num_stages_of(case: Case) -> int:
