@@ -106,8 +106,8 @@ def otava(runs: pd.DataFrame, file: str) -> Otava:
 
 def _left_out(num_columns: int, num_commits: int) -> str:
     parts = [
-        f"{num_columns} columns that few commits have" if num_columns else "",
-        f"{num_commits} commits that lack a figure" if num_commits else "",
+        f"columns that few commits have ({num_columns})" if num_columns else "",
+        f"commits that lack a figure ({num_commits})" if num_commits else "",
     ]
     return " and ".join(part for part in parts if part)
 

@@ -46,8 +46,8 @@ def read_question(words: Sequence[str], metrics: Sequence[str], launches: int | 
 def compare_named(question: Question, results: Path, how: Format) -> str:
     """Both sides beside each other. Raises UsageError, NotMeasuredError, StoreError."""
     metrics = read_metrics(question.metrics)
-    sweep = None if question.sweep is None else read(question.sweep)
     names = _names(question, results)
+    sweep = None if question.sweep is None else read(question.sweep)
     base, head = sides(names, places_of(sweep, results), sweep)
     comparison = compare_sides(base, head, metrics, noise_folders(results, base, head))
     wanted = comparison.series() if how is Format.json else comparison.changed()

@@ -27,17 +27,20 @@ def slower(by: float, figures: Iterable[float] = STEADY) -> tuple[float, ...]:
 
 def add_launches(
     store: Store,
-    tokens_per_s: Sequence[float],
+    speeds: Sequence[float | None],
     commit: str | None,
     case: Case = CASE,
     *,
     stretch: Mapping[tuple[int, str], float] | None = None,
     **changes: object,
 ) -> list[str]:
-    """One run per figure; its run ids. `stretch` is by how much longer an op of a stage takes."""
+    """A run for each of the tokens/s; their ids.
+
+    With spans if `stretch` is given: by how much longer an op of a stage takes.
+    """
     ids = []
-    for launch, speed in enumerate(tokens_per_s):
-        number = len(store.runs(["run_id"]))
+    for launch, speed in enumerate(speeds):
+        number = sum(1 for _ in (store.folder / "runs").glob("*"))
         row = {
             **run_row(0, case),
             "run_id": f"20260101T{number:06d}000-abcdef",
@@ -51,13 +54,13 @@ def add_launches(
             "tokens_per_s": speed,
             **changes,
         }
-        timed = _spans(stretch or {}, 1 + launch % 3 / 1000)
-        store.write_run(row, {"spans": timed} if row["status"] == "ok" else {})
+        timed = {} if stretch is None else {"spans": stretched(stretch, 1 + launch % 3 / 1000)}
+        store.write_run(row, timed)
         ids.append(str(row["run_id"]))
     return ids
 
 
-def _spans(stretch: Mapping[tuple[int, str], float], jitter: float) -> pd.DataFrame:
+def stretched(stretch: Mapping[tuple[int, str], float], jitter: float) -> pd.DataFrame:
     """Two steps of `stored_runs.ACTIONS`; ops longer than there end later, nothing else moves."""
     timed = pd.concat([spans(1), spans(2, 100)], ignore_index=True)
     factors = [
