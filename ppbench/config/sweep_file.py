@@ -29,7 +29,7 @@ from ppbench.config.models import facts_of, identity_of
 from ppbench.config.places import Slurm, Torchrun
 from ppbench.config.possible import (
     digest_of,
-    has_files,
+    is_known_by_name,
     most_stages_per_rank,
     problems_of_fit,
     problems_of_settings,
@@ -102,8 +102,7 @@ def read_sweep(
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases, axes)
-    checked_here = cases if is_of_this_tree else [one for one in cases if not has_files(one[0])]
-    _check_possible(source, tree, axes, checked_here)
+    _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
     return Sweep(
         str(tree["name"]),
         str(file),
@@ -381,9 +380,14 @@ def _check_possible(
     tree: Tree,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
+    *,
+    is_of_this_tree: bool,
 ) -> None:
     """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
-    _refuse(source, axes, planned, [next(problems_of_settings(*one), None) for one in planned])
+    problems = [problems_of_settings(*one, is_of_this_tree=is_of_this_tree) for one in planned]
+    _refuse(source, axes, planned, [next(some, None) for some in problems])
+    if not is_of_this_tree:
+        planned = [one for one in planned if is_known_by_name(one[0])]
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
     try:
         facts = facts_of(identity_of(case) for case, _ in planned)

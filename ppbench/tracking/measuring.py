@@ -23,6 +23,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.config.case import setting_of
+from ppbench.config.schema import known_keys
+from ppbench.config.selection import parse_only
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import LaunchError, RepositoryError, UsageError, first_line
@@ -83,12 +86,30 @@ class Bench:
         self.repository = Repository.around(sweep.track.repo)
         self.num_starts = 0
         self._store = open_store(results.resolve())
-        self._overrides = tuple(overrides)
+        self._overrides, self._metrics = tuple(overrides), tuple(metrics)
+        self._only: tuple[str, ...] = ()
         self._stored = Stored(self._store, sweep, metrics)
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
         folder = self._store.folder / "worktrees"
         self.checkouts = Checkouts(self.repository, folder, sweep.track.setup, progress.note)
+
+    def select(self, only: Sequence[str]) -> None:
+        """From now on the sweep is its cases that match. Raises UsageError if none does."""
+        cases = parse_only(only).select(self.sweep.cases)
+        self.sweep = dataclasses.replace(self.sweep, cases=cases)
+        self._only = tuple(only)
+        self._stored = Stored(self._store, self.sweep, self._metrics)
+
+    def select_case(self, place: int) -> None:
+        """From now on the sweep is this one case."""
+        self.select(self.words_of_case(place))
+
+    def words_of_case(self, place: int) -> list[str]:
+        """What tells a case from the others, as `--only` takes it."""
+        keys = [key for key in known_keys() if key.replace(".", "_") in self.sweep.axes]
+        values = {key: setting_of(*self.sweep.cases[place], key) for key in keys}
+        return [f"{key}={_as_toml(value)}" for key, value in values.items()]
 
     def target(self, name: str) -> Target:
         """The commit of a revision, branch or tag; `WORKTREE` is what is checked out."""
@@ -167,6 +188,7 @@ class Bench:
         ]
         words = [word for setting in settings for word in ("--set", setting)]
         program = _PROGRAM.format(parent=os.getpid())
+        words += [word for one in self._only for word in ("--only", one)]
         options = [*words, "--no-report", "--results", str(self._store.folder)]
         retry = ["--retry-failed"] * self._retries_failed
         return [sys.executable, "-c", program, "sweep", self.sweep.file, *options, *retry]
@@ -197,6 +219,10 @@ class Bench:
             return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
         figures = ", ".join(f"{one:,.0f}" for one in found.figures(0, TOKENS_PER_S))
         return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
+
+
+def _as_toml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _times(num_launches: int) -> str:
