@@ -8,9 +8,8 @@ point behind them, for a repository may have thousands.
 from __future__ import annotations
 
 import bisect
-import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -127,10 +126,7 @@ class Step:
     @property
     def size(self) -> Ratio:
         """Relative, or in points as a fraction; 0 is no change."""
-        if self.ratio is None:
-            assert self.difference is not None
-            return self.difference
-        return Ratio(self.ratio.estimate - 1, self.ratio.low - 1, self.ratio.high - 1)
+        return _size(self.ratio, self.difference)
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,7 @@ def _step(
     between = points[good + 1 : last + 1]
     num_measured = sum(1 for one in between if one.figures)
     num_commits = point.latest - point.earliest + 1
-    size = point.difference.estimate if point.ratio is None else point.ratio.estimate - 1  # type: ignore[union-attr]  # one of them is there
+    is_more = _size(point.ratio, point.difference).estimate > 0
     return Step(
         good=good,
         first=places.index(point.index),
@@ -190,8 +186,15 @@ def _step(
         ratio=point.ratio,
         difference=point.difference,
         p=point.p,
-        is_better=(size > 0) == metric.higher_is_better,
+        is_better=is_more == metric.higher_is_better,
     )
+
+
+def _size(ratio: Ratio | None, difference: Ratio | None) -> Ratio:
+    if ratio is not None:
+        return Ratio(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
+    assert difference is not None
+    return difference
 
 
 def _placed(level: Level, places: Sequence[int]) -> Level:
@@ -208,8 +211,3 @@ def _state(series: Series, steps: Sequence[Step]) -> State:
     if series.num_measured == 1:
         return State.alone
     return State.few if series.num_launches < FEWEST else State.steady
-
-
-def neighbours(series: Series) -> Iterator[tuple[Point, Point]]:
-    """Each point that has a figure, after the one before it that has one."""
-    return itertools.pairwise(point for point in series.points if point.figures)
