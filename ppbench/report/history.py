@@ -298,7 +298,7 @@ def _of_step(series: Series, step: Step, metric: Metric) -> _Panel:
     first, last, good = (series.points[n] for n in (step.first, step.last, step.good))
     commits = counted(step.num_commits, "commit")
     if step.num_commits == 1:
-        sentences = ["No other commit can have made it."]
+        sentences = ["With 95 % no other commit made it."]
     else:
         sentences = [
             f"It came, with 95 %, with one of the {commits} after {good.commit[:SHORT]} up to "
@@ -307,7 +307,7 @@ def _of_step(series: Series, step: Step, metric: Metric) -> _Panel:
         ]
     facts = [
         ("change", f"{size_text(step, metric)}, {interval_text(step, metric)}"),
-        ("chance alone", f"p = {step.p:.1g}"),
+        ("by chance alone", _chance(step.p)),
         ("author date", (first.author_date or "").replace("T", " ")[:16]),
     ]
     before = series.before(step.first)
@@ -324,6 +324,10 @@ def _of_step(series: Series, step: Step, metric: Metric) -> _Panel:
         [*commands, *_timeline_command(pair)],
         pair,
     )
+
+
+def _chance(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def backfill_command(series: Series, step: Step) -> str:

@@ -13,9 +13,11 @@ import pandas as pd
 
 from ppbench.analysis.compare import METRICS, Metric
 from ppbench.analysis.history import Launch, Point, Series, Step, Told, tell
+from ppbench.cli_options import RESULTS
 from ppbench.format import Format
 from ppbench.listing import Field, render
 from ppbench.report.history import HistoryPage, backfill_command, write_history
+from ppbench.report.history_chart import SHORT
 from ppbench.report.index import check_not_index, update_index
 from ppbench.report.units import counted, figure
 from ppbench.store import Store, read_conditions
@@ -97,11 +99,11 @@ def history(
         notes = (*notes, _nothing(told, metric, results))
         text = "" if how in _FOR_PEOPLE else _text(told, metric, notes, found, how)
         return HistoryOutcome(text, notes, None, EXIT_TOO_LITTLE)
+    if page is not None:
+        whole = HistoryPage(metric, told, notes, found.line, _command(asked, results))
+        _write(page, reports, store, whole)
     text = _text(told, metric, notes, found, how)
-    if page is None:
-        return HistoryOutcome(text, notes, None, 0)
-    _write(page, reports, store, HistoryPage(metric, told, notes, found.line, _command(asked)))
-    return HistoryOutcome(text, notes, page, 0)
+    return HistoryOutcome(text, (*notes, *_backfills(told)), page, 0)
 
 
 def _nothing(told: Sequence[Told], metric: Metric, results: Path) -> str:
@@ -117,30 +119,45 @@ def _write(path: Path, reports: Path, store: Store, page: HistoryPage) -> None:
         update_index(reports, say)
 
 
-def _command(asked: Asked) -> str:
+def _command(asked: Asked, results: Path) -> str:
     words = ["ppbench", "history", "--metric", asked.metric]
+    words += [] if results == RESULTS else ["--results", str(results)]
     words += [word for one in asked.where for word in ("--where", one)]
     words += ["--all"] * asked.has_all + ["--dirty"] * asked.has_dirty
     return shlex.join([*words, *([] if asked.repo is None else ["--repo", str(asked.repo)])])
 
 
 def _notes(told: Sequence[Told]) -> Iterator[str]:
-    """What keeps a series from telling more."""
+    """Whose newest commits are missing, and of which series there is only one."""
+    behind: dict[tuple[str, int], list[int]] = {}
     for number, one in enumerate(told, 1):
         series = one.series
-        name = f"series {number}: " if len(told) > 1 else ""
-        if series.num_measured == 1:
-            yield f"{name}only one commit is measured; a change takes two: ppbench backfill"
         if series.num_behind:
-            newest = series.points[-1].commit[:9]
-            commits = counted(series.num_behind, "commit")
-            yield f"{name}{commits} after {newest}: not measured yet"
+            newest = series.points[-1].commit[:SHORT]
+            behind.setdefault((newest, series.num_behind), []).append(number)
+    for (newest, num), numbers in behind.items():
+        yield f"{counted(num, 'commit')} after {newest}: not measured yet{_of(numbers, told)}"
+    alone = [number for number, one in enumerate(told, 1) if one.series.num_measured == 1]
+    if alone:
+        yield f"only one commit is measured, and a change takes two{_of(alone, told)}"
+
+
+def _of(numbers: Sequence[int], told: Sequence[Told]) -> str:
+    """Which series, unless it is all."""
+    return "" if len(numbers) == len(told) else f", in series {', '.join(map(str, numbers))}"
+
+
+def _backfills(told: Sequence[Told]) -> Iterator[str]:
+    """How to find out which commit made a change; pages say it where the change is."""
+    for number, one in enumerate(told, 1):
         for step in one.steps:
-            if command := backfill_command(series, step):
+            if command := backfill_command(one.series, step):
+                first = one.series.points[step.first].commit[:SHORT]
+                commits = counted(step.num_commits, "commit")
+                name = f"series {number}: " if len(told) > 1 else ""
                 yield (
-                    f"{name}{counted(step.num_commits, 'commit')} may have made the change at "
-                    f"{series.points[step.first].commit[:9]}, {step.num_unmeasured} of them not "
-                    f"measured: {command}"
+                    f"{name}{commits} may have made the change at {first}, "
+                    f"{step.num_unmeasured} of them not measured: {command}"
                 )
 
 
@@ -203,8 +220,8 @@ def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[s
         "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
         "commits": step.num_commits,
         "unmeasured": step.num_unmeasured,
-        "since": points[step.good].commit[:9],
-        "last": points[step.last].commit[:9],
+        "since": points[step.good].commit[:SHORT],
+        "last": points[step.last].commit[:SHORT],
         "likeliest": _in_words(points[step.first]),
     }
 
@@ -213,7 +230,7 @@ def _in_words(point: Point) -> str:
     subject = point.subject or ""
     if len(subject) > _LONGEST_SUBJECT:
         subject = f"{subject[: _LONGEST_SUBJECT - 1]}…"
-    return " ".join(filter(None, [point.commit[:9], (point.author_date or "")[:10], subject]))
+    return " ".join(filter(None, [point.commit[:SHORT], (point.author_date or "")[:10], subject]))
 
 
 def _rows(told: Sequence[Told]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Figures over commits made by hand: a repository in one go, and a store with runs of its commits."""
+"""Figures over commits made by hand: a repository in one go, and runs of its commits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def repository(folder: Path, subjects: Sequence[str]) -> list[str]:
     """A repository with a line of commits, one a day, checked out at the last; their hashes."""
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "--quiet", "--initial-branch=main")
-    stream = ""
-    for number, subject in enumerate(subjects):
-        when = f"{AUTHOR} {FIRST_S + number * DAY_S} +0000"
-        size, content = len(subject.encode()), f"{number}\n"
-        stream += f"commit refs/heads/main\nauthor {when}\ncommitter {when}\ndata {size}\n{subject}\n"
-        stream += f"M 644 inline number.txt\ndata {len(content)}\n{content}\n"
+    stream = "".join(_commit(number, subject) for number, subject in enumerate(subjects))
     git(folder, "fast-import", "--quiet", text=stream)
     git(folder, "reset", "--quiet", "--hard", "main")
     return git(folder, "rev-list", "--reverse", "main").split()
+
+
+def _commit(number: int, subject: str) -> str:
+    """For `git fast-import`."""
+    when = f"{AUTHOR} {FIRST_S + number * DAY_S} +0000"
+    message, content = f"data {len(subject.encode())}\n{subject}", f"data 3\n{number:02}\n"
+    who = f"author {when}\ncommitter {when}"
+    return f"commit refs/heads/main\n{who}\n{message}\nM 644 inline number.txt\n{content}\n"
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,14 @@ class Runs:
         measured = sorted(value for value in figures if value is not None)
         middle = measured[(len(measured) - 1) // 2] if measured else None
         return [
-            self.add(told, case, value, has_spans=value is not None and value == middle, launch=n, **changes)
+            self.add(
+                told,
+                case,
+                value,
+                has_spans=value is not None and value == middle,
+                launch=n,
+                **changes,
+            )
             for n, value in enumerate(figures)
         ]
 
