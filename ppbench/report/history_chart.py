@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ppbench.analysis.compare import METRICS, Metric
 from ppbench.analysis.history import Point, Series, Step, Told
-from ppbench.report.palette import BLUE, GREEN, PURPLE, VERMILLION, translucent
+from ppbench.report.palette import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, translucent
 from ppbench.report.panels import figure_text
 from ppbench.report.style import NEUTRAL, PLAIN
 from ppbench.report.units import NS_PER_MS, counted, figure, size_unit
@@ -177,7 +177,7 @@ def _band(told: Told, scale: _Scale) -> go.Scatter:
             low, high = (end * scale.factor for end in level.interval)
             x += [left, right, right, left, None]
             y += [low, low, high, high, None]
-    color = translucent(BLUE, 0.2)
+    color = translucent(MEDIUM_BLUE, 0.2)
     return go.Scatter(
         name="interval",
         x=x,
@@ -198,7 +198,12 @@ def _levels(told: Told, scale: _Scale) -> go.Scatter:
             x += [level.first - 0.4, level.last + 0.4, None]
             y += [level.estimate * scale.factor] * 2 + [None]
     return go.Scatter(
-        name="level", x=x, y=y, mode="lines", line={"color": BLUE, "width": 2}, hoverinfo="skip"
+        name="level",
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": MEDIUM_BLUE, "width": 2},
+        hoverinfo="skip",
     )
 
 
@@ -216,7 +221,7 @@ def _launches(series: Series, scale: _Scale) -> go.Scatter:
         x=[place for place, _ in drawn],
         y=[value for _, value in drawn],
         mode="markers",
-        marker={"size": 4, "color": translucent(BLUE, 0.4), "line": {"width": 0}},
+        marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
         hoverinfo="skip",
     )
 
@@ -229,7 +234,7 @@ def _medians(series: Series, metric: Metric, scale: _Scale) -> go.Scatter:
         [(point.value or 0.0) * scale.factor for _, point in drawn],
         [_median_text(series, place, metric) for place, _ in drawn],
         name="median",
-        marker={"size": 8, "color": BLUE, "symbol": symbols, "line": {"width": 1}},
+        marker={"size": 8, "color": MEDIUM_BLUE, "symbol": symbols, "line": {"width": 1}},
     )
 
 
