@@ -27,7 +27,9 @@ def noise(
     """Measure how much launches differ that should not, and keep it as the floor of verdicts."""
     from ppbench.tracking import noise as noises
 
-    print(noises.measure_noise(file, overrides or [], launches, results, how))
+    outcome = noises.measure_noise(file, overrides or [], launches, results, how)
+    print(outcome.table)
+    raise typer.Exit(outcome.exit_code)
 
 
 @commands.command()

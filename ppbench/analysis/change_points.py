@@ -37,7 +37,7 @@ from ppbench.analysis.levels import Places, Values, cut_chances
 from ppbench.analysis.ratios import Ratio, ratio_of_logs
 from ppbench.analysis.stats import CONFIDENCE
 
-LEVEL = 0.01
+LEVEL = 0.02
 """Of each point's test, after all places were counted."""
 WEAK = 0.02
 """Of a weak point's test in its window, as if it were the only place."""
@@ -90,7 +90,11 @@ class _Launches:
 
 
 def change_points(
-    series: Sequence[Sequence[float]], floor: float = FLOOR, *, in_points: bool = False
+    series: Sequence[Sequence[float]],
+    floor: float = FLOOR,
+    *,
+    in_points: bool = False,
+    level: float = LEVEL,
 ) -> list[ChangePoint]:
     """The changes of level in the figures of each commit's launches, oldest commit first.
 
@@ -100,10 +104,13 @@ def change_points(
     launches = _launches(series, in_points=in_points)
     if len(launches.values) < 2 * SHORTEST:
         return []
-    limit = floor if in_points else float(np.log1p(floor))
-    cuts = _merged(launches, _weak_cuts(launches), limit)
+    bars = _Bars(
+        p=level / max(len(launches.cuts), 1),
+        size=floor if in_points else float(np.log1p(floor)),
+    )
+    cuts = _merged(launches, _weak_cuts(launches), bars)
     for _ in range(_MOST_ROUNDS):
-        placed = _merged(launches, _placed(launches, cuts), limit)
+        placed = _merged(launches, _placed(launches, cuts), bars)
         if placed == cuts:
             break
         cuts = placed
@@ -193,14 +200,21 @@ def _t_chances(windows: Values, cuts: Places) -> Values:
     return np.asarray(chances, dtype=float)
 
 
-def _merged(launches: _Launches, cuts: Sequence[int], limit: float) -> list[int]:
+@dataclass(frozen=True)
+class _Bars:
+    """What a cut has to pass to be a change point."""
+
+    p: float  # below, of one test
+    size: float  # beyond
+
+
+def _merged(launches: _Launches, cuts: Sequence[int], bars: _Bars) -> list[int]:
     """Step 2: without the cuts that chance or a trifle made."""
     bounds = [0, *cuts, len(launches.values)]
     tests = [_test(launches, bounds, place) for place in range(1, len(bounds) - 1)]
-    most = LEVEL / len(launches.cuts) if len(launches.cuts) else 0.0
     while tests:
-        weakest = max(range(len(tests)), key=lambda place: tests[place].weakness(most, limit))
-        if tests[weakest].holds(most, limit):
+        weakest = max(range(len(tests)), key=lambda place: tests[place].weakness(bars))
+        if tests[weakest].holds(bars):
             break
         del bounds[weakest + 1], tests[weakest]
         for place in (weakest - 1, weakest):
@@ -217,18 +231,18 @@ class _Test:
     p: float
     shortest: int
 
-    def holds(self, most: float, limit: float) -> bool:
+    def holds(self, bars: _Bars) -> bool:
         is_long = self.shortest >= SHORTEST
-        return is_long and self.p < most and abs(self.difference.estimate) > limit
+        return is_long and self.p < bars.p and abs(self.difference.estimate) > bars.size
 
-    def weakness(self, most: float, limit: float) -> tuple[int, float]:
+    def weakness(self, bars: _Bars) -> tuple[int, float]:
         """Larger for what is to go first: beside a short segment, then by chance, then trifles."""
         size = abs(self.difference.estimate)
         if self.shortest < SHORTEST:
             return 3, -size
-        if self.p >= most:
+        if self.p >= bars.p:
             return 2, self.p
-        return (1 if size <= limit else 0), -size
+        return (1 if size <= bars.size else 0), -size
 
 
 def _test(launches: _Launches, bounds: Sequence[int], place: int) -> _Test:

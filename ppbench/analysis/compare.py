@@ -30,6 +30,8 @@ from ppbench.analysis.ratios import FEWEST_LAUNCHES, Ratio, ratio_of_logs
 
 LEVEL = 0.02
 """Of the two-sided test over all cases: 1 % for `slower`, 1 % for `faster`."""
+LEVEL_WITH_NOISE = 0.01
+"""Where the noise was measured, as many changes are found with half as many false alarms."""
 FLOOR = 0.01
 """A smaller difference is of no interest: relative, or one percentage point."""
 NOISIER = 0.05
@@ -160,7 +162,7 @@ def _change(metric: Metric, pair: Pair, difference: Difference | None, p: float 
         head=statistics.median(pair.head) if pair.head else None,
         ratio=_ratio(metric, pair, difference),
         p=p,
-        verdict=_verdict(metric, difference, p, floor),
+        verdict=_verdict(metric, pair, difference, p),
         num_base=len(pair.base),
         num_head=len(pair.head),
         floor=floor,
@@ -182,16 +184,16 @@ def _interval(difference: Difference | None) -> Ratio | None:
     return None if difference is None else Ratio(difference.estimate, *difference.ends())
 
 
-def _verdict(
-    metric: Metric, difference: Difference | None, p: float | None, floor: float
-) -> Verdict:
+def _verdict(metric: Metric, pair: Pair, difference: Difference | None, p: float | None) -> Verdict:
     if difference is None or p is None:
         return Verdict.insufficient
+    floor = effective_floor(pair.floor, pair.noise)
     limit = floor if metric.in_points else math.log1p(floor)
     low, high = difference.ends()
     if -limit <= low and high <= limit:
         return Verdict.same
-    if p >= LEVEL or abs(difference.estimate) <= limit:
+    level = LEVEL if pair.noise is None else LEVEL_WITH_NOISE
+    if p >= level or abs(difference.estimate) <= limit:
         return Verdict.unclear
     is_better = (difference.estimate > 0) == metric.higher_is_better
     return Verdict.faster if is_better else Verdict.slower

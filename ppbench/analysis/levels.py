@@ -30,7 +30,7 @@ def squares_around(values: Values, cuts: Places) -> Values:
     squares = float(np.square(apart).sum())
     num = len(values)
     between = np.square(sums) * num / (cuts * (num - cuts))
-    return np.maximum(squares - between, 0.0)
+    return np.asarray(np.maximum(squares - between, 0.0), dtype=float)
 
 
 def cut_chances(

@@ -39,7 +39,7 @@ const shownSections = () => all(".series").filter((one) => one.checkVisibility()
 
 
 def sha(number: int) -> str:
-    return f"{number:040x}"
+    return f"{number:x}" * 40
 
 
 @pytest.fixture(scope="module")

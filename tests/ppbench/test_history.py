@@ -29,7 +29,7 @@ def series(levels: Sequence[Sequence[float]], gaps: dict[int, int] | None = None
     """Commits 0, 1, 2, ... with these launches; `gaps` are the commits not measured before one."""
     points = tuple(
         Point(
-            f"{number:040x}",
+            f"{number:x}" * 40,
             launches=tuple(Launch(f"{number}-{n}", "ok", value) for n, value in enumerate(values)),
             num_before=(gaps or {}).get(number, 0),
         )

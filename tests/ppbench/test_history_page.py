@@ -25,7 +25,7 @@ BAD = 4
 
 
 def sha(number: int) -> str:
-    return f"{number:040x}"
+    return f"{number:x}" * 40
 
 
 @pytest.fixture(scope="module")
