@@ -29,6 +29,7 @@ class State(StrEnum):
     few = "too few launches"
     alone = "one commit"
     failed = "did not run"
+    dirty = "uncommitted only"
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _state(series: Series, steps: Sequence[Step]) -> State:
     if steps:
         return State.changed
     if not series.num_measured:
-        return State.failed
+        return State.failed if series.points else State.dirty
     if series.num_measured == 1:
         return State.alone
     return State.few if series.num_launches < FEWEST else State.steady

@@ -46,35 +46,7 @@ def history_chart(told: Told, metric: Metric) -> go.Figure:
     series = told.series
     scale = _scale_of(metric, [value for one in series.points for value in one.figures])
     low, high = _range_of(series, scale)
-    top = high + (high - low) * _ABOVE
-    drawn = go.Figure(
-        layout={
-            "template": PLAIN,
-            "height": HEIGHT_PX,
-            "margin": {"l": 64, "r": 14, "t": 12, "b": 34},
-            "hovermode": "closest",
-            "hoverdistance": 30,
-            "showlegend": False,
-            "shapes": [_shade(step, metric) for step in told.steps],
-            "xaxis": _commit_axis(series),
-            "yaxis": {
-                "domain": _PLOT,
-                "range": [low - (high - low) * _BELOW, top],
-                "title": {"text": scale.title, "standoff": 6},
-                "tickformat": scale.tickformat,
-                "zeroline": False,
-            },
-            "yaxis2": {
-                "domain": _STRIP,
-                "range": [0, 1],
-                "fixedrange": True,
-                "showticklabels": False,
-                "showgrid": False,
-                "zeroline": False,
-            },
-        }
-    )
-    changes_at = high + (high - low) * _ABOVE * 0.55
+    drawn = go.Figure(layout=_layout(told, metric, scale, (low, high)))
     drawn.add_traces(
         [
             _band(told, scale),
@@ -84,10 +56,42 @@ def history_chart(told: Told, metric: Metric) -> go.Figure:
             _dirty(series, metric, scale),
             _failures(series),
             _gaps(series),
-            _changes(told, metric, changes_at),
+            _changes(told, metric, high + (high - low) * _ABOVE / 2),
         ]
     )
     return drawn
+
+
+def _layout(
+    told: Told, metric: Metric, scale: _Scale, ends: tuple[float, float]
+) -> dict[str, object]:
+    low, high = ends
+    span = high - low
+    return {
+        "template": PLAIN,
+        "height": HEIGHT_PX,
+        "margin": {"l": 64, "r": 14, "t": 12, "b": 34},
+        "hovermode": "closest",
+        "hoverdistance": 30,
+        "showlegend": False,
+        "shapes": [_shade(step, metric) for step in told.steps],
+        "xaxis": _commit_axis(told.series),
+        "yaxis": {
+            "domain": _PLOT,
+            "range": [low - span * _BELOW, high + span * _ABOVE],
+            "title": {"text": scale.title, "standoff": 6},
+            "tickformat": scale.tickformat,
+            "zeroline": False,
+        },
+        "yaxis2": {
+            "domain": _STRIP,
+            "range": [0, 1],
+            "fixedrange": True,
+            "showticklabels": False,
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
 
 
 def _scale_of(metric: Metric, values: Sequence[float]) -> _Scale:

@@ -43,7 +43,7 @@ def figure(column: str, value: object) -> str:
         return milliseconds(value)
     if column.endswith("_bytes"):
         return size(value)
-    if column.endswith("_fraction") or column.startswith("bubble_"):
+    if column.endswith("_fraction") or column.startswith("bubble_") or column == "mfu":
         return percent(value)
     return written(value, "{:,.5g}")
 

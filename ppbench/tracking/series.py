@@ -153,6 +153,12 @@ def _order_of(runs: pd.DataFrame, wanted: Wanted, notes: Notes) -> _Order:
         state = repository.state()
         name = state.branch or f"{state.commit[:9]} (no branch is checked out)"
         _note_unknown(len(commits) - len(places), repository, notes)
+        num_off = len(places.keys() - on_line.keys()) if wanted.has_all else 0
+        if num_off:
+            notes.append(
+                f"{counted(num_off, 'commit')} of other branches: shown among those of {name}; "
+                "a change may be no more than what one branch has and the other lacks"
+            )
         words = "all commits" if wanted.has_all else f"first-parent line of {name}"
         return _Order(places, words, on_line, repository)
     notes.append(

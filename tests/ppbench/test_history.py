@@ -87,6 +87,7 @@ def test_a_state_says_how_much_a_series_can_tell() -> None:
         State.alone: [five(1000.0, 0)],
         State.few: [[1000.0], [1001.0]],
         State.failed: [[], []],
+        State.dirty: [],
     }
     for state, levels in states.items():
         assert tell(series(levels), TOKENS).state is state

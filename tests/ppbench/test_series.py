@@ -137,6 +137,7 @@ def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
     every = asked(runs, tmp_path / "repo", has_all=True)
     assert set(commits(every)) == {first, second, side, merge}
     assert (commits(every)[0], commits(every)[-1]) == (first, merge)
+    assert every.notes[0].startswith("1 commit of other branches: shown among those of main")
 
 
 def test_a_detached_head_is_the_end_of_the_line(runs: Runs, tmp_path: Path) -> None:
