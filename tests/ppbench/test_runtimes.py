@@ -297,7 +297,7 @@ def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
     explained = ppbench("explain", run_id, folder=folder)
     assert (explained.returncode, "the schedule itself" in explained.stdout) == (0, True)
-    drawn = ppbench("timeline", run_id, "--ascii", folder=folder)
+    drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
     assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
     traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
     assert traced.returncode == 0, traced.stderr
