@@ -38,6 +38,7 @@ class Phase(IntEnum):
     GATHERS = 10
     STORES = 11
     PEAK = 12
+    RUNS = 13
 
     @property
     def words(self) -> str:
@@ -58,6 +59,7 @@ _WORDS = {
     Phase.GATHERS: "gathers the results",
     Phase.STORES: "stores the run",
     Phase.PEAK: "measures its device's peak",
+    Phase.RUNS: "runs a step",
 }
 
 VERSION = 1

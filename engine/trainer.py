@@ -1,16 +1,20 @@
 """One configuration, ready to step: model, data, program, channels and optimizer put together.
 
 step = zero gradients, run the program, sum the gradients of shared weights, clip, optimizer
+
+What runs the program is the executor, unless another runner is handed in: then everything around it
+is the same all the same, which is what makes runners comparable.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import torch
 import torch.distributed as dist
@@ -36,7 +40,7 @@ from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.run import snapshot
-from engine.run.clock import IssueClock
+from engine.run.clock import Clock, IssueClock
 from engine.run.executor import Executor
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
@@ -45,9 +49,11 @@ from engine.run.snapshot import SnapshotError
 from engine.run.stage import Stage, compile_layers, gradient_message, recompute_layers
 from engine.run.watch import NOTHING, SPANS, Watch
 
-__all__ = ["Progress", "StepResult", "Trainer", "TrainerConfig", "connect"]
+__all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,51 @@ class Progress:
     num_tokens: int = 0
 
 
+class Runner(Protocol):
+    """What runs a step's microbatches forward and backward on this rank: the executor, or others.
+
+    It leaves the gradients of the step's mean loss per token in `.grad` of the trainer's modules.
+    """
+
+    @property
+    def peak_held(self) -> int:
+        """The most microbatches whose activations this rank has held at once, in any step."""
+
+    @property
+    def lowered(self) -> Program:
+        """What all ranks run, with its transfers; known when a step has been run."""
+
+    @property
+    def messages(self) -> Messages | None:
+        """What holds messages, and how long, for the prediction of memory; None: none is made."""
+
+    def enter(self, phase: Phase) -> None:
+        """Note what the rank comes to beside its actions."""
+
+    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
+        """One step; returns its mean loss per token where the last stage is."""
+
+    def perform(
+        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Do work beside the microbatches as an action of the step that has just run."""
+
+    def timed_by(self, clock: Clock) -> AbstractContextManager[None]:
+        """Meanwhile this clock times the actions."""
+
+    def collect_spans(self, step: int) -> list[Span]:
+        """The spans of the step that has just run. Blocks until the device is done with it."""
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """What it keeps from step to step and may let go of within one."""
+
+    def close(self) -> None:
+        """Give back what it holds; it is not used again."""
+
+
+Build = Callable[["Trainer", Flight], Runner]
+
+
 class Trainer:
     """This rank's part of a pipeline.
 
@@ -80,15 +131,21 @@ class Trainer:
     anything runs.
     """
 
-    def __init__(self, config: TrainerConfig, fabric: Fabric, flight: Flight = NO_FLIGHT) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        fabric: Fabric,
+        flight: Flight = NO_FLIGHT,
+        build: Build | None = None,
+    ) -> None:
+        """`build` makes what runs the microbatches, given all but that; None: the executor."""
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device
-        self._fabric = fabric
-        lowered = lowered_of(config)
-        self.program = lowered.compute_only()
-        placement = self.program.placement
-        self._ranks = tuple(range(config.world_size))
+        self.fabric = fabric
+        self.lowered = lowered_of(config)
+        placement = self.lowered.placement
+        self.ranks = tuple(range(config.world_size))
         self.model = model_of(config, self.device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
@@ -100,14 +157,16 @@ class Trainer:
         self.shared_weights = self.model.shared_weights(self.partition)
         self._unite_shared_weights()
         self._shared = self._find_shared(placement.ranks)
-        self._channels = fabric.open_channels(
-            edges_of(lowered), placement.ranks, with_shapes=config.data.is_variable
-        )
-        self._messages = messages_of(config, self.model, self.partition)
-        self._executor = self._build_executor(lowered, flight)
-        self._plan = self._find_plan(lowered)
+        self.messages = messages_of(config, self.model, self.partition)
+        self._prepare_modules()
+        self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
+
+    @property
+    def program(self) -> Program:
+        """The computations of the step, as they are run."""
+        return self.runner.lowered.compute_only()
 
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank.
@@ -116,25 +175,25 @@ class Trainer:
         """
         loss, num_tokens = self._accumulate_gradients(step, watch)
         rate = self.config.optimizer.learning_rate_at(step)
-        self._executor.enter(Phase.UPDATES)
+        self.runner.enter(Phase.UPDATES)
         self._measure_norm()
-        self._executor.perform(OPTIMIZER_ACTION, self._update, rate)
-        spans = self._executor.collect_spans(step)
+        self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
+        spans = self.runner.collect_spans(step)
         norm = None if self._gradient_norm is None else float(self._gradient_norm)
         return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
         loss, _ = self._accumulate_gradients(step, NOTHING)
-        self._executor.collect_spans(step)
+        self.runner.collect_spans(step)
         return None if loss is None else loss.item()
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
         self._zero_gradients()
-        with self._executor.timed_by(IssueClock(self._fabric.clock)):
+        with self.runner.timed_by(IssueClock(self.fabric.clock)):
             return measure_memory(
-                self.device, lambda: self.step(step).spans, self._owned, self._plan
+                self.device, lambda: self.step(step).spans, self._owned, self._find_plan()
             )
 
     def batch(self, step: int) -> StepBatch:
@@ -194,21 +253,20 @@ class Trainer:
     @property
     def peak_held(self) -> int:
         """The most microbatches whose activations this rank has held at once, in any step."""
-        return self._executor.peak_held
+        return self.runner.peak_held
 
     def close(self) -> None:
         """Give back the channels and the loader; the trainer is not used again."""
         self._data.close()
-        for channel in self._channels.values():
-            channel.close()
+        self.runner.close()
 
     def _accumulate_gradients(self, step: int, watch: Watch) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
         self._zero_gradients()
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
-        loss = self._executor.run(step, batch, watch)
-        self._executor.enter(Phase.SUMS)
+        loss = self.runner.run(step, batch, watch)
+        self.runner.enter(Phase.SUMS)
         self._sum_shared_gradients()
         return loss, batch.num_tokens
 
@@ -229,8 +287,8 @@ class Trainer:
         self._gradient_norm = norm_over_ranks(gradients, self.device, self._sum_over_all)
 
     def _sum_over_all(self, tensor: Tensor) -> None:
-        if len(self._ranks) > 1:
-            self._fabric.sum_over(tensor, self._ranks)
+        if len(self.ranks) > 1:
+            self.fabric.sum_over(tensor, self.ranks)
 
     def _update(self, rate: float) -> None:
         if self._optimizer is None:
@@ -250,7 +308,7 @@ class Trainer:
         for parameter, ranks, _ in self._shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self._fabric.sum_over(parameter.grad, ranks)
+            self.fabric.sum_over(parameter.grad, ranks)
 
     def _unite_shared_weights(self) -> None:
         """Stages of this rank that share a weight hold one parameter: it trains as one."""
@@ -305,47 +363,81 @@ class Trainer:
 
     def gather(self, ours: Any) -> list[Any]:
         """Every rank's object, in order of rank, on all of them. Collective; blocks."""
-        if len(self._ranks) == 1:
+        if len(self.ranks) == 1:
             return [ours]
-        return self._fabric.gather_objects(ours, self._ranks)
+        return self.fabric.gather_objects(ours, self.ranks)
 
     def _owned(self) -> Owned:
         parameters = list(self.parameters().values())
         buffers = [b for module in self.modules.values() for b in module.buffers()]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        return Owned(parameters, gradients, list(self._optimizer_state()), buffers)
+        state, held = list(self._optimizer_state()), list(self.runner.held_tensors())
+        return Owned(parameters, gradients, state, buffers, held)
 
-    def _find_plan(self, lowered: Program) -> Plan | None:
-        """None where shapes vary: then the first microbatch does not tell what others cost."""
-        if self.config.data.is_variable:
-            return None
-        forward_bytes = [message_bytes(m) for m in self._messages]
-        backward_bytes = [message_bytes(gradient_message(m)) for m in self._messages]
-        is_cpu = self.device.type == "cpu"
-        is_posted = is_cpu or self._fabric.transport == "nccl"
-        messages = Messages(forward_bytes, backward_bytes, is_posted=is_posted, is_queued=is_cpu)
-        return Plan(lowered, self.rank, messages)
+    def _find_plan(self) -> Plan | None:
+        messages = self.runner.messages
+        return None if messages is None else Plan(self.runner.lowered, self.rank, messages)
 
     def _optimizer_state(self) -> Iterator[Tensor]:
         if self._optimizer is not None:
             for values in self._optimizer.state.values():
                 yield from (value for value in values.values() if isinstance(value, Tensor))
 
-    def _build_executor(self, lowered: Program, flight: Flight) -> Executor:
-        row = self.program.actions[self.rank]
-        stages = {}
-        for index, module in self.modules.items():
+    def _prepare_modules(self) -> None:
+        for module in self.modules.values():
             if self.config.recompute:
                 recompute_layers(module)
             if self.config.compile:
                 compile_layers(module)
-            sends = None if module.is_last else self._messages[index]
-            autocast = autocast_of(self.config.autocast, self.device)
-            has_split = any(action.op is Op.I and action.stage == index for action in row)
-            is_split = has_split and not self.config.compile  # what is compiled is left whole
-            stages[index] = Stage(module, sends, autocast, is_split=is_split)
-        clock = self._fabric.clock
-        return Executor(lowered, self.rank, stages, self._channels, clock, self._messages, flight)
+
+
+class _Executing(Executor):
+    """The engine's own runner: an executor with channels of its own."""
+
+    def __init__(self, trainer: Trainer, flight: Flight) -> None:
+        config, fabric, self.lowered = trainer.config, trainer.fabric, trainer.lowered
+        self._opened = fabric.open_channels(
+            edges_of(self.lowered),
+            self.lowered.placement.ranks,
+            with_shapes=config.data.is_variable,
+        )
+        stages = {index: _stage_of(trainer, index) for index in trainer.modules}
+        super().__init__(
+            self.lowered,
+            trainer.rank,
+            stages,
+            self._opened,
+            fabric.clock,
+            trainer.messages,
+            flight,
+        )
+        self.messages = None if config.data.is_variable else _held_messages(trainer)
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        return ()
+
+    def close(self) -> None:
+        for channel in self._opened.values():
+            channel.close()
+
+
+def _stage_of(trainer: Trainer, index: int) -> Stage:
+    config, module = trainer.config, trainer.modules[index]
+    row = trainer.lowered.actions[trainer.rank]
+    sends = None if module.is_last else trainer.messages[index]
+    autocast = autocast_of(config.autocast, trainer.device)
+    has_split = any(action.op is Op.I and action.stage == index for action in row)
+    is_split = has_split and not config.compile  # what is compiled is left whole
+    return Stage(module, sends, autocast, is_split=is_split)
+
+
+def _held_messages(trainer: Trainer) -> Messages:
+    """Not for shapes that vary: there the first microbatch does not tell what others cost."""
+    forward_bytes = [message_bytes(m) for m in trainer.messages]
+    backward_bytes = [message_bytes(gradient_message(m)) for m in trainer.messages]
+    is_cpu = trainer.device.type == "cpu"
+    is_posted = is_cpu or trainer.fabric.transport == "nccl"
+    return Messages(forward_bytes, backward_bytes, is_posted=is_posted, is_queued=is_cpu)
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

@@ -24,15 +24,12 @@ from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
-    StoreError,
     SweepInterruptedError,
-    UsageError,
     first_line,
 )
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
-from ppbench.report.index import NAME as INDEX_NAME
-from ppbench.report.index import write_index
+from ppbench.report.index import check_not_index, update_index
 from ppbench.report.page import write_report
 from ppbench.report.terminal import draw_steps
 from ppbench.report.timeline_page import run_names, write_timeline
@@ -147,7 +144,7 @@ class SweepOutcome:
     """What `ppbench sweep` prints and returns."""
 
     table: str
-    report: Path
+    report: Path | None
     exit_code: int
 
 
@@ -163,11 +160,11 @@ def sweep(
     file: Path,
     overrides: Sequence[str],
     results: Path,
-    reports: Path,
+    reports: Path | None,
     choice: Choice,
     how: Format,
 ) -> SweepOutcome:
-    """Run what is missing of a sweep, then report on all of it.
+    """Run what is missing of a sweep, then report on all of it; `reports` None: in a table only.
 
     When the workers cannot go on, what is finished is reported all the same. Raises
     SweepInterruptedError, which says how to go on.
@@ -175,14 +172,17 @@ def sweep(
     read = read_sweep(file, overrides, default_device())
     store = open_store(results)
     check_writable(results, "--results")
-    check_writable(reports, "--reports")
+    if reports is not None:
+        check_writable(reports, "--reports")
     command = _command_line(file, overrides, results, reports)
     plan = run_missing(read, store, choice, command)
     runs = runs_of(plan, store)
-    path = reports / f"{read.name}-{plan.sweep_id}.html"
-    text = file.read_text(encoding="utf-8")
-    write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
-    _update_index(reports)
+    path = None
+    if reports is not None:
+        path = reports / f"{read.name}-{plan.sweep_id}.html"
+        text = file.read_text(encoding="utf-8")
+        write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
+        update_index(reports, tell)
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
     told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
@@ -245,11 +245,13 @@ def _shown_axes(read: Sweep) -> list[str]:
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
-def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path) -> str:
+def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path | None) -> str:
     """What makes the same sweep again, into the same folders."""
     words = [word for override in overrides for word in ("--set", override)]
     for option, folder in (("results", results), ("reports", reports)):
-        if folder != Path(option):
+        if folder is None:
+            words.append("--no-report")
+        elif folder != Path(option):
             words += [f"--{option}", str(folder)]
     return shlex.join(["ppbench", "sweep", str(file), *words])
 
@@ -327,10 +329,10 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
     path = output or reports / f"{default}.html"
     command = shlex.join(["ppbench", "report", *names])
-    _check_not_index(path, reports)
+    check_not_index(path, reports)
     write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
     if path.parent.resolve() == reports.resolve():
-        _update_index(reports)
+        update_index(reports, tell)
     return path
 
 
@@ -359,10 +361,10 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
     store = open_store(results)
     runs = store.named(shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
-    _check_not_index(path, reports)
+    check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
     if path.parent.resolve() == reports.resolve():
-        _update_index(reports)
+        update_index(reports, tell)
     return path
 
 
@@ -382,19 +384,6 @@ def _name_of(shown: Shown, runs: pd.DataFrame) -> str:
         return ids[0]
     chosen = json.dumps([ids, shown.choice, shown.has_plan])
     return f"{ids[0]}-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
-
-
-def _check_not_index(path: Path, reports: Path) -> None:
-    if path.resolve() == (reports / INDEX_NAME).resolve():
-        raise UsageError(f"{path}: the index of the reports is here; choose another name with -o")
-
-
-def _update_index(reports: Path) -> None:
-    """What is measured and written counts; an index that cannot be is no reason to fail."""
-    try:
-        write_index(reports)
-    except StoreError as error:
-        tell(f"warning: {error}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,7 @@ class Owned:
     gradients: Sequence[Tensor] = ()
     optimizer_state: Sequence[Tensor] = ()
     buffers: Sequence[Tensor] = ()
+    held: Sequence[Tensor] = ()  # kept from step to step, but may be replaced within one
 
 
 @dataclass(frozen=True)
@@ -116,18 +117,24 @@ def measure_memory(
     if device.type == "cuda":
         spans, account = _on_cuda(device, step)
     else:
-        alive_bytes = sum(storages(_all_of(owned()), device).values())
-        spans, account = _on_cpu(device, step, alive_bytes)
+        before = owned()
+        alive_bytes = sum(storages([*_all_of(before), *before.held], device).values())
+        held = storages(before.held, device)
+        del before  # what the step lets go of is not to be held here
+        spans, account = _on_cpu(device, step, alive_bytes, held)
     return use_of(account, spans, owned(), device, plan, process_bytes)
 
 
 def _on_cpu(
-    device: torch.device, step: Callable[[], Sequence[Span]], alive_bytes: int
+    device: torch.device,
+    step: Callable[[], Sequence[Span]],
+    alive_bytes: int,
+    held: Mapping[int, int],
 ) -> tuple[Sequence[Span], Account]:
     spans, recording = record(device, step)
     if recording.changes is None:
         raise RuntimeError("the profiler has recorded no allocations; is another one running?")
-    changes = own_changes(recording.changes)
+    changes = own_changes(recording.changes, held)
     start = Level(recording.start_ns, alive_bytes)
     peak_bytes = max(level.num_bytes for level in _levels(start, changes))
     return spans, Account(start, changes, peak_bytes, None)
@@ -174,21 +181,24 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in there if storage.nbytes()}
 
 
-def own_changes(changes: Iterable[Change]) -> list[Change]:
+def own_changes(changes: Iterable[Change], held: Mapping[int, int] | None = None) -> list[Change]:
     """Without the frees of what was there before: the CPU's profiler does not know their size.
 
-    They are not of what a rank owns, which stays.
+    They are not of what a rank owns, which stays, unless it is among what it `held`: bytes by
+    address.
     """
     live: set[int] = set()
+    known = dict(held or {})
     kept = []
     for change in changes:
         if change.num_bytes > 0:
             live.add(change.address)
-        elif change.address not in live:
-            continue
-        else:
+            kept.append(change)
+        elif change.address in live:
             live.remove(change.address)
-        kept.append(change)
+            kept.append(change)
+        elif change.address in known:
+            kept.append(change._replace(num_bytes=-known.pop(change.address)))
     return kept
 
 

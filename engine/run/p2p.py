@@ -496,6 +496,10 @@ class Fabric:
         assert self._host_group is not None
         return HostChannel(self._host_group, peer, tag, self.device, shapes, delay_ns)
 
+    def group_of(self, ranks: Ranks) -> dist.ProcessGroup:
+        """The communicator of ranks that have been connected, for the tensors of its device."""
+        return self._sum_groups[ranks]
+
     def sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
         """Add the ranks' tensors in place. Blocks until all are here; equal bit for bit."""
         dist.all_reduce(tensor, group=self._sum_groups[ranks])

@@ -92,7 +92,7 @@ class Stage:
             outputs = self.module(*inputs)
         if self.module.is_last:
             assert targets is not None
-            outputs = (self._loss(outputs[0], targets),)
+            outputs = (loss_of(outputs[0], targets, self._tokens_per_step),)
         else:
             outputs = self._as_agreed(outputs)
         edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
@@ -102,15 +102,6 @@ class Stage:
     def _as_agreed(self, outputs: Tensors) -> Tensors:
         assert self._sends is not None
         return tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
-
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross entropy over the tokens of the whole step, in at least float32."""
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
-        total = cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
-        )
-        return total / self._tokens_per_step
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
         """B: accumulate parameter gradients and release the microbatch.
@@ -161,6 +152,19 @@ class Stage:
         if parameters:
             queued = (gradient for *_, gradient in self._deferral.products or ())
             separate_gradients(parameters, [*messages, *queued])
+
+
+def loss_of(logits: Tensor, targets: Tensor, tokens_per_step: int) -> Tensor:
+    """A microbatch's share of the step's mean loss per token, in at least float32.
+
+    `logits` `[batch, seq, vocab]`, `targets` `[batch, seq]`.
+    """
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    total = cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
+    )
+    return total / tokens_per_step
 
 
 def _gradients_of(leaves: Tensors) -> Tensors:

@@ -23,6 +23,7 @@ class Case:
     """Everything that defines the workload. Fields are the sweep file's keys, `.` written `_`."""
 
     schedule: str = "1f1b"
+    runtime: str = "engine"
     world_size: int = 2
     num_microbatches: int = 8
     seq_len: int | Literal["variable"] = 128

@@ -25,6 +25,7 @@ from ppbench.config.case import VARIABLE
 from ppbench.config.places import minutes_of
 from ppbench.config.problems import brief
 from ppbench.errors import nearest
+from ppbench.run.runtimes.registry import ENGINE, is_known, known_runtimes
 
 
 def _known_schedule(value: object) -> object:
@@ -37,6 +38,12 @@ def _known_schedule(value: object) -> object:
         raise ValueError(
             f"unknown schedule {brief(value)}{nearest(value, known_names())}"
         ) from None
+
+
+def _known_runtime(value: object) -> object:
+    if isinstance(value, str) and not is_known(value):
+        raise ValueError(f"unknown runtime {brief(value)}{nearest(value, known_runtimes())}")
+    return value
 
 
 def _model(value: object) -> object:
@@ -173,6 +180,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 MAX_SEQ_LEN = 16_777_216
 Schedule = Annotated[str, BeforeValidator(_known_schedule)]
+RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
 Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
 SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
@@ -302,6 +310,7 @@ class SweepFile(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     device: Literal["auto", "cpu", "cuda", "emulated"] = "auto"
     schedule: Schedule = "1f1b"
+    runtime: RuntimeName = ENGINE
     world_size: Annotated[int, Field(ge=1, le=1024)] = 2
     stages_per_rank: StagesPerRank = AUTO
     num_microbatches: Annotated[int, Field(ge=1, le=65_536)] = 8

@@ -28,6 +28,7 @@ FIGURES = (
 )
 KNOBS = (
     "schedule",
+    "runtime",
     "world_size",
     "num_microbatches",
     "stages_per_rank",

@@ -39,9 +39,10 @@ def link_ns_of(case: Case) -> tuple[int, ...]:
     return listed * (num_stages_of(case) - 1) if len(listed) == 1 else listed
 
 
-def lowered_of(case: Case) -> Program:
-    """The case's program with its transfers."""
-    return lower(program_of(case), Policy(case.transfer_policy), case.transfer_look_ahead)
+def lowered_of(case: Case, program: Program | None = None) -> Program:
+    """The case's program, or the one that was run instead, with its transfers."""
+    policy = Policy(case.transfer_policy)
+    return lower(program or program_of(case), policy, case.transfer_look_ahead)
 
 
 def planned_step_ns(case: Case) -> int:
@@ -55,9 +56,8 @@ def planned_step_ns(case: Case) -> int:
     return replay(lowered, compute_ns, moving_ns).makespan_ns
 
 
-def simulated(case: Case) -> Simulation:
-    """The case with free transfers: as emulated, else equal stages with F = I = W."""
-    program = program_of(case)
+def simulated(case: Case, program: Program) -> Simulation:
+    """The case's program with free transfers: as emulated, else equal stages with F = I = W."""
     if case.is_emulated:
         return simulate(program, durations_of(case))
     unit = program.num_stages  # so that a stage's time is a whole number

@@ -25,13 +25,15 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.p2p import Fabric
-from engine.trainer import StepResult
+from engine.trainer import StepResult, TrainerConfig
 from ppbench.analysis.stats import has_settled
 from ppbench.config.case import Case, Measure
+from ppbench.run.agreement import must_agree
 from ppbench.run.job import Item
 from ppbench.run.node import Node, Window
 from ppbench.run.profiling import profile_steps
 from ppbench.run.rows import CaseResult, RankResult
+from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Runtime
 
 OnStep = Callable[[int, int, float], None]
@@ -47,6 +49,7 @@ class Member:
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
     flight: Flight  # where this rank notes what it does
+    config: TrainerConfig  # what the ranks have agreed on
     cores: tuple[int, ...] | None = None  # that it is bound to
 
     @property
@@ -64,9 +67,10 @@ def measure(
 ) -> CaseResult | None:
     """Run the case; its result is on rank 0. Profiles, if any are asked for, go to a folder."""
     runtime, flight = member.runtime, member.flight
+    flight.enter(Phase.VERIFIES)
     if item.measure.verify:
-        flight.enter(Phase.VERIFIES)
         runtime.verify()
+    expected_loss = _expected_loss(member)
     member.wait()  # ranks that share cores measure their peaks together
     flight.enter(Phase.PEAK)
     peak = runtime.peak()
@@ -90,7 +94,15 @@ def measure(
     results = _gathered(ours, member)
     if not results:
         return None
-    return CaseResult(results, runtime.run_facts(), steps.warmup_ns, runtime.flop_facts())
+    facts, flops = runtime.run_facts(), runtime.flop_facts()
+    return CaseResult(results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+
+
+def _expected_loss(member: Member) -> float | None:
+    """What the first step's must be, on rank 0 where it is to be compared; None elsewhere."""
+    if dist.get_rank() > 0 or not must_agree(member.case):
+        return None
+    return unsplit_loss(member.config, member.fabric.device)
 
 
 def _result_of(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.model.answers import FlopFacts
-from engine.plan.program import to_json
+from engine.plan.program import Program, to_json
 from engine.plan.spans import COLUMNS
 from ppbench import __version__
 from ppbench.analysis.attribution import Attribution, attribute, figures_of
@@ -24,6 +24,7 @@ from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
 from ppbench.config.possible import program_of
+from ppbench.run.agreement import check_first_loss, check_last_loss, must_agree
 from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.evidence import Judgement
@@ -54,18 +55,28 @@ class CaseResult:
     facts: dict[str, object]  # columns of `runs`
     warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
+    lowered: Program | None = None  # what was run; None: the case's own program
+    expected_loss: float | None = None  # of the first step; None where none is known
 
 
 def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> float:
-    """Store a case that ran; returns its tokens per second."""
-    case = item.case
+    """Store a case that ran; returns its tokens per second.
+
+    Raises DisagreementError for a run that trained something else than it should.
+    """
+    case, store = item.case, Store(Path(job.results))
+    program = result.lowered if must_agree(case) and result.lowered else program_of(case)
+    losses = _losses(item, result)
+    if result.expected_loss is not None:
+        check_first_loss(case, losses["first_loss"], result.expected_loss)
+        check_last_loss(item, job.sweep_id, losses["last_loss"], store)
     spans, origin_ns = _spans_of(result)
     moved = messages(spans)
     steps = _steps_of(spans, case, result)
     by_rank = rank_figures(spans, steps.set_index("step")["step_ns"], case.world_size)
     ranks = pd.DataFrame([rank.facts for rank in result.ranks]).assign(**by_rank)
     figures = run_figures(steps)
-    attribution = attribute(spans, lowered_of(case), steps.set_index("step")["step_ns"])
+    attribution = attribute(spans, lowered_of(case, program), steps.set_index("step")["step_ns"])
     planned_ns = planned_step_ns(case) if case.is_emulated else None
     run = {
         **_row_of(job, item),
@@ -74,15 +85,15 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         **intervals(steps),
         **figures_of(attribution, spans, steps["step_ns"]),
         **peaks(ranks),
-        **_losses(item, result),
+        **losses,
         **_mfu(case, result, figures["tokens_per_s"]),
         **_energy(case, ranks, int(steps["num_tokens"].sum())),
         "run_id": begun.run_id,
         "attempt": begun.attempt,
         "status": "ok",
-        "program": to_json(program_of(case)),
+        "program": to_json(program),
         "tokens_per_step": int(steps["num_tokens"].median()),
-        "bubble_fraction_theory": simulated(case).bubble_fraction,
+        "bubble_fraction_theory": simulated(case, program).bubble_fraction,
         "planned_step_ns": planned_ns,
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
@@ -98,7 +109,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         "telemetry": _samples(result, origin_ns),
         "memory": _memory_timelines(result),
     }
-    Store(Path(job.results)).write_run(run, tables)
+    store.write_run(run, tables)
     return figures["tokens_per_s"]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -46,6 +47,7 @@ from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch
 from ppbench.run.locks import Lock, held, who
 from ppbench.run.progress import Display
+from ppbench.run.runtimes.registry import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
 
 POLL_S = 0.2
@@ -87,8 +89,8 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     """
     check_devices(sweep)
     commit = read_commit(sweep.track.repo)
-    items = _items_of(sweep, commit)
-    sweep_id = _sweep_id(sweep, items)
+    items = items_of(sweep, commit)
+    sweep_id = sweep_id_of(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
     runs = runs[runs["run_id"] > since]
@@ -110,7 +112,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     )
 
 
-def _items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
+def items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
     """Every run of the sweep, launch by launch, in the order of its file."""
     planned = [
         (case, measure, launch)
@@ -129,7 +131,23 @@ def _shuffled(items: tuple[Item, ...]) -> list[Item]:
     for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
         some = list(of_launch)
         random.Random(f"{some[0].measure.order_seed}:{launch}").shuffle(some)  # noqa: S311  # no secret
-        ordered += some
+        ordered += _references_first(some) if launch == 0 else some
+    return ordered
+
+
+def _references_first(items: list[Item]) -> list[Item]:
+    """The engine's case at the first place of its likes of other runtimes, which change with it.
+
+    Their losses are compared with its own (`agreement`).
+    """
+    ordered = list(items)
+    places = {(item.case, item.measure): at for at, item in enumerate(items)}
+    first: dict[tuple[Case, Measure], int] = {}
+    for at, item in enumerate(items):
+        first.setdefault((dataclasses.replace(item.case, runtime=ENGINE), item.measure), at)
+    for reference, at in first.items():
+        own = places.get(reference, at)
+        ordered[at], ordered[own] = items[own], items[at]
     return ordered
 
 
@@ -207,7 +225,8 @@ def _stamps_in(folder: str) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def _sweep_id(sweep: Sweep, items: tuple[Item, ...]) -> str:
+def sweep_id_of(sweep: Sweep, items: tuple[Item, ...]) -> str:
+    """Short hash of the sweep's name and all its runs."""
     return _short_hash(sweep.name, sorted(item.resume_key for item in items))
 
 
@@ -233,7 +252,7 @@ def alone(
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
         commit = read_commit(sweep.track.repo)
-        sweep_id = _sweep_id(sweep, _items_of(sweep, commit))
+        sweep_id = sweep_id_of(sweep, items_of(sweep, commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
         with held(path, who(f"sweep {sweep.name}"), on_wait):
             yield plan_sweep(sweep, store, choice)

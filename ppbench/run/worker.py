@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from engine.run.p2p import Fabric, TransferError
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError
+from ppbench.run.agreement import DisagreementError
 from ppbench.run.binding import Cores
 from ppbench.run.closing import RUNNING, close_open_runs
 from ppbench.run.environment import read_environment
@@ -58,8 +60,10 @@ from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
-from ppbench.run.runtimes.engine import EngineRuntime, VerificationError, trainer_config
-from ppbench.run.runtimes.runtime import Runtime
+from ppbench.run.runtimes.registry import ENGINE, load_factory
+from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
+from ppbench.run.runtimes.settings import trainer_config
+from ppbench.run.runtimes.trained import VerificationError
 from ppbench.run.watchdog import flight_path
 from ppbench.store import Store, new_run_id
 
@@ -155,6 +159,8 @@ def _status_of(error: BaseException) -> str:
         return PEER_LOST
     refused = (
         VerificationError,
+        RefusalError,
+        DisagreementError,
         ProgramError,
         ScheduleError,
         ModelError,
@@ -257,11 +263,13 @@ class Worker:
         check_file_unchanged(case)
         cores = self._bind(case)
         agreement = agree(trainer_config(case), fabric)
+        if case.runtime != ENGINE:  # it may want a communicator also where there is one rank
+            fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.world_size:
             return None
         self.flight.enter(Phase.BUILDS)
         runtime = _runtime(case, agreement, fabric, self.flight)
-        return Member(case, runtime, fabric, group, self.flight, cores)
+        return Member(case, runtime, fabric, group, self.flight, agreement.config, cores)
 
     def _bind(self, case: Case) -> tuple[int, ...] | None:
         """To cores of its own, if this rank is one of the case's, which its node has cores for."""
@@ -307,7 +315,8 @@ class Worker:
 def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
     if case.is_emulated:
         return EmulatedRuntime(case, agreement, fabric, flight)
-    return EngineRuntime(agreement.config, fabric, flight)
+    factory = cast("Factory", load_factory(case.runtime))
+    return factory(case, agreement, fabric, flight)
 
 
 def _device_of(kind: str) -> torch.device:

@@ -32,6 +32,8 @@ class Column:
 
 _CASE_MEANINGS = {
     "schedule": "name of the schedule, aliases resolved",
+    "runtime": "what runs the case: `engine`, `torch` (torch.distributed.pipelining), `single` (no "
+    "pipeline) or another package's; `engine` where it is missing",
     "world_size": "number of ranks in the pipeline",
     "num_microbatches": "microbatches of a step",
     "seq_len": "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), "
@@ -226,7 +228,8 @@ RUNS: tuple[Column, ...] = (
     Column(
         "program",
         pa.string(),
-        "the program that ran, JSON; before lowering, unless its file has transfers of its own",
+        "the program that ran, JSON; before lowering, unless its file or runtime has transfers of "
+        "its own",
     ),
     Column("commit", pa.string(), "commit of the tracked repository; null without one"),
     Column("branch", pa.string(), "branch that was checked out; null when none was"),

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from engine.configuration import model_of, tokenizer_of
 from engine.model.data import Data, DataSpec
 from engine.model.split import ModelSpec
+from engine.plan.program import Program
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric
+from engine.trainer import Build as BuildRunner
 from engine.trainer import StepResult, Trainer, TrainerConfig, connect
 
 NUM_STEPS = 3
@@ -35,6 +37,7 @@ class Outcome:
     peak_held: int = 0
     results: tuple[StepResult, ...] = ()
     layers: tuple[int, ...] = ()
+    lowered: Program | None = None
 
 
 def config(
@@ -70,12 +73,14 @@ def config(
     )
 
 
-def train(fabric: Fabric, is_member: bool, settings: TrainerConfig) -> Outcome | None:
-    """Gradients of step 0, then three steps of training."""
+def train(
+    fabric: Fabric, is_member: bool, settings: TrainerConfig, runner: BuildRunner | None = None
+) -> Outcome | None:
+    """Gradients of step 0, then three steps of training; by the executor, or another runner."""
     settings = connect(settings, fabric)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric)
+    trainer = Trainer(settings, fabric, build=runner)
     initial = {
         n: t.detach().clone() for m in trainer.modules.values() for n, t in m.own_state().items()
     }
@@ -87,7 +92,8 @@ def train(fabric: Fabric, is_member: bool, settings: TrainerConfig) -> Outcome |
     trained = {name: p.detach().clone() for name, p in trainer.parameters().items()}
     trainer.close()
     layers = tuple(len(owned) for owned in trainer.partition)
-    return Outcome(loss, initial, gradients, trained, trainer.peak_held, results, layers)
+    lowered = trainer.runner.lowered
+    return Outcome(loss, initial, gradients, trained, trainer.peak_held, results, layers, lowered)
 
 
 def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) -> nn.Module:
@@ -191,9 +197,10 @@ def assert_exact(
     build: Build = unsplit_transformers,
     tolerance: float = TOLERANCE,
     is_trained: bool = True,
+    run: Callable[..., Outcome | None] = train,
 ) -> list[Outcome]:
     """Loss, every gradient and the parameters after three steps equal the unsplit model's."""
-    outcomes = ranks.run(settings.world_size, train, settings)
+    outcomes = ranks.run(settings.world_size, run, settings)
     initial = merged([o.initial for o in outcomes], shared)
     expected = unsplit_outcome(settings, initial, build)
     gradients = merged([o.gradients for o in outcomes], shared)

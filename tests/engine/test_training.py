@@ -83,7 +83,7 @@ def transfers(fabric, is_member, settings):
 
         channel._shapes.send = counted
 
-    for channel in trainer._channels.values():
+    for channel in trainer.runner._channels.values():
         assert isinstance(channel, HostChannel)
         if channel._shapes is not None:
             counting(channel)

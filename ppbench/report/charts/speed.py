@@ -26,6 +26,8 @@ from ppbench.report.panels import Panels, arrange, figure_text
 from ppbench.report.style import NEUTRAL
 from ppbench.report.units import counted
 
+_KINDS = ["schedule", "runtime"]
+
 
 def throughput(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     """Tokens/s of every ok case, the median over its launches; `axes` are the varying settings.
@@ -62,24 +64,28 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
     The base of a case differs from it in nothing but `world_size`, of which it has the least that
     was measured. At one rank every schedule computes the same, so any schedule will do there if the
-    case's own was not measured. Each emulated rank takes the time that was set, however many
-    there are: the model grows with them, and it is tokens/s themselves that should stay the same.
+    case's own was not measured, and the unsplit model if its runtime was not. Each emulated rank
+    takes the time that was set, however many there are: the model grows with them, and it is
+    tokens/s themselves that should stay the same.
     """
-    others = [axis for axis in axes if axis not in ("world_size", "schedule")] or ["device"]
+    free = ("world_size", *_KINDS)
+    others = [axis for axis in axes if axis not in free] or ["device"]
     parts = [_of_group(group) for _, group in cases.groupby(others, sort=False)]
     return pd.concat(parts).sort_index() if parts else cases
 
 
 def _of_group(group: pd.DataFrame) -> pd.DataFrame:
-    """Cases that differ in schedule and world size only."""
-    alone = group.loc[group["world_size"] == 1, "tokens_per_s"]
-    size = group.groupby("schedule")["world_size"].transform("min")
+    """Cases that differ in schedule, runtime and world size only."""
+    alone = group[group["world_size"] == 1]
+    size = group.groupby(_KINDS)["world_size"].transform("min")
     if not alone.empty:
         size[:] = 1
-    bases = group[group["world_size"] == size].drop_duplicates("schedule").set_index("schedule")
-    base = group["schedule"].map(bases["tokens_per_s"])
+    bases = group[group["world_size"] == size].drop_duplicates(_KINDS).set_index(_KINDS)
+    base = group[_KINDS].join(bases["tokens_per_s"], on=_KINDS)["tokens_per_s"]
     if not alone.empty:
-        base = base.fillna(alone.iloc[0])
+        by_runtime = alone.drop_duplicates("runtime").set_index("runtime")["tokens_per_s"]
+        unsplit = by_runtime.get("single", by_runtime.iloc[0])
+        base = base.fillna(group["runtime"].map(by_runtime)).fillna(unsplit)
     growth = (group["world_size"] / size).mask(group["device"] == EMULATED, 1.0)
     return group.assign(base_size=size, efficiency=group["tokens_per_s"] / base / growth)
 

@@ -8,6 +8,7 @@ from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.answers import FlopFacts
+from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryUse
@@ -32,6 +33,10 @@ class EmulatedRuntime:
             durations_of(case), case.emulated_jitter, case.emulated_seed, link_ns_of(case)
         )
         self._trainer = EmulatedTrainer(agreement, emulation, fabric, flight)
+
+    @property
+    def lowered(self) -> Program:
+        return self._trainer.program
 
     @property
     def peak_held(self) -> int:

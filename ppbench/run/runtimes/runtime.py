@@ -8,16 +8,28 @@ from typing import Protocol
 import torch
 
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
+from engine.connection import Agreement
+from engine.flight import Flight
 from engine.model.answers import FlopFacts
 from engine.plan.program import Program
 from engine.run.memory import MemoryUse
+from engine.run.p2p import Fabric
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
+from ppbench.config.case import Case
+
+
+class RefusalError(ValueError):
+    """The runtime cannot run the case; its run is `invalid`. Says what to change."""
 
 
 class Runtime(Protocol):
     """One rank's part of a case. All ranks make the same calls with the same numbers."""
+
+    @property
+    def lowered(self) -> Program:
+        """What all ranks run in a step, with its transfers; asked after the last step."""
 
     @property
     def peak_held(self) -> int:
@@ -52,6 +64,19 @@ class Runtime(Protocol):
 
     def rank_facts(self) -> dict[str, object]:
         """Columns of `ranks` that are known without running."""
+
+
+class Factory(Protocol):
+    """Makes this rank's part of a case; a class is one, by its constructor.
+
+    Every rank below the case's world size calls it. They have been connected: `fabric.group_of` has
+    a communicator of theirs. Raises RefusalError for what the runtime cannot run.
+    """
+
+    def __call__(
+        self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight, /
+    ) -> Runtime:
+        """The runtime, built and ready to step."""
 
 
 def facts_of_split(

@@ -42,10 +42,10 @@ def without_clock(fabric: Fabric, is_member: bool, settings: TrainerConfig):
     timeless = Fabric.__new__(Fabric)  # the same communicators
     timeless.__dict__.update(fabric.__dict__, clock=NO_TIMES)
     trainer = Trainer(settings, timeless)
-    for channel in trainer._channels.values():
+    for channel in trainer.runner._channels.values():
         channel._clock = NO_TIMES
     losses = [trainer.step(step, NOTHING).loss for step in range(2)]
-    left = [t for channel in trainer._channels.values() for t in channel.finish_step()]
+    left = [t for channel in trainer.runner._channels.values() for t in channel.finish_step()]
     trainer.close()
     return losses, left
 

@@ -1,0 +1,70 @@
+"""The loss that every runtime must have in the first step: the unsplit model's, without a runtime.
+
+One stage after the other takes all microbatches forward, on one rank, with nothing kept for a
+backward: so it needs no more memory than the largest stage and one message per microbatch, also
+where the whole model would not fit. What the gradients are, only `measure.verify` tells.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
+from engine.connection import autocast_of
+from engine.model.data import StepBatch
+from engine.model.stage_module import Model
+from engine.run.stage import loss_of
+from engine.trainer import TrainerConfig
+
+
+def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
+    """The first step's mean loss per token; `config` is what `connect` returned.
+
+    None for a model that draws random numbers, as dropout does: its loss depends on the order in
+    which a rank comes to its microbatches, and no two schedules have the same.
+    """
+    model = model_of(config, device)
+    batch = _first_batch(config, model, device)
+    before = _random_state(device)
+    with torch.no_grad():
+        outputs = _forward(config, model, batch, device)
+        losses = [
+            loss_of(logits, targets, batch.num_tokens)
+            for (logits,), targets in zip(outputs, batch.targets, strict=True)
+        ]
+    has_drawn = not torch.equal(before, _random_state(device))
+    return None if has_drawn else float(torch.stack(losses).sum())
+
+
+def _first_batch(config: TrainerConfig, model: Model, device: torch.device) -> StepBatch:
+    data = data_of(config, model, tokenizer_of(config), device)
+    try:
+        return data.step(0).to(device)
+    finally:
+        data.close()
+
+
+def _forward(
+    config: TrainerConfig, model: Model, batch: StepBatch, device: torch.device
+) -> list[tuple[Tensor, ...]]:
+    partition = partition_of(config, model, lowered_of(config).num_stages)
+    carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
+    for stage in range(len(partition)):
+        state = _random_state(device)
+        module = model.build_stage(partition, stage, device)
+        _set_random_state(state, device)  # initial weights are drawn, too
+        with autocast_of(config.autocast, device):
+            carried = [module(*one) for one in carried]
+    return carried
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

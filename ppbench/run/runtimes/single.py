@@ -1,0 +1,85 @@
+"""No pipeline: the whole model on one rank, one microbatch after the other.
+
+    for each microbatch:  F  forward and loss    B  torch's own backward
+
+The reference of what a pipeline is to reach: plain torch, without stages, channels or an executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.connection import Agreement, autocast_of
+from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.model.data import StepBatch
+from engine.plan.action import Action, Op
+from engine.plan.footprint import Messages
+from engine.plan.program import Program
+from engine.plan.spans import Span
+from engine.run.p2p import Fabric
+from engine.run.stage import loss_of
+from engine.run.watch import Watch
+from engine.trainer import Trainer
+from ppbench.config.case import Case
+from ppbench.run.runtimes.stopwatch import Stopwatch
+from ppbench.run.runtimes.trained import TrainedRuntime
+
+
+class SingleRuntime(TrainedRuntime):
+    """The trainer with the unsplit model."""
+
+    def __init__(
+        self,
+        case: Case,  # noqa: ARG002  # all of it is in the agreement
+        agreement: Agreement,
+        fabric: Fabric,
+        flight: Flight = NO_FLIGHT,
+    ) -> None:
+        super().__init__(agreement.config, fabric, flight, Unsplit)
+
+
+class Unsplit(Stopwatch):
+    """Runs the microbatches of a trainer that has one rank and one stage."""
+
+    def __init__(self, trainer: Trainer, flight: Flight) -> None:
+        super().__init__(trainer.rank, trainer.fabric.clock, flight)
+        (self._module,) = trainer.modules.values()
+        self._autocast = autocast_of(trainer.config.autocast, trainer.device)
+        self.lowered: Program = trainer.lowered
+        self.messages: Messages | None = (
+            None if trainer.config.data.is_variable else Messages((), ())
+        )
+        self.peak_held = 1
+
+    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
+        self.begin(step, watch)
+        if watch.has_spans:
+            self.clock.begin_step()
+        losses = [self._train(mb, batch) for mb in range(len(batch.inputs))]
+        return torch.stack(losses).sum()
+
+    def _train(self, microbatch: int, batch: StepBatch) -> Tensor:
+        inputs, targets = batch.inputs[microbatch], batch.targets[microbatch]
+        forward, backward = (Action(0, op, microbatch) for op in (Op.F, Op.B))
+        loss = self.perform(forward, self._forward, inputs, targets, batch.num_tokens)
+        self.perform(backward, torch.autograd.backward, loss)
+        return loss.detach()
+
+    def _forward(self, inputs: Tensor, targets: Tensor, num_tokens: int) -> Tensor:
+        with self._autocast:
+            (logits,) = self._module(inputs)
+        return loss_of(logits, targets, num_tokens)
+
+    def collect_spans(self, step: int) -> list[Span]:
+        self.enter(Phase.DRAINS)
+        self.clock.end_step()
+        return self.spans(step)
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        return ()
+
+    def close(self) -> None:
+        """There is nothing to give back."""

@@ -1,0 +1,180 @@
+"""Runs a case on torch.distributed.pipelining: its schedules on the engine's stage modules.
+
+Weights, data, loss, optimizer, clipping and the sum of shared gradients are the trainer's, and so
+the same as the engine's. torch's are the order of actions, forward and backward of a stage, and
+the messages. It is used as its users use it: one `step` on the whole batch, which it cuts itself.
+
+What torch cannot do is refused before (`ppbench.config.runtimes`). All messages between two ranks
+share one line per direction here, whose order the ranks must agree on; of a schedule whose
+transfers torch has put in place, that is proved before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from engine.connection import Agreement, autocast_of
+from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.model.data import StepBatch
+from engine.model.stage_module import Message, StageModule, TensorSpec
+from engine.plan.footprint import Messages
+from engine.plan.lower import Sharing, prove_no_deadlock
+from engine.plan.program import Program
+from engine.plan.spans import Span
+from engine.run.p2p import Fabric
+from engine.run.stage import loss_of
+from engine.run.watch import Watch
+from engine.trainer import Trainer
+from ppbench.config.case import Case
+from ppbench.config.runtimes import TORCH_SCHEDULES
+from ppbench.run.runtimes.runtime import RefusalError
+from ppbench.run.runtimes.stopwatch import Stopwatch
+from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_of
+from ppbench.run.runtimes.trained import TrainedRuntime
+
+
+class TorchRuntime(TrainedRuntime):
+    """The trainer with one of torch's schedules."""
+
+    def __init__(
+        self,
+        case: Case,  # noqa: ARG002  # all of it is in the agreement
+        agreement: Agreement,
+        fabric: Fabric,
+        flight: Flight = NO_FLIGHT,
+    ) -> None:
+        if fabric.device.type == "cuda" and fabric.transport != "nccl":
+            raise RefusalError(
+                'runtime "torch" sends what is on a GPU by NCCL, which needs a GPU for each rank; '
+                'run fewer ranks, or runtime = "engine", which goes through host memory'
+            )
+        super().__init__(agreement.config, fabric, flight, TorchPipeline)
+
+
+class TorchPipeline(Stopwatch):
+    """Runs the microbatches of a trainer with torch's schedule of the same name."""
+
+    def __init__(self, trainer: Trainer, flight: Flight) -> None:
+        super().__init__(trainer.rank, trainer.fabric.clock, flight)
+        self._trainer = trainer
+        self._num_tokens = 0
+        self._stages = [_stage_of(trainer, index) for index in sorted(trainer.modules)]
+        self.schedule = self._schedule()
+        self._instrument = Instrument(self.schedule, self.clock, trainer.rank)
+        self._is_watched = False
+        self._program = program_of(self.schedule)
+        if self._program is not None:
+            prove_no_deadlock(self._program, Sharing.RANK_EDGE)
+        # Its buffers are made once and stay; what is sent is kept until the step is over.
+        none = [0] * len(trainer.messages)
+        self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
+        self.peak_held = 0
+
+    @property
+    def lowered(self) -> Program:
+        assert self._program is not None, "a step tells it, and none has been run"
+        return self._program
+
+    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
+        self.begin(step, watch)
+        self._num_tokens = batch.num_tokens
+        self._is_watched = watch.has_spans or watch.has_ranges or self.peak_held == 0
+        if self._is_watched:
+            self._instrument.clock = self.clock
+            self._instrument.start_step(has_ranges=watch.has_ranges)
+        losses: list[Tensor] = []
+        inputs = [torch.cat(batch.inputs)] if self._stages[0].is_first else []
+        targets = torch.cat(batch.targets) if self._stages[-1].is_last else None
+        try:
+            self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
+        except BaseException:
+            self._instrument.remove()
+            raise
+        return torch.stack(losses).sum().detach() if losses else None
+
+    def collect_spans(self, step: int) -> list[Span]:
+        self.enter(Phase.DRAINS)
+        if not self._is_watched:
+            self.clock.end_step()
+            return []
+        spans = self._instrument.collect(step)
+        self.peak_held = max(self.peak_held, self._instrument.peak_held)
+        if self._program is None:  # blocks until every rank is here, once
+            rows = self._trainer.gather(self._instrument.row)
+            self._program = program_from(self.schedule, rows)
+        return [*spans, *self.spans(step)] if self.watch.has_spans else []
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """The buffers of what is received: of every microbatch, from the first step on."""
+        for stage in self._stages:
+            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+                for info in infos:
+                    buffer = getattr(info, "buffer", None)
+                    if buffer is not None:
+                        yield buffer
+
+    def close(self) -> None:
+        self._instrument.remove()
+
+    def _schedule(self) -> Any:
+        config = self._trainer.config
+        kind = get_schedule_class(TORCH_SCHEDULES[config.schedule])
+        is_multi = issubclass(kind, PipelineScheduleMulti)
+        (first, *_) = stages = self._stages
+        of = stages if is_multi else first
+        return kind(of, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return loss_of(logits, targets, self._num_tokens)
+
+
+class _Submodule(nn.Module):
+    """A stage as torch wants it: one tensor or a tuple out, of the dtypes that were agreed on."""
+
+    def __init__(self, module: StageModule, sends: Message | None, autocast: Any) -> None:
+        super().__init__()
+        self.module, self._sends, self._autocast = module, sends, autocast
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        with self._autocast:
+            outputs: tuple[Tensor, ...] = self.module(*inputs)
+        if self._sends is None:
+            return outputs[0]
+        return tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
+
+
+def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
+    """With the shapes of its messages given: torch then need not run the model to know them."""
+    config, module, device = trainer.config, trainer.modules[index], trainer.device
+    sends = None if module.is_last else trainer.messages[index]
+    shape = (config.data.microbatch_size, config.data.longest)
+    ids = (TensorSpec(shape, torch.int64),)
+    logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
+    return PipelineStage(
+        _Submodule(module, sends, autocast_of(config.autocast, device)),
+        index,
+        trainer.lowered.num_stages,
+        device,
+        input_args=_examples(ids if module.is_first else trainer.messages[index - 1]),
+        output_args=_examples(logits if sends is None else sends),
+        group=trainer.fabric.group_of(trainer.ranks),
+    )
+
+
+def _examples(message: Message) -> tuple[Tensor, ...]:
+    """Tensors without memory: shapes, dtypes, and what has a gradient."""
+    return tuple(
+        torch.empty(
+            spec.shape,
+            dtype=spec.dtype,
+            device="meta",
+            requires_grad=spec.dtype.is_floating_point,
+        )
+        for spec in message
+    )

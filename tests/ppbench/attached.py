@@ -1,0 +1,217 @@
+"""What the tests of `ppbench.attach` run on each rank: somebody's training script, made small."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleavedZeroBubble,
+    schedules,
+)
+from torch.profiler import ProfilerActivity, profile
+
+import ppbench
+from engine.connection import agree
+from engine.emulated import EmulatedTrainer
+from engine.plan.simulate import uniform
+from engine.run.emulation import Emulation
+from ppbench.run.profiling import profile_steps
+
+WIDTH, MICROBATCHES, STEPS = 8, 4, 5
+CPU = torch.device("cpu")
+groups: dict[tuple[int, ...], dist.ProcessGroup] = {}  # made once in a session
+
+
+def pipeline_groups(*members: tuple[int, ...]) -> dist.ProcessGroup:
+    """A group for each of these pipelines, made by all ranks; this rank's own."""
+    for ranks in members:
+        if ranks not in groups:
+            groups[ranks] = dist.new_group(list(ranks))
+    return next(groups[ranks] for ranks in members if dist.get_rank() in ranks)
+
+
+class Script:
+    """A rank of a pipeline with its schedule, optimizer and data."""
+
+    def __init__(self, group: dist.ProcessGroup | None, stages_per_rank: int) -> None:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        num_stages = size * stages_per_rank
+        self.indices = [rank + size * turn for turn in range(stages_per_rank)]
+        self.stages = [
+            PipelineStage(_layers(index), index, num_stages, CPU, group=group)
+            for index in self.indices
+        ]
+        arguments = {"n_microbatches": MICROBATCHES, "loss_fn": nn.functional.mse_loss}
+        self.schedule = (
+            Schedule1F1B(self.stages[0], **arguments)
+            if stages_per_rank == 1
+            else ScheduleInterleavedZeroBubble(self.stages, **arguments)
+        )
+        self.is_first, self.is_last = 0 in self.indices, num_stages - 1 in self.indices
+        self.parameters = [p for stage in self.stages for p in stage.submod.parameters()]
+        self.optimizer = torch.optim.SGD(self.parameters, 0.1)
+        generator = torch.Generator().manual_seed(0)
+        self.inputs, self.targets = torch.randn(2, 8, WIDTH, generator=generator).unbind()
+
+    def step(self) -> float | None:
+        """One step of training; the loss on the last stage."""
+        self.optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        self.forward_backward(losses)
+        self.optimizer.step()
+        return float(torch.stack(losses).mean()) if self.is_last else None
+
+    def forward_backward(self, losses: list[torch.Tensor]) -> None:
+        inputs = [self.inputs] if self.is_first else []
+        last = {"target": self.targets, "losses": losses} if self.is_last else {}
+        self.schedule.step(*inputs, **last)
+
+    def evaluate(self) -> None:
+        inputs = [self.inputs] if self.is_first else []
+        last = {"target": self.targets} if self.is_last else {}
+        with torch.no_grad():
+            self.schedule.eval(*inputs, **last)
+
+    def attributes(self) -> list[dict[str, object]]:
+        """Everything that somebody who watches could stand before."""
+        owners = [self.schedule, self.optimizer, *self.stages]
+        return [dict(vars(owner)) for owner in owners] + [
+            {name: getattr(schedules, name) for name in ("_batch_p2p", "_wait_batch_p2p")}
+        ]
+
+
+def _layers(index: int) -> nn.Module:
+    torch.manual_seed(index)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def same_objects(before: list[dict[str, object]], after: list[dict[str, object]]) -> list[str]:
+    """What is another object than before, of the callables and of what there is at all."""
+    return [
+        name
+        for one, other in zip(before, after, strict=True)
+        for name in one.keys() | other.keys()
+        if (name in one) != (name in other) or (callable(one[name]) and one[name] is not other[name])
+    ]
+
+
+def untouched(_fabric, _is_member) -> list[torch.Tensor]:
+    """Trained without anybody watching."""
+    script = Script(pipeline_groups((0, 2), (1, 3)), 1)
+    for _ in range(STEPS):
+        script.step()
+    return [p.detach() for p in script.parameters]
+
+
+def watched(_fabric, _is_member, folder: Path) -> SimpleNamespace:
+    """Two data-parallel pipelines, of which the first is watched in steps 1 and 3."""
+    script = Script(pipeline_groups((0, 2), (1, 3)), 1)
+    before = script.attributes()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        attachment = ppbench.attach(
+            script.schedule,
+            steps=[1, 3],
+            results=folder,
+            name="titan",
+            tokens_per_step=64,
+            optimizer=script.optimizer,
+            settings={"model.preset": "mine", "seq_len": 8},
+        )
+        losses, changed = [], []
+        for _ in range(STEPS):
+            losses.append(script.step())
+            changed.append(same_objects(before, script.attributes()))
+    script.evaluate()
+    return SimpleNamespace(
+        run_id=attachment.run_id,
+        losses=losses,
+        changed=changed,
+        parameters=[p.detach() for p in script.parameters],
+        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+    )
+
+
+def watched_and_profiled(_fabric, is_member, folder: Path) -> SimpleNamespace | None:
+    """Two ranks with two stages each, watched by us and by torch's profiler in the same steps."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 2)
+    attachment = ppbench.attach(script.schedule, range(1, 3), results=folder, name="two")
+    script.step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        script.step()
+        script.evaluate()  # is no step
+        script.step()
+    path = folder / f"rank{dist.get_rank()}.json"
+    profiler.export_chrome_trace(str(path))
+    order = script.schedule.pipeline_order
+    return SimpleNamespace(
+        run_id=attachment.run_id,
+        path=path,
+        changed=same_objects([], []) + [n for n in ("step",) if n in vars(script.schedule)],
+        order=[[str(action) for action in order[rank] if action] for rank in sorted(order)],
+    )
+
+
+def failing(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | None:
+    """Training goes on, whatever is wrong with us."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 1)
+    before = script.attributes()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        options = {"results": folder, "optimizer": script.optimizer}
+        if how == "no steps":
+            options["steps"] = []
+        attachment = ppbench.attach(script.schedule, **{"steps": [0, 1], **options})
+        if how == "one rank" and dist.get_rank() == 1:
+            attachment._instrument.start_step = lambda: 1 / 0
+        losses = [script.step() for _ in range(3)]
+        attachment.close()
+    return SimpleNamespace(
+        run_id=attachment.run_id,
+        losses=losses,
+        changed=same_objects(before, script.attributes()),
+        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+    )
+
+
+def interrupted(_fabric, is_member, folder: Path) -> list[str] | None:
+    """The script's own exception, in a step that is watched."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 1)
+    before = script.attributes()
+    script.stages[0].clear_runtime_states = lambda: 1 / 0
+    try:
+        with ppbench.attach(script.schedule, [0], results=folder, optimizer=script.optimizer):
+            script.step()
+    except ZeroDivisionError:
+        del script.stages[0].clear_runtime_states
+        return same_objects(before, script.attributes())
+    raise AssertionError("the exception was lost")
+
+
+def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:
+    """As `measure.profile_steps` does, of stages that take a millisecond."""
+    agreement = agree(settings, fabric)
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return
+    ms = 1_000_000
+    emulation = Emulation(uniform(program.placement, ms, ms, ms))
+    trainer = EmulatedTrainer(agreement, emulation, fabric)
+    profile_steps(SimpleNamespace(step=trainer.step), "cpu", range(4, 6), group, folder)
+    trainer.close()

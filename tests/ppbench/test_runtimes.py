@@ -1,0 +1,325 @@
+"""The axis `runtime`: what each can run, how others are added, and that losses must agree."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from stored_runs import run_row
+
+from engine.plan.program import from_json
+from engine.plan.schedules.registry import SCHEDULES
+from ppbench.config.case import Case, Measure
+from ppbench.config.runtimes import TORCH_SCHEDULES, problems_of_runtime
+from ppbench.config.sweep_file import read_sweep
+from ppbench.errors import SweepFileError
+from ppbench.report.charts.speed import efficiencies
+from ppbench.run.agreement import DisagreementError, check_first_loss, check_last_loss, must_agree
+from ppbench.run.job import Item
+from ppbench.run.runtimes.registry import RUNTIMES, known_runtimes, load_factory
+from ppbench.run.sweep import Choice, plan_sweep
+from ppbench.store import Store
+
+PATIENCE_S = 300
+TORCH = Case(runtime="torch")
+REFUSED = {
+    "single of two ranks": (Case(runtime="single"), "needs world_size 1, got 2"),
+    "single by a schedule": (
+        Case(runtime="single", world_size=1, schedule="afab"),
+        'on one rank is "1f1b"; got schedule "afab"',
+    ),
+    "torch by a schedule of ours": (
+        Case(runtime="torch", schedule="zb_h1"),
+        'no schedule "zb_h1". It has: afab, 1f1b,',
+    ),
+    "torch with a program file": (
+        Case(runtime="torch", schedule="csv:a.csv"),
+        'no schedule "csv:a.csv"',
+    ),
+    "torch with few microbatches": (
+        Case(runtime="torch", num_microbatches=3, world_size=4),
+        "needs num_microbatches >= world_size; got num_microbatches 3, world_size 4",
+    ),
+    "torch with lengths that vary": (
+        Case(runtime="torch", seq_len="variable"),
+        'cannot be "variable"',
+    ),
+    "torch with a split of what is compiled": (
+        Case(runtime="torch", schedule="zbv", stages_per_rank=2, train_compile=True),
+        "cannot split the backward of what is compiled",
+    ),
+    "torch with our posting": (
+        Case(runtime="torch", transfer_policy="just_in_time"),
+        "torch places its own receives",
+    ),
+    "torch with our look-ahead": (
+        Case(runtime="torch", transfer_look_ahead=2),
+        "torch places its own receives",
+    ),
+    "what takes time by itself": (
+        Case(runtime="torch", device="emulated"),
+        'is for runtime = "engine" alone',
+    ),
+    "that of another package": (
+        Case(runtime="mine", device="emulated"),
+        'is for runtime = "engine" alone',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_runtime_cannot_run_is_refused(what):
+    case, message = REFUSED[what]
+    (problem,) = problems_of_runtime(case)
+    assert message in problem.message
+
+
+@pytest.mark.parametrize("schedule", TORCH_SCHEDULES)
+def test_torch_runs_the_schedules_that_it_knows(schedule):
+    v = SCHEDULES[schedule].stages_per_rank.default
+    assert not list(problems_of_runtime(dataclasses.replace(TORCH, schedule=schedule)))
+    compiled = Case(runtime="torch", schedule=schedule, stages_per_rank=v, train_compile=True)
+    splits = schedule in ("interleaved_zb", "zbv", "dualpipev")
+    assert bool(list(problems_of_runtime(compiled))) == splits
+
+
+def test_single_and_the_engine_run_what_they_can():
+    assert not list(problems_of_runtime(Case(runtime="single", world_size=1)))
+    assert not list(problems_of_runtime(Case(device="emulated")))
+
+
+def read(tmp_path, text):
+    path = tmp_path / "a.toml"
+    path.write_text(f'name = "a"\n{text}')
+    return read_sweep(path, [], "cpu")
+
+
+def test_the_runtime_is_an_axis_and_leaves_stored_case_ids_alone(tmp_path):
+    sweep = read(tmp_path, '[grid]\nruntime = ["engine", "torch"]')
+    assert [case.runtime for case, _ in sweep.cases] == ["engine", "torch"]
+    assert sweep.axes == ("runtime",)
+    assert sweep.cases[0][0].case_id == Case().case_id != sweep.cases[1][0].case_id
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('runtime = "touch"', r':2: runtime: unknown runtime "touch"; did you mean "torch"\?'),
+        ('runtime = "touch"', "Known: engine, torch, single"),
+        ("runtime = 3", ":2: runtime: expected a string"),
+        ('[grid]\nruntime = ["engine", "single"]', ":3: grid.runtime: .*needs world_size 1"),
+        ('runtime = "torch"\nschedule = "v_min"', 'runtime: "torch" has no schedule "v_min"'),
+    ],
+)
+def test_a_mistake_is_located(tmp_path, text, what):
+    with pytest.raises(SweepFileError, match=what):
+        read(tmp_path, text)
+
+
+def test_the_engine_comes_before_its_likes_in_the_first_launch(tmp_path):
+    text = '[measure]\nlaunches = 3\n[grid]\nruntime = ["torch", "engine"]\n'
+    text += 'schedule = ["1f1b", "afab"]\nnum_microbatches = [2, 3, 4, 5, 6]'
+    plan = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice())
+    places = {(i.launch, i.case): at for at, i in enumerate(plan.missing)}
+    is_first = [
+        [places[launch, case] < places[launch, dataclasses.replace(case, runtime="torch")]
+         for first, case in places if first == launch and case.runtime == "engine"]
+        for launch in range(3)
+    ]  # fmt: skip
+    assert all(is_first[0])
+    assert not all(is_first[1] + is_first[2])
+    assert len(places) == 60
+
+
+def test_every_runtime_of_ours_has_a_factory():
+    assert known_runtimes()[: len(RUNTIMES)] == list(RUNTIMES)
+    assert all(callable(load_factory(name)) for name in RUNTIMES)
+    with pytest.raises(KeyError):
+        load_factory("nobody's")
+
+
+def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():
+    check_first_loss(TORCH, 4.0 + 3e-4, 4.0)
+    check_first_loss(TORCH, float("nan"), float("nan"))
+    for loss in (4.0 + 5e-4, None, float("nan")):
+        with pytest.raises(DisagreementError, match=r"unsplit model 4\.0; at most 0\.0001"):
+            check_first_loss(TORCH, loss, 4.0)
+    with pytest.raises(DisagreementError, match="rounding in float64"):
+        check_first_loss(dataclasses.replace(TORCH, model_dtype="float64"), 4.0 + 1e-7, 4.0)
+    check_first_loss(dataclasses.replace(TORCH, train_autocast="bfloat16"), 4.0 + 5e-2, 4.0)
+
+
+def test_a_last_loss_must_be_that_of_the_engines_run_in_the_same_sweep(tmp_path):
+    store, steps = Store(tmp_path), {"measure_warmup_steps": 3, "measure_steps": 10}
+    item = Item(TORCH, Measure(), 0, "")
+    check_last_loss(item, "s", 9.0, store)  # nothing to compare with
+    rows = [
+        run_row(1, Case(), last_loss=4.0, **steps),
+        run_row(2, Case(), last_loss=5.0, **{**steps, "measure_steps": 20}),
+        run_row(3, Case(schedule="afab"), last_loss=6.0, **steps),
+        run_row(4, Case(), last_loss=7.0, status="error", **steps),
+    ]
+    for row in rows:
+        store.write_run(row, {})
+    check_last_loss(item, "s", 4.03, store)
+    check_last_loss(item, "another", 9.0, store)
+    with pytest.raises(DisagreementError, match=f"engine's run {rows[0]['run_id']} 4.0"):
+        check_last_loss(item, "s", 4.1, store)
+
+
+def test_only_what_computes_and_is_not_the_engine_is_compared():
+    assert must_agree(TORCH)
+    assert must_agree(Case(runtime="single"))
+    assert not must_agree(Case())
+    assert not must_agree(Case(device="emulated"))
+
+
+LIAR = """\
+import dataclasses
+
+from engine.run.watch import SPANS
+from ppbench.run.runtimes.engine import EngineRuntime
+
+
+class Liar(EngineRuntime):
+    def step(self, step, watch=SPANS):
+        result = super().step(step, watch)
+        if result.loss is None:
+            return result
+        return dataclasses.replace(result, loss=result.loss / 4)
+"""
+SWEEP = """\
+name = "side_by_side"
+num_microbatches = 4
+seq_len = 16
+exclude = [
+    { runtime = "engine", world_size = 1 },
+    { runtime = "torch", world_size = 1 },
+    { runtime = "liar", world_size = 1 },
+    { runtime = "single", world_size = 2 },
+    { runtime = "single", schedule = "zbv" },
+    { runtime = "liar", schedule = "zbv" },
+]
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+verify = true
+
+[grid]
+runtime = ["engine", "torch", "single", "liar"]
+world_size = [2, 1]
+schedule = ["1f1b", "zbv"]
+"""
+
+
+def ppbench(*arguments, folder):
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep over all runtimes and that of an installed package, which lies."""
+    folder = tmp_path_factory.mktemp("runtimes")
+    installed = folder / "site" / "liar-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[ppbench.runtimes]\nliar = liar:Liar\n")
+    (folder / "site" / "liar.py").write_text(LIAR)
+    (folder / "a.toml").write_text(SWEEP)
+    return folder, ppbench("sweep", "a.toml", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def runs(swept):
+    folder, done = swept
+    assert done.returncode == 4, done.stdout + done.stderr  # the liar's run failed
+    return Store(folder / "results").last_sweep()
+
+
+def test_all_runtimes_have_the_same_losses_and_verified_gradients(runs):
+    assert list(zip(runs["runtime"], runs["schedule"], runs["status"], strict=True)) == [
+        ("engine", "1f1b", "ok"),
+        ("engine", "zbv", "ok"),
+        ("torch", "1f1b", "ok"),
+        ("torch", "zbv", "ok"),
+        ("single", "1f1b", "ok"),
+        ("liar", "1f1b", "invalid"),
+    ]
+    sound = runs[runs["status"] == "ok"]
+    for column in ("first_loss", "last_loss"):
+        assert sound[column].to_list() == pytest.approx([sound[column].iloc[0]] * 5, rel=1e-4)
+
+
+def test_a_runtime_of_another_package_that_lies_is_invalid_and_told_why(runs):
+    (liar,) = runs[runs["runtime"] == "liar"].to_dict("records")
+    assert 'runtime "liar" has the loss' in liar["error"]
+    assert "in the first step, and the unsplit model" in liar["error"]
+
+
+def test_every_figure_is_there_for_every_runtime(runs, swept):
+    folder, _ = swept
+    sound = runs[runs["status"] == "ok"]
+    for column in ("bubble_fraction", "bubble_structure", "predicted_peak_memory_bytes", "mfu"):
+        assert sound[column].notna().all(), column
+    assert sound["peak_held_microbatches"].to_list() == [2, 4, 2, 4, 1]
+    by_schedule = sound[sound["world_size"] == 2].groupby("schedule")["bubble_fraction_theory"]
+    assert (by_schedule.nunique() == 1).all()
+    ranks = Store(folder / "results").table("ranks", sound["run_id"])
+    held = ["peak_held_microbatches", "planned_peak_held_microbatches"]
+    assert ranks[held[0]].to_list() == ranks[held[1]].to_list()
+
+
+def test_torchs_program_is_stored_with_its_own_transfers(runs):
+    programs = {
+        (run["runtime"], run["schedule"]): from_json(run["program"])
+        for run in runs[runs["status"] == "ok"].to_dict("records")
+    }
+    for schedule in ("1f1b", "zbv"):
+        ours, theirs = (programs[runtime, schedule] for runtime in ("engine", "torch"))
+        assert (ours.has_transfers, theirs.has_transfers) == (False, True)
+        assert theirs.compute_only().actions == ours.actions
+
+
+def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
+    folder, _ = swept
+    (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
+    explained = ppbench("explain", run_id, folder=folder)
+    assert (explained.returncode, "the schedule itself" in explained.stdout) == (0, True)
+    drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
+    assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
+    traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
+    assert traced.returncode == 0, traced.stderr
+    names = {
+        event.get("name")
+        for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"0F0", "3I3", "1W2"} <= names
+
+
+def test_a_report_names_the_runtimes(runs, swept):
+    folder, _ = swept
+    assert ppbench("report", "-o", "r.html", folder=folder).returncode == 0
+    page = (folder / "r.html").read_text()
+    assert "runtime torch" in page
+    listed = ppbench("ls", "--format", "json", folder=folder)
+    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar"}
+
+
+def test_what_a_pipeline_scales_by_is_the_unsplit_model_where_that_was_measured(runs):
+    sound = runs[runs["status"] == "ok"]
+    found = efficiencies(sound, ("runtime", "world_size", "schedule"))
+    unsplit = sound[sound["runtime"] == "single"]["tokens_per_s"].item()
+    expected = sound["tokens_per_s"] / unsplit / sound["world_size"]
+    assert (found["efficiency"] - expected).abs().max() < 1e-9

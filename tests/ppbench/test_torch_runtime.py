@@ -1,0 +1,257 @@
+"""torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch.distributed.pipelining import schedules as torchs
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))  # its pool of ranks and its oracle
+
+from models import configuration_folder
+from pipeline import assert_exact, config, train
+from ranks import Ranks
+
+from engine.connection import agree
+from engine.flight import NO_FLIGHT
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
+from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
+from engine.plan.rules import check
+from engine.plan.schedules.registry import build_program
+from engine.run.optimizer import OptimizerSpec
+from engine.trainer import Trainer
+from ppbench.analysis.attribution import PARTS, attribute
+from ppbench.analysis.metrics import step_figures
+from ppbench.config.case import Case
+from ppbench.config.runtimes import TORCH_SCHEDULES
+from ppbench.run.runtimes import torch_pipelining, trained
+from ppbench.run.runtimes.reference import unsplit_loss
+from ppbench.run.runtimes.single import Unsplit
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
+from ppbench.run.runtimes.torch_spans import Instrument, program_of
+
+SHAPES = [*((name, 2, 4) for name in TORCH_SCHEDULES), ("1f1b", 4, 5), ("zbv", 4, 8)]
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+SHAPES += [("dualpipev", 4, 8), ("interleaved_zb", 4, 4), ("interleaved_1f1b", 1, 3)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as on the ranks: sums over threads round differently
+    pool = Ranks(4)
+    yield pool
+    pool.stop()
+    torch.set_num_threads(before)
+
+
+def train_on(fabric, is_member, settings, runner=TorchPipeline):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    return train(fabric, is_member, settings, runner)
+
+
+def action_of(span):
+    return Action(span.stage, span.op, span.microbatch)
+
+
+@pytest.fixture(scope="module")
+def outcomes(ranks):
+    """Of each shape, what its ranks end up with: equal to the unsplit model."""
+    known = {}
+
+    def of(name, p, m):
+        if (name, p, m) not in known:
+            known[name, p, m] = assert_exact(ranks, config(name, p, m), run=train_on)
+        return known[name, p, m]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_torchs_schedule_trains_exactly_as_the_unsplit_model(outcomes, name, p, m):
+    outcomes(name, p, m)
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_its_program_is_torchs_own_and_ours_in_order(outcomes, name, p, m):
+    programs = [outcome.lowered for outcome in outcomes(name, p, m)]
+    assert all(program == programs[0] for program in programs)
+    check(programs[0])
+    prove_no_deadlock(programs[0], Sharing.RANK_EDGE)
+    assert lower(programs[0]) == programs[0]
+    ours = build_program(name, p, m)
+    assert programs[0].compute_only().actions == ours.actions
+    assert programs[0].placement == ours.placement
+    assert sorted(map(sorted, programs[0].actions)) == sorted(map(sorted, lower(ours).actions))
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
+    found = outcomes(name, p, m)
+    for step in range(3):
+        spans = [outcome.results[step].spans for outcome in found]
+        for rank, of_rank in enumerate(spans):
+            assert all((span.step, span.rank) == (step, rank) for span in of_rank)
+            assert [span.op for span in of_rank].count(Op.OPT) == 1
+            done = [action_of(span) for span in of_rank if span.op is not Op.OPT]
+            assert done == list(found[0].lowered.actions[rank])
+            compute = [span for span in of_rank if span.lane == "compute"]
+            assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(compute))
+        by_action = {action_of(s): s for of_rank in spans for s in of_rank if s.op is not Op.OPT}
+        for action, span in by_action.items():
+            assert span.start_ns <= span.end_ns
+            assert (span.num_bytes > 0) == (action.op not in COMPUTE_OPS)
+            if action.op in RECV_OPS:
+                sent = by_action[counterpart(action)]
+                assert (sent.start_ns <= span.end_ns, sent.num_bytes) == (True, span.num_bytes)
+            if action.op is Op.F and action.stage > 0:
+                before = by_action[action._replace(stage=action.stage - 1)]
+                assert before.end_ns <= span.start_ns
+
+
+@pytest.mark.parametrize(("name", "p", "m"), [("1f1b", 2, 4), ("zbv", 2, 4), ("dualpipev", 4, 8)])
+def test_its_bubble_is_attributed_to_the_nanosecond(outcomes, name, p, m):
+    found = outcomes(name, p, m)
+    spans = pd.DataFrame([s for o in found for result in o.results for s in result.spans])
+    steps = step_figures(spans, p, dict.fromkeys(range(3), 64)).set_index("step")
+    attribution = attribute(spans, found[0].lowered, steps["step_ns"])
+    assert (attribution.rows[list(PARTS)].sum(axis=1) == attribution.rows["idle_ns"]).all()
+    assert steps["bubble_fraction"].between(0, 1).all()
+
+
+OPTIONS = {
+    "a tied weight, both its stages on one rank": ("zbv", {"preset": "llama-tiny-tied"}, None),
+    "a tied weight of two ranks": ("1f1b", {"preset": "llama-tiny-tied"}, TIED),
+    "clipping and recomputation": (
+        "interleaved_zb",
+        {"recompute": True, "optimizer": OptimizerSpec("sgd", 1e-2, momentum=0.9, clip_norm=0.1)},
+        None,
+    ),
+    "stages without layers": ("zbv", {"partition": (2, 0, 0, 2)}, None),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_the_engine_trains_exactly_torch_does_as_well(ranks, option):
+    name, rest, shared = OPTIONS[option]
+    assert_exact(ranks, config(name, 2, 4, **rest), shared=shared, run=train_on)
+
+
+def test_the_unsplit_runner_trains_exactly_and_holds_one_microbatch(ranks):
+    (outcome,) = ranks.run(1, train_on, config("1f1b", 1, 3), Unsplit)
+    settings = config("1f1b", 1, 3, preset="llama-tiny-tied", recompute=True)
+    assert_exact(ranks, settings, run=train_unsplit_on)
+    done = [(s.op, s.microbatch) for s in outcome.results[0].spans]
+    assert done == [*((op, mb) for mb in range(3) for op in (Op.F, Op.B)), (Op.OPT, -1)]
+    assert outcome.peak_held == 1
+
+
+def train_unsplit_on(fabric, is_member, settings):
+    return train_on(fabric, is_member, settings, Unsplit)
+
+
+def measure_memory_on(fabric, is_member, settings, runner):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=runner)
+    for step in range(2):
+        trainer.step(step)
+    memory = trainer.measure_memory(2)
+    trainer.close()
+    return memory
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name):
+    """All of torch's receive buffers are there from the first step on."""
+    settings, shape = config(name, 2, 4, dtype="float32"), 16 * 64 * 4
+    ours = ranks.run(2, measure_memory_on, settings, None)
+    torchs_own = ranks.run(2, measure_memory_on, settings, TorchPipeline)
+    for our, their in zip(ours, torchs_own, strict=True):
+        assert their.at_peak.parameter_bytes == our.at_peak.parameter_bytes
+        assert their.at_peak.optimizer_bytes == our.at_peak.optimizer_bytes
+        assert their.timeline[0].num_bytes - our.timeline[0].num_bytes >= 4 * shape
+        assert their.predicted_peak_bytes == pytest.approx(their.peak_bytes, rel=0.05)
+
+
+def verify_on(fabric, is_member, settings, scale):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    runtime = TorchRuntime(Case(), agreement, fabric, NO_FLIGHT)
+    usual, torch_pipelining.loss_of = torch_pipelining.loss_of, scaled_loss(scale)
+    try:
+        runtime.verify()
+    except trained.VerificationError as error:
+        return str(error)
+    finally:
+        torch_pipelining.loss_of = usual
+        runtime.close()
+    return "verified"
+
+
+def scaled_loss(scale):
+    usual = torch_pipelining.loss_of
+    return lambda *arguments: usual(*arguments) * scale
+
+
+def test_verification_passes_and_finds_a_loss_that_is_scaled(ranks):
+    settings = config("interleaved_zb", 2, 4)
+    assert ranks.run(2, verify_on, settings, 1.0) == ["verified", "verified"]
+    for told in ranks.run(2, verify_on, settings, 0.5):
+        assert "unsplit model" in told
+
+
+def compare_reference_on(fabric, is_member, settings):
+    if not is_member:
+        return None
+    trainer = Trainer(agree(settings, fabric).config, fabric)
+    loss = trainer.compute_gradients(0)
+    trainer.close()
+    return loss, unsplit_loss(trainer.config, fabric.device)
+
+
+def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks, tmp_path):
+    ((loss, expected),) = ranks.run(1, compare_reference_on, config("zbv", 1, 3))
+    assert loss == pytest.approx(expected, rel=1e-12)
+    folder = configuration_folder(tmp_path, "gpt_neox", hidden_dropout=0.1)
+    ((_, expected),) = ranks.run(1, compare_reference_on, config("1f1b", 1, 2, preset=folder))
+    assert expected is None
+
+
+def watch_on(fabric, is_member, settings):
+    """What is patched while a step is watched, and what is left of it."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
+    schedule = trainer.runner.schedule
+    (stage,) = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    owners = (stage, schedule, torchs)
+    before = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
+    instrument = Instrument(schedule, fabric.clock)
+    instrument.start_step()
+    is_patched = "forward_one_chunk" in vars(stage) and torchs._batch_p2p is not before[1]
+    instrument.remove()
+    instrument.remove()
+    after = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
+    trainer.step(0)
+    inside = trainer.runner._instrument.row
+    knows = program_of(schedule) is not None
+    trainer.close()
+    return is_patched, before == after, knows, len(inside)
+
+
+@pytest.mark.parametrize(("name", "knows"), [("1f1b", False), ("interleaved_zb", True)])
+def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
+    settings = config(name, 2, 4, stages_per_rank=1)
+    for told in ranks.run(2, watch_on, settings):
+        assert told[:3] == (True, True, knows)
+        assert told[3] > 0
