@@ -104,7 +104,14 @@ class Members:
         return []
 
     def close(self) -> None:
-        dist.destroy_process_group(self._group)
+        """Give the group up; not collective. Again changes nothing.
+
+        On every rank, whatever went wrong: torch names a group after its ranks and those that there
+        are, so that where one rank kept it the next attachment's would not meet.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
 
 
 @dataclass
@@ -265,7 +272,6 @@ class Attachment:
             if members.rank == 0:
                 self.run_id = self._write(everyone)
                 _say(f"run {self.run_id} is stored in {self._plan.results}")
-            members.close()
         except Exception as error:
             self._warn(error)
 
@@ -292,6 +298,7 @@ class Attachment:
         plan, told = self._plan, self._plan.told
         known = {
             "device": self._device.type,
+            "runtime": "torch",
             "launch_threads_per_rank": torch.get_num_threads(),
             **told.settings,
         }
@@ -345,6 +352,8 @@ class Attachment:
         with contextlib.suppress(Exception):
             self._instrument.remove()
         self._unwatch_optimizers()
+        with contextlib.suppress(Exception):
+            self._members.close()
         if vars(self._schedule).get("step") is self._our_step:
             _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
 

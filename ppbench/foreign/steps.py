@@ -27,6 +27,7 @@ from ppbench.foreign.naming import OPTIMIZER, Named, is_transfer
 _STEP = re.compile(r"(?:ProfilerStep#|step )(\d+)", re.ASCII)
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "record_param_comms")
 _RECEIVE = "recv"
+_BACKWARD = (Op.B, Op.I, Op.W)
 
 
 class Timed(NamedTuple):
@@ -52,11 +53,19 @@ class RankTrace:
 
 
 def steps_of(source: RankTrace) -> Steps:
-    """All steps that the trace holds actions of. Raises UsageError."""
+    """All steps of training that the trace holds actions of. Raises UsageError.
+
+    An evaluation looks like a step without backwards, or with empty ones (torch issues them all).
+    """
     numbered = _by_marks(source)
     if numbered is None or any(map(_has_repeats, numbered.values())):
         numbered = _by_repeats(source)
-    return {number: _timed(source, part) for number, part in numbered.items()}
+    timed = {number: _timed(source, part) for number, part in numbered.items()}
+    return {number: step for number, step in timed.items() if _trains(step)} or timed
+
+
+def _trains(step: Sequence[Timed]) -> bool:
+    return any(t.action.op in _BACKWARD and t.end_ns > t.start_ns for t in step)
 
 
 def _by_marks(source: RankTrace) -> dict[int, list[Named]] | None:

@@ -11,6 +11,8 @@ from ppbench.errors import UsageError
 
 _OF_CASES = frozenset(one.name for one in dataclasses.fields(Case))
 _SEEN = ("schedule", "world_size", "num_microbatches", "stages_per_rank", "device", "runtime")
+_NAMES = ("model.preset", "data.source")
+"""What others call theirs need not be what ppbench knows."""
 
 
 def settings_from_text(assignments: Sequence[str]) -> dict[str, object]:
@@ -35,7 +37,7 @@ def _fields(where: str, told: Iterable[tuple[str, object]]) -> dict[str, object]
                 "or the training, or seq_len"
             )
         try:
-            given = checked_value(key, value)
+            given = str(value) if key in _NAMES else checked_value(key, value)
         except ValueError as error:
             raise UsageError(f"{where} {key}={value}: {error}") from None
         found[name] = tuple(given) if isinstance(given, list) else given
