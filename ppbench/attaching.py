@@ -26,7 +26,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,18 +38,17 @@ from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
 from engine.run.alignment import SAME_CLOCK, Alignment, Offset, align, measure_offset
-from engine.run.clock import Clock, Ping, clock_for
-from engine.run.p2p import Ranks, answer_pings, ping
+from engine.run.clock import Clock, clock_for
 from ppbench.errors import PpbenchError, UsageError, first_line
 from ppbench.foreign.record import Account, Told, check_name, named_program, write_run
 from ppbench.foreign.telling import settings_from
+from ppbench.members import Members
 from ppbench.repository import read_commit
 from ppbench.run.environment import read_environment
 from ppbench.run.runtimes.torch_spans import Instrument, program_from, stages_of
 from ppbench.store import Store, check_writable
 
 ATTACHED = "attached"
-_PATIENCE = timedelta(minutes=10)
 Loss = Callable[[], float | None]
 
 
@@ -71,47 +69,6 @@ class Plan:
     @property
     def last(self) -> int:
         return max(self.steps)
-
-
-class Members:
-    """The ranks of one pipeline, in its order, and a group of our own to talk over.
-
-    Over gloo, whatever the script uses: nothing that is timed shares its communicators. Made by
-    these ranks alone; the rest of the job need not know. Collective over them.
-    """
-
-    def __init__(self, stage: Any) -> None:
-        theirs = stage.group if stage.group is not None else dist.group.WORLD
-        self.ranks: Ranks = tuple(dist.get_process_group_ranks(theirs))
-        self.backend = str(dist.get_backend(theirs))
-        self.rank = int(stage.group_rank)
-        self._group = dist.new_group(
-            list(self.ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True
-        )
-
-    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
-        theirs: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(theirs, ours, group=self._group)
-        return theirs
-
-    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
-        first, me = ranks[0], dist.get_rank()
-        if me in peers:
-            return answer_pings(first, count, self._group)
-        if me == first:
-            for peer in peers:
-                ping(peer, count, self._group)
-        return []
-
-    def close(self) -> None:
-        """Give the group up; not collective. Again changes nothing.
-
-        On every rank, whatever went wrong: torch names a group after its ranks and those that there
-        are, so that where one rank kept it the next attachment's would not meet.
-        """
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
 
 
 @dataclass
@@ -352,8 +309,6 @@ class Attachment:
         with contextlib.suppress(Exception):
             self._instrument.remove()
         self._unwatch_optimizers()
-        with contextlib.suppress(Exception):
-            self._members.close()
         if vars(self._schedule).get("step") is self._our_step:
             _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
 

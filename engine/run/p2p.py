@@ -518,14 +518,14 @@ class Fabric:
         """
         group, first, me = self._host_groups[ranks], ranks[0], dist.get_rank()
         if me in peers:
-            return answer_pings(first, count, group)
+            return _answer_pings(first, count, group)
         if me == first:
             for peer in peers:
-                ping(peer, count, group)
+                _ping(peer, count, group)
         return []
 
 
-def ping(peer: int, count: int, group: dist.ProcessGroup) -> None:
+def _ping(peer: int, count: int, group: dist.ProcessGroup) -> None:
     """Ask `count` times, then tell the peer when each ping was sent and was back."""
     clock, number, times = HostClock(), torch.zeros(1), []
     for _ in range(count):
@@ -536,7 +536,7 @@ def ping(peer: int, count: int, group: dist.ProcessGroup) -> None:
     dist.send(torch.tensor(times, dtype=torch.int64), peer, group)
 
 
-def answer_pings(asker: int, count: int, group: dist.ProcessGroup) -> list[Ping]:
+def _answer_pings(asker: int, count: int, group: dist.ProcessGroup) -> list[Ping]:
     clock, number, times = HostClock(), torch.zeros(1), []
     for _ in range(count):
         dist.recv(number, asker, group)

@@ -257,4 +257,3 @@ def check_name(name: str, where: str) -> None:
     """Raises UsageError for a name that names nothing."""
     if not name.strip():
         raise UsageError(f"{where}: is empty; expected a name for the run, such as titan")
-

@@ -98,7 +98,8 @@ def same_objects(before: list[dict[str, object]], after: list[dict[str, object]]
         name
         for one, other in zip(before, after, strict=True)
         for name in one.keys() | other.keys()
-        if (name in one) != (name in other) or (callable(one[name]) and one[name] is not other[name])
+        if (name in one) != (name in other)
+        or (callable(one[name]) and one[name] is not other[name])
     ]
 
 

@@ -1,0 +1,88 @@
+"""The ranks of one pipeline of somebody else's job, and a way of our own for them to talk.
+
+A communicator over gloo that torch's registry does not know. `dist.new_group` would not do: by
+itself it asks all ranks of the job, and made by the members alone it is named after how many groups
+each of them has, so that it hangs where that differs, or makes the script's own next group hang.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.run.clock import HostClock, Ping
+from engine.run.p2p import Ranks
+
+_PATIENCE = timedelta(minutes=10)
+_made: Counter[Ranks] = Counter()  # how often these ranks have met; the same on each of them
+
+
+class Members:
+    """Every call is collective over them and blocks; nothing is shared with what is timed."""
+
+    def __init__(self, stage: Any) -> None:
+        """`stage`: one of this rank's, of `torch.distributed.pipelining`."""
+        theirs = stage.group if stage.group is not None else dist.group.WORLD
+        self.ranks: Ranks = tuple(dist.get_process_group_ranks(theirs))
+        self.backend = str(dist.get_backend(theirs))
+        self.rank = int(stage.group_rank)
+        _made[self.ranks] += 1
+        name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
+        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._gloo = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), _PATIENCE)
+
+    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
+        """Every member's object, in the pipeline's order, on all of them."""
+        data = torch.frombuffer(bytearray(pickle.dumps(ours)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+        self._gloo.allgather(sizes, torch.tensor([len(data)])).wait()
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        theirs = [torch.zeros_like(padded) for _ in ranks]
+        self._gloo.allgather(theirs, padded).wait()
+        parts = (one[: int(size)] for one, size in zip(theirs, sizes, strict=True))
+        return [pickle.loads(bytes(part.numpy())) for part in parts]  # noqa: S301  # our own
+
+    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
+        """The first member and each of the peers in turn; the pings that this rank answered."""
+        if ranks[self.rank] in peers:
+            return self._answer(count)
+        if self.rank == 0:
+            for peer in peers:
+                self._ask(ranks.index(peer), count)
+        return []
+
+    def _ask(self, peer: int, count: int) -> None:
+        clock, number, times = HostClock(), torch.zeros(1), []
+        for _ in range(count):
+            sent_ns = clock.mark()
+            self._send(number, peer)
+            self._receive(number, peer)
+            times.append((sent_ns, clock.mark()))
+        self._send(torch.tensor(times, dtype=torch.int64), peer)
+
+    def _answer(self, count: int) -> list[Ping]:
+        clock, number, times = HostClock(), torch.zeros(1), []
+        for _ in range(count):
+            self._receive(number, 0)
+            received_ns, answered_ns = clock.mark(), clock.mark()
+            self._send(number, 0)
+            times.append((received_ns, answered_ns))
+        theirs = torch.zeros(count, 2, dtype=torch.int64)
+        self._receive(theirs, 0)
+        return [
+            Ping(sent_ns, *ours, returned_ns)
+            for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
+        ]
+
+    def _send(self, tensor: torch.Tensor, member: int) -> None:
+        self._gloo.send([tensor], member, 0).wait()
+
+    def _receive(self, tensor: torch.Tensor, member: int) -> None:
+        self._gloo.recv([tensor], member, 0).wait()
