@@ -33,8 +33,9 @@ class Members:
         self.rank = int(stage.group_rank)
         _made[self.ranks] += 1
         name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
-        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        self._gloo = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), _PATIENCE)
+        c10d: Any = dist.distributed_c10d  # what torch's stubs leave out
+        store = c10d.PrefixStore(name, c10d._get_default_store())
+        self._gloo = c10d.ProcessGroupGloo(store, self.rank, len(self.ranks), _PATIENCE)
 
     def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
         """Every member's object, in the pipeline's order, on all of them."""

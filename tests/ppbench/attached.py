@@ -22,6 +22,7 @@ from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.simulate import uniform
 from engine.run.emulation import Emulation
+from ppbench.members import Members
 from ppbench.run.profiling import profile_steps
 
 WIDTH, MICROBATCHES, STEPS = 8, 4, 5
@@ -203,6 +204,16 @@ def interrupted(_fabric, is_member, folder: Path) -> list[str] | None:
         del script.stages[0].clear_runtime_states
         return same_objects(before, script.attributes())
     raise AssertionError("the exception was lost")
+
+
+def pinged(_fabric, is_member) -> tuple[list, list] | None:
+    """The members' objects, and round trips as if their clocks were two."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    members = Members(SimpleNamespace(group=group, group_rank=dist.get_rank(group)))
+    objects = members.gather_objects("x" * dist.get_rank(), members.ranks)
+    return objects, members.exchange_pings((1,), 5, members.ranks)
 
 
 def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:

@@ -159,6 +159,14 @@ def test_what_goes_wrong_is_one_warning_and_training_goes_on(ranks, tmp_path, ho
     assert None not in outcomes[1].losses
 
 
+def test_members_talk_and_ping_without_the_scripts_groups(ranks):
+    (objects, none), (same, pings) = ranks.run(2, attached.pinged)
+    assert objects == same == ["", "x"]
+    assert (none, len(pings)) == ([], 5)
+    for sent, received, answered, returned in pings:  # on one clock here
+        assert sent <= received <= answered <= returned
+
+
 def test_after_an_exception_of_the_script_nothing_is_left(ranks, tmp_path):
     assert ranks.run(2, attached.interrupted, tmp_path / "results") == [[], []]
     assert not (tmp_path / "results").exists()

@@ -108,7 +108,7 @@ def test_the_same_again_is_another_launch_and_another_name_another_case(tmp_path
 
 def test_every_command_takes_an_imported_run(tmp_path):
     results = tmp_path / "results"
-    run, _ = imported(two_ranks(tmp_path), tmp_path)
+    imported(two_ranks(tmp_path), tmp_path)
     assert "1f1b" in commands.explain("last", results, Format.table)
     assert "imported" in commands.show("last", results, Format.table)
     shown = commands.Shown(["last"], "median", True)
@@ -320,7 +320,7 @@ def test_the_rank_is_the_traces_or_its_names_or_the_order(tmp_path):
     by_name = [trace(tmp_path, None, one_step(r), name=f"x_rank-{r}.json") for r in (1, 0)]
     by_order = [trace(tmp_path, None, one_step(r), name=f"{n}.json") for r, n in enumerate("za")]
     for paths in (by_name, by_order, two_ranks(tmp_path)[::-1]):
-        run, tables = imported(paths, tmp_path)
+        _, tables = imported(paths, tmp_path)
         assert times(tables["spans"])["1F0"] == (12, 22)
         assert tables["ranks"]["stages"].tolist() == ["[0]", "[1]"]
 
