@@ -47,7 +47,7 @@ from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch
 from ppbench.run.locks import Lock, held, who
 from ppbench.run.progress import Display
-from ppbench.run.runtimes.registry import ENGINE
+from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
 
 POLL_S = 0.2
