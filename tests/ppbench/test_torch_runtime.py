@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules as torchs
 sys.path.append(str(Path(__file__).parents[1] / "engine"))  # its pool of ranks and its oracle
 
 from models import configuration_folder
-from pipeline import assert_exact, config, train
+from pipeline import assert_exact, config, relative_difference, train
 from ranks import Ranks
 
 from engine.connection import agree
@@ -138,6 +138,15 @@ OPTIONS = {
 def test_what_the_engine_trains_exactly_torch_does_as_well(ranks, option):
     name, rest, shared = OPTIONS[option]
     assert_exact(ranks, config(name, 2, 4, **rest), shared=shared, run=train_on)
+
+
+def test_messages_that_are_views_are_trained_as_by_the_engine(ranks):
+    """A stage that ends with a linear has one for its output, which torch could not split."""
+    settings = config("zbv", 2, 4, preset="models:sequential", partition=(2, 2, 2, 2))
+    for our, their in zip(*(ranks.run(2, run, settings) for run in (train, train_on)), strict=True):
+        assert our.gradients.keys() == their.gradients.keys()
+        for name, gradient in our.gradients.items():
+            assert relative_difference(gradient, their.gradients[name]) < 1e-9, name
 
 
 def test_the_unsplit_runner_trains_exactly_and_holds_one_microbatch(ranks):

@@ -12,7 +12,7 @@ transfers torch has put in place, that is proved before it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +93,9 @@ class TorchPipeline(Stopwatch):
         targets = torch.cat(batch.targets) if self._stages[-1].is_last else None
         try:
             self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
-        except BaseException:
+        except Exception as error:
             self._instrument.remove()
-            raise
+            _raise_cause_of(error)
         return torch.stack(losses).sum().detach() if losses else None
 
     def collect_spans(self, step: int) -> list[Span]:
@@ -134,6 +134,15 @@ class TorchPipeline(Stopwatch):
         return loss_of(logits, targets, self._num_tokens)
 
 
+def _raise_cause_of(error: Exception) -> NoReturn:
+    """What a stage has raised, such as that it has no memory; torch wraps it in a RuntimeError."""
+    cause = error.__cause__
+    if cause is None:
+        raise error
+    error.__cause__ = None  # the other way round, not in a circle
+    raise cause from error
+
+
 class _Submodule(nn.Module):
     """A stage as torch wants it: one tensor or a tuple out, of the dtypes that were agreed on."""
 
@@ -146,7 +155,22 @@ class _Submodule(nn.Module):
             outputs: tuple[Tensor, ...] = self.module(*inputs)
         if self._sends is None:
             return outputs[0]
-        return tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
+        casts = (o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
+        return tuple(_Unviewed.apply(cast) if cast._is_view() else cast for cast in casts)
+
+
+class _Unviewed(torch.autograd.Function):
+    """The same memory, but no view for autograd: torch detaches what a stage has sent in place
+    after the first half of a backward, which a view cannot be (it says "Can't detach views").
+    """
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return x.data
+
+    @staticmethod
+    def backward(_ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
