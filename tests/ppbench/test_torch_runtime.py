@@ -140,9 +140,20 @@ def test_what_the_engine_trains_exactly_torch_does_as_well(ranks, option):
     assert_exact(ranks, config(name, 2, 4, **rest), shared=shared, run=train_on)
 
 
-def test_messages_that_are_views_are_trained_as_by_the_engine(ranks):
-    """A stage that ends with a linear has one for its output, which torch could not split."""
-    settings = config("zbv", 2, 4, preset="models:sequential", partition=(2, 2, 2, 2))
+AS_THE_ENGINE = {
+    "messages that are views": {"preset": "models:sequential", "partition": (2, 2, 2, 2)},
+    "gradients that are not contiguous": {
+        "preset": "models:Tutorial",
+        "split": "trace",
+        "split_points": ("layers.1", "layers.2", "norm"),
+        "microbatch_size": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("what", AS_THE_ENGINE)
+def test_what_torch_could_not_send_or_split_is_trained_as_by_the_engine(ranks, what):
+    settings = config("zbv", 2, 4, **AS_THE_ENGINE[what])
     for our, their in zip(*(ranks.run(2, run, settings) for run in (train, train_on)), strict=True):
         assert our.gradients.keys() == their.gradients.keys()
         for name, gradient in our.gradients.items():

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
@@ -173,6 +174,22 @@ class _Unviewed(torch.autograd.Function):
         return gradient
 
 
+class _Stage(PipelineStage):
+    """torch's stage, which sends what autograd gives it: gloo refuses what is not contiguous."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return _contiguous(super().get_bwd_send_ops(bwd_chunk_id))
+
+
+def _contiguous(operations: list[P2POp]) -> list[P2POp]:
+    for operation in operations:
+        operation.tensor = operation.tensor.contiguous()  # copies only what is not
+    return operations
+
+
 def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
     """With the shapes of its messages given: torch then need not run the model to know them."""
     config, module, device = trainer.config, trainer.modules[index], trainer.device
@@ -180,7 +197,7 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
     shape = (config.data.microbatch_size, config.data.longest)
     ids = (TensorSpec(shape, torch.int64),)
     logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
-    return PipelineStage(
+    return _Stage(
         _Submodule(module, sends, autocast_of(config.autocast, device)),
         index,
         trainer.lowered.num_stages,
