@@ -1,0 +1,134 @@
+"""A repository as people have them, and what is made of it: twelve commits, of which the eighth
+makes a stage 8 % slower and the fifth does not run.
+
+The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
+Steps are long and few: a rank that wakes up a millisecond late is late by little.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repositories import commit, make_repository
+
+from ppbench.store import Store
+
+NUM_COMMITS, SLOWER, BROKEN = 12, 8, 5
+SWEEP = """\
+name = "tracked"
+device = "emulated"
+schedule = "1f1b"
+world_size = 2
+num_microbatches = 4
+seq_len = 32
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 5
+
+[emulated]
+costs = "costs.toml"
+"""
+COSTS = "F_ms = [30, {F}]\nI_ms = [15, {half}]\nW_ms = [15, {half}]\n"
+PATIENCE_S = 280
+
+
+def costs(number: int) -> str:
+    if number == BROKEN:
+        return "F_ms = [30, oops\n"
+    factor = 1.08 if number >= SLOWER else 1.0
+    return COSTS.format(F=30 * factor, half=15 * factor)
+
+
+def ppbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """Its folder, and its commits by their numbers from 1."""
+    folder = make_repository(tmp_path_factory.mktemp("real") / "repository")
+    files = {"sweep.toml": SWEEP, ".gitignore": "results/\nreports/\n"}
+    numbers = range(1, NUM_COMMITS + 1)
+    shas = {
+        n: commit(folder, {**files, "costs.toml": costs(n), "n": f"{n}"}, f"Number {n}", day=n)
+        for n in numbers
+    }
+    return folder, shas
+
+
+@pytest.fixture(scope="module")
+def bisected(repository):
+    """The bisection of all commits, into an empty store."""
+    folder, shas = repository
+    words = ("bisect", shas[1], shas[NUM_COMMITS], "sweep.toml", "--confidence", "99%")
+    return ppbench(folder, *words)
+
+
+@pytest.fixture(scope="module")
+def backfilled(repository, bisected):
+    """The backfill of all commits: what the bisection has measured is there already."""
+    folder, shas = repository
+    return ppbench(folder, "backfill", f"{shas[1]}..", "sweep.toml", "--format", "json")
+
+
+def test_bisect_names_the_commit_that_made_the_stage_slower(repository, bisected):
+    _, shas = repository
+    assert bisected.returncode == 0, bisected.stderr
+    line = next(one for one in bisected.stdout.splitlines() if one.startswith("first bad"))
+    assert line == f"first bad commit: {shas[SLOWER]} 2026-01-09T00:00:00+00:00 Number {SLOWER}"
+    assert "tokens_per_s -" in bisected.stdout
+
+
+def test_bisect_shows_how_to_look_at_the_change(repository, bisected):
+    _, shas = repository
+    assert f"compare: ppbench compare {shas[SLOWER - 1]} {shas[SLOWER]}" in bisected.stdout
+    assert "timelines: ppbench timeline " in bisected.stdout
+
+
+def test_backfill_measures_every_commit_and_gives_the_one_that_does_not_run_a_row(
+    repository, backfilled
+):
+    folder, shas = repository
+    assert backfilled.returncode == 0, backfilled.stderr
+    rows = {row["commit"]: row for row in json.loads(backfilled.stdout)}
+    assert list(rows) == list(shas.values())  # oldest first
+    assert {sha: row["status"] for sha, row in rows.items()} == {
+        sha: "error" if number == BROKEN else "ok" for number, sha in shas.items()
+    }
+    assert "costs.toml:1: not valid TOML" in rows[shas[BROKEN]]["error"]
+    stored = Store(folder / "results").runs()
+    failed = stored[stored["commit"] == shas[BROKEN]].iloc[0]
+    assert (failed["status"], failed["subject"]) == ("error", f"Number {BROKEN}")
+    assert failed["parent"] == shas[BROKEN - 1]
+
+
+def test_bisect_and_backfill_start_nothing_for_what_is_stored(repository, backfilled):
+    folder, shas = repository
+    before = len(Store(folder / "results").runs(["run_id"]))
+    words = (shas[1], shas[NUM_COMMITS], "sweep.toml", "--confidence", "99%", "--format", "json")
+    again = ppbench(folder, "bisect", *words)
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert [one["commit"] for one in found["first_bad"]] == [shas[SLOWER]]
+    assert found["num_made"] == 0
+    whole = ppbench(folder, "backfill", f"{shas[1]}..", "sweep.toml")
+    assert f"{NUM_COMMITS} of {NUM_COMMITS} commits are measured already" in whole.stderr
+    assert len(Store(folder / "results").runs(["run_id"])) == before
+
+
+def test_no_work_tree_is_left_behind(repository, backfilled):
+    folder, _ = repository
+    assert not (folder / "results" / "worktrees").exists()
+    assert not (folder / ".git" / "worktrees").exists()
