@@ -169,6 +169,12 @@ class Repository:
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
+    def clear_worktrees(self, folder: Path) -> None:
+        """Remove those below a folder, which killed processes have left."""
+        if folder.is_dir():
+            for path in folder.resolve().iterdir():
+                self._clear(path)
+
     def _clear(self, path: Path) -> None:
         if path.exists():
             self._try("worktree", "remove", "--force", "--force", str(path))

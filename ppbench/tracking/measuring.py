@@ -91,8 +91,8 @@ class Bench:
         self._stored = Stored(self._store, sweep, metrics)
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
-        folder = self._store.folder / "worktrees"
-        self.checkouts = Checkouts(self.repository, folder, sweep.track.setup, progress.note)
+        folder, setup = self._store.folder, sweep.track.setup
+        self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
 
     def select(self, only: Sequence[str]) -> None:
         """From now on the sweep is its cases that match. Raises UsageError if none does."""
