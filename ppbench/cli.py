@@ -17,7 +17,7 @@ from ppbench import __version__, cli_tracking
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
-from ppbench.format import Format, TableFormat, Theme
+from ppbench.format import ExportFormat, Format, Theme
 
 app = typer.Typer(
     help="Benchmark and profile pipeline-parallel training in PyTorch.",
@@ -292,20 +292,21 @@ def trace(
 
 @app.command()
 def export(
-    how: Annotated[TableFormat, typer.Option("--format", help="How to write it.")],
+    how: Annotated[ExportFormat, typer.Option("--format", help="How to write it.")],
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; by default all.")
     ] = None,
     table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="runs, steps, ranks, spans, ...")
-    ] = "runs",
+        str | None,
+        typer.Option("--table", metavar="NAME", help="runs (the default), steps, ranks, ..."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to; printed by default."),
     ] = None,
     results: Results = RESULTS,
 ) -> None:
-    """Write a table of the store: of all runs, or of some."""
+    """Write a table of the store, of all runs or of some; or figures for a benchmark tracker."""
     from ppbench import exporting
 
     print(exporting.export(runs or [], table, how, output, results))

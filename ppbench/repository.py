@@ -122,6 +122,10 @@ class Repository:
             )
         return path
 
+    def line(self, tip: str) -> list[str]:
+        """The first-parent line up to a commit, oldest first; as far as a shallow clone has it."""
+        return self._run("rev-list", "--first-parent", "--reverse", self.resolve(tip)).split()
+
     def _nearest_on_line(self, sha: str, tip: str) -> str:
         base = self._try("merge-base", sha, tip)
         return base[:12] if base else f"{tip[:12]}~1"
@@ -137,9 +141,9 @@ class Repository:
         order = self._run(*listing, text="\n".join(here)).split()
         return {sha: place for place, sha in enumerate(order) if sha in wanted}
 
-    def default_base(self) -> str:
-        """What HEAD is to be compared with: where it left the main branch, or its parent."""
-        head = self.resolve("HEAD")
+    def default_base(self, of: str = "HEAD") -> str:
+        """What a commit is compared with: where it left the main branch, or its parent."""
+        head = self.resolve(of)
         for name in _MAIN_BRANCHES:
             tip = self._commit_called(name)
             if tip is None or tip == head:
@@ -149,7 +153,7 @@ class Repository:
                 return str(base)
         parent = self.describe(head).parent
         if parent is None:
-            raise RepositoryError(f"{self.root}: HEAD is its first commit; name a base with --base")
+            raise RepositoryError(f"{self.root}: {of} is its first commit; name a base with --base")
         return self.resolve(parent)
 
     @contextlib.contextmanager
