@@ -144,7 +144,7 @@ class SweepOutcome:
     """What `ppbench sweep` prints and returns."""
 
     table: str
-    report: Path
+    report: Path | None
     exit_code: int
 
 
@@ -160,11 +160,11 @@ def sweep(
     file: Path,
     overrides: Sequence[str],
     results: Path,
-    reports: Path,
+    reports: Path | None,
     choice: Choice,
     how: Format,
 ) -> SweepOutcome:
-    """Run what is missing of a sweep, then report on all of it.
+    """Run what is missing of a sweep, then report on all of it; `reports` None: in a table only.
 
     When the workers cannot go on, what is finished is reported all the same. Raises
     SweepInterruptedError, which says how to go on.
@@ -172,14 +172,17 @@ def sweep(
     read = read_sweep(file, overrides, default_device())
     store = open_store(results)
     check_writable(results, "--results")
-    check_writable(reports, "--reports")
+    if reports is not None:
+        check_writable(reports, "--reports")
     command = _command_line(file, overrides, results, reports)
     plan = run_missing(read, store, choice, command)
     runs = runs_of(plan, store)
-    path = reports / f"{read.name}-{plan.sweep_id}.html"
-    text = file.read_text(encoding="utf-8")
-    write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
-    update_index(reports, tell)
+    path = None
+    if reports is not None:
+        path = reports / f"{read.name}-{plan.sweep_id}.html"
+        text = file.read_text(encoding="utf-8")
+        write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
+        update_index(reports, tell)
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
     told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
@@ -242,11 +245,13 @@ def _shown_axes(read: Sweep) -> list[str]:
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
-def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path) -> str:
+def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path | None) -> str:
     """What makes the same sweep again, into the same folders."""
     words = [word for override in overrides for word in ("--set", override)]
     for option, folder in (("results", results), ("reports", reports)):
-        if folder != Path(option):
+        if folder is None:
+            words.append("--no-report")
+        elif folder != Path(option):
             words += [f"--{option}", str(folder)]
     return shlex.join(["ppbench", "sweep", str(file), *words])
 

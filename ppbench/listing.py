@@ -220,11 +220,11 @@ def _markdown(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
         "| " + " | ".join(field.heading for field in fields.values()) + " |",
         "|" + "|".join("---:" if field.is_number else "---" for field in fields.values()) + "|",
     ]
-    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in _cells(frame, fields)]
+    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(frame, fields)]
     return "\n".join(lines)
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
     """Text for a cell of a markdown table: one line, and no markup of HTML."""
     line = " ".join(cell.splitlines())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

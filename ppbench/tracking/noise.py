@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from ppbench.store import check_writable
 from ppbench.store.noise import StoredNoise, write_noise
 from ppbench.stored import WORKLOAD, open_store
 from ppbench.sweeping import run_missing
+from ppbench.tracking.outcome import Outcome
 
 EXIT_TOO_FEW, EXIT_FAILED_RUNS = 3, 4
 SPEED = "tokens_per_s"
@@ -38,17 +38,9 @@ COLUMNS = [
 ]
 
 
-@dataclass(frozen=True)
-class NoiseOutcome:
-    """What `ppbench noise` prints and returns."""
-
-    table: str
-    exit_code: int
-
-
 def measure_noise(
     file: Path, overrides: Sequence[str], num_launches: int, results: Path, how: Format
-) -> NoiseOutcome:
+) -> Outcome:
     """Launch a sweep so often, and keep by how much its launches differ, case by case.
 
     Raises what running a sweep raises.
@@ -69,8 +61,8 @@ def measure_noise(
     ]
     table = render(pd.DataFrame(rows), how, [*(read.axes or WORKLOAD), *COLUMNS]) if rows else ""
     if len(good) < len(plan.items):
-        return NoiseOutcome(table, EXIT_FAILED_RUNS)
-    return NoiseOutcome(table, 0 if rows else EXIT_TOO_FEW)
+        return Outcome(table, EXIT_FAILED_RUNS)
+    return Outcome(table, 0 if rows else EXIT_TOO_FEW)
 
 
 def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
