@@ -186,7 +186,7 @@ def _answer(page: HistoryPage) -> list[str]:
 
 
 def _could_see(told: Sequence[Told]) -> bool:
-    return any(one.state is State.steady for one in told)
+    return any(one.state in (State.steady, State.unclear) for one in told)
 
 
 def _date_of(series: Series, step: Step) -> str:
