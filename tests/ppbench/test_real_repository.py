@@ -148,3 +148,36 @@ def test_no_work_tree_is_left_behind(repository, backfilled):
     folder, _ = repository
     assert not (folder / "results" / "worktrees").exists()
     assert not (folder / ".git" / "worktrees").exists()
+
+
+@pytest.fixture(scope="module")
+def compared(repository, backfilled):
+    """The commit and the one before it; of both there are two launches, and three are asked for."""
+    folder, shas = repository
+    words = (shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run", "--launches", "3")
+    return ppbench(folder, "compare", *words)
+
+
+def test_compare_says_that_compute_of_that_stage_moved(compared):
+    assert compared.returncode == 0, compared.stderr
+    assert "slower" in compared.stdout
+    assert "compute of stage 1 moved: " in compared.stdout
+    assert "stage 0 moved" not in compared.stdout
+
+
+def test_check_ends_with_1_for_that_commit(repository, compared):
+    folder, shas = repository
+    done = ppbench(folder, "check", "--base", shas[SLOWER - 1], "--head", shas[SLOWER])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert shas[SLOWER][:9] in done.stdout
+    assert f"Number {SLOWER}" in done.stdout
+
+
+def test_history_names_that_commit(repository, compared):
+    folder, shas = repository
+    done = ppbench(folder, "history", "--no-page")
+    assert done.returncode == 0, done.stderr
+    changes = [line for line in done.stdout.splitlines() if ", worse" in line]
+    assert len(changes) == 1
+    assert shas[SLOWER][:9] in changes[0]
+    assert f"Number {SLOWER}" in changes[0]
