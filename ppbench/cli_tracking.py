@@ -62,7 +62,9 @@ def compare(
     from ppbench.tracking import comparing
 
     question = comparing.read_question(names, metrics or [], launches if is_run else None)
-    print(comparing.compare_named(question, results, how))
+    outcome = comparing.compare_named(question, results, how)
+    print(outcome.text)
+    raise typer.Exit(outcome.exit_code)
 
 
 @commands.command()
@@ -98,6 +100,8 @@ def check(
     measured = launches if is_run else None
     asked = checking.Asked(file, base, head, threshold, metrics or [], measured)
     outcome = checking.check(asked, results, how, summary)
+    print(outcome.text)
+    raise typer.Exit(outcome.exit_code)
 
 
 @commands.command()

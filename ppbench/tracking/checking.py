@@ -10,14 +10,16 @@ from pathlib import Path
 from ppbench.cli_options import RESULTS
 from ppbench.config.sweep import Sweep
 from ppbench.config.track import read_fraction
-from ppbench.errors import NotMeasuredError, UsageError
+from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.files import whole_file
 from ppbench.format import Format
 from ppbench.repository import Repository
+from ppbench.stored import tell
 from ppbench.tracking.accepted import Accepted, accept_file, in_force, read_accepted
 from ppbench.tracking.comparing import measured, noise_folders, places_of, read, tell_aside
 from ppbench.tracking.comparison import SHOWN, break_down, compare_sides, read_metrics
 from ppbench.tracking.gate import GATED, Ruling, limits_of, rule
+from ppbench.tracking.outcome import Outcome
 from ppbench.tracking.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
 from ppbench.tracking.summary import checked
 
@@ -34,15 +36,7 @@ class Asked:
     launches: int | None = None  # None: measure nothing
 
 
-@dataclass(frozen=True)
-class CheckOutcome:
-    """What `ppbench check` prints and returns."""
-
-    text: str
-    exit_code: int
-
-
-def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> CheckOutcome:
+def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> Outcome:
     """The gate. Raises UsageError, NotMeasuredError, StoreError; with --run LaunchError."""
     threshold = _threshold(asked.threshold)
     gated = read_metrics(asked.metrics, GATED)
@@ -59,7 +53,7 @@ def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> Che
     if summary is not None:
         with whole_file(summary, "--summary") as file:
             file.write(f"{checked(ruling, found, Format.markdown, command)}\n".encode())
-    return CheckOutcome(checked(ruling, found, how, command), ruling.exit_code)
+    return Outcome(checked(ruling, found, how, command), ruling.exit_code)
 
 
 def _threshold(text: str | None) -> float | None:
@@ -81,7 +75,10 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
     base_name, head_name = asked.base, asked.head
     if asked.launches is not None:
         names = (asked.base, asked.head)
-        base_name, head_name = measured(names, asked.sweep, asked.launches, results)
+        try:
+            base_name, head_name = measured(names, asked.sweep, asked.launches, results)
+        except LaunchError as error:  # it has rows, and is a failure like any other
+            tell(f"warning: {error}")
     places = places_of(sweep, results)
     head = find_side(head_name, places)
     if sweep is None and (sweep := _sweep_of(head)) is not None:

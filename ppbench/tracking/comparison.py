@@ -104,14 +104,15 @@ def compare_sides(
     noise_folders: Sequence[Path],
     floor_of: FloorOf = lambda _: FLOOR,
 ) -> Comparison:
-    """Every case that both sides have, in the order of the head's runs.
+    """Every case that both sides have, in the order of the head's sweep.
 
     `noise_folders` are the stores in which the machine's noise is looked for. Raises StoreError.
     """
     axes, texts = _texts(base, head)
+    in_order = head.runs.sort_values("position", kind="stable")
     shared = [
         Series(case_id, fingerprint, texts[case_id])
-        for case_id, fingerprint in _keys(head.runs)
+        for case_id, fingerprint in _keys(in_order)
         if (case_id, fingerprint) in _keys(base.runs)
     ]
     by_metric = [

@@ -26,7 +26,8 @@ WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 _COLUMNS = (
-    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "status", "error"),
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "position"),
+    *("status", "error"),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
     *("commit", "is_dirty", "changes", "subject", "author_date", "fingerprint", "code"),

@@ -18,7 +18,7 @@ from ppbench.listing import Field, escaped, render
 from ppbench.report.units import counted
 from ppbench.tracking.accepted import entry_text
 from ppbench.tracking.comparison import Breakdown, Comparison, Line
-from ppbench.tracking.gate import WORDS, Judged, Ruling
+from ppbench.tracking.gate import NOTHING, WORDS, Judged, Ruling
 from ppbench.tracking.sides import SHORT, Side
 from ppbench.tracking.values import (
     comparison_rows,
@@ -62,7 +62,7 @@ def compared(comparison: Comparison, found: Sequence[Breakdown], how: Format) ->
         return render(comparison_rows(comparison.lines), how, [])
     parts = [
         _heads(comparison, how),
-        _table([_row(line) for line in comparison.lines], how),
+        _table([_row(line) for line in comparison.lines], how) or f"nothing to compare: {NOTHING}",
         *(section.text(how) for section in (*_moved(found), _notes(comparison))),
     ]
     return "\n\n".join(part for part in parts if part)

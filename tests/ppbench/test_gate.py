@@ -14,7 +14,8 @@ from tracked import CASE, STEADY, SWEEP, add_launches, slower, store_in
 from ppbench.errors import NotMeasuredError, UsageError
 from ppbench.format import Format
 from ppbench.store import Store
-from ppbench.tracking.checking import Asked, CheckOutcome, check
+from ppbench.tracking.checking import Asked, check
+from ppbench.tracking.outcome import Outcome
 
 AFAB = replace(CASE, schedule="afab")
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def measure(store: Store, root: Path, name: str, figures=STEADY, case=CASE, **ch
     add_launches(store, figures, sha_of(root, name), case, **changes)
 
 
-def checked(store: Store, how: Format = Format.table, **asked) -> CheckOutcome:
+def checked(store: Store, how: Format = Format.table, **asked) -> Outcome:
     return check(Asked(**asked), store.folder, how, None)
 
 
