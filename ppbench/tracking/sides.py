@@ -232,8 +232,12 @@ def _title(name: str, sha: str, subject: str | None) -> str:
 
 def worktree_side(places: Places) -> Side:
     """The runs of the tree as it is: of its commit and of exactly these changes."""
-    repository = places.repository()
-    state = repository.state()
+    try:
+        state = places.repository().state()
+    except RepositoryError as error:
+        raise RepositoryError(
+            f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
+        ) from None
     if not state.is_dirty:
         return _commit_side(WORKTREE, state.commit, places, (), state)
     runs = places.runs([Condition("commit", "=", state.commit)])
