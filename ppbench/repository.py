@@ -120,6 +120,10 @@ class Repository:
             )
         return path
 
+    def line(self, tip: str) -> list[str]:
+        """The first-parent line up to a commit, oldest first; as far as a shallow clone has it."""
+        return self._run("rev-list", "--first-parent", "--reverse", self.resolve(tip)).split()
+
     def _nearest_on_line(self, sha: str, tip: str) -> str:
         base = self._try("merge-base", sha, tip)
         return base[:12] if base else f"{tip[:12]}~1"

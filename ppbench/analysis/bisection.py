@@ -1,8 +1,8 @@
 """The first bad commit, from launches that are noisy: what to measure next, and when to stop.
 
-    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 5 does not run
-    launches   3       2   1       x       3
-    chance         0  .01 .10 .60 .27 .01 .01    that it is the first bad one
+    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
+    launches   3       1   2   2       x   3
+    chance     0  .03 .03 .04 .85 .02 .02 .02    that it is the first bad one
 
 A plain bisection asks each commit once and believes the answer; at 2 % change and 0.9 % noise every
 eighth is wrong, and one wrong answer ends at the wrong commit. Here each launch moves the chances,
@@ -16,6 +16,7 @@ between two samples of noise, and be sure of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,6 +72,10 @@ class _Question:
     runs: tuple[bool, ...]
     noise: Noise | None
     in_points: bool
+
+    @functools.cached_property
+    def chances(self) -> Values:
+        return _chances(self)
 
     def num(self, commit: int) -> int:
         return len(self.launches[commit])
@@ -150,14 +155,14 @@ def _ends(question: _Question) -> Difference | None:
     noise = _believed(question.noise, (bad.squares + good.squares) / freedom, freedom)
     if noise is None:
         return student(bad, good)
-    return student(bad, good, noise.deviation**2, noise.num_launches - 1)
+    return student(bad, good, noise.deviation**2, noise.freedom)
 
 
 def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
     """The noise that was measured, unless these launches scatter clearly more."""
     if noise is None:
         return None
-    known = noise.deviation**2, noise.num_launches - 1
+    known = noise.deviation**2, noise.freedom
     return None if is_larger(variance, freedom, *known) else noise
 
 
@@ -190,18 +195,17 @@ def _chances(question: _Question) -> Values:
 
 def _next_commit(question: _Question, confidence: float) -> int | None:
     """What to launch once more; None when the first bad commit is known."""
-    chances = _chances(question)
-    earliest, latest, chance = _likeliest(question, chances)
+    earliest, latest, chance = _likeliest(question)
     if chance < confidence:
-        return _halving(question, chances)
+        return _halving(question)
     boundary = question.fewest(earliest - 1, latest)
     return boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
 
 
-def _halving(question: _Question, chances: Values) -> int:
+def _halving(question: _Question) -> int:
     """The commit on both sides of which the first bad one is as likely; the one launched least."""
-    is_bad = np.cumsum(chances)
-    inner = [commit for commit in range(1, len(chances) - 1) if question.runs[commit]]
+    is_bad = np.cumsum(question.chances)
+    inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
     if sum(question.num(commit) for commit in inner) > MOST_INNER * _num_at_ends(question):
         return _fewer_end(question)
     return min(
@@ -210,10 +214,10 @@ def _halving(question: _Question, chances: Values) -> int:
     )
 
 
-def _likeliest(question: _Question, chances: Values) -> tuple[int, int, float]:
+def _likeliest(question: _Question) -> tuple[int, int, float]:
     """The likeliest range with a commit that runs before it and only its last that runs in it."""
     running = np.flatnonzero(question.runs)
-    sums = np.diff(np.cumsum(chances)[running])
+    sums = np.diff(np.cumsum(question.chances)[running])
     best = int(sums.argmax())
     return int(running[best]) + 1, int(running[best + 1]), float(sums[best])
 
@@ -224,14 +228,16 @@ def _level_between(question: _Question, limit: float) -> int | None:
     Looked for on each side of the likeliest boundary, as a further cut there.
     """
     end = len(question.launches)
-    boundary = _likeliest(question, _chances(question))[1]
-    good = [(0, cut, boundary, (cut, boundary)) for cut in range(1, boundary)]
-    bad = [(boundary, cut, end, (boundary, cut)) for cut in range(boundary + 1, end)]
-    places = [place for place in good + bad if question.num(place[1])]
-    tests = [(_further(question, *place[:3]), place[3]) for place in places]
-    differences = [(test.p, span) for test, span in tests if test and abs(test.estimate) > limit]
-    p, span = min(differences, default=(1.0, (0, 0)))
-    return None if p * len(tests) >= SEVERAL_LEVEL else max(range(*span), key=question.num)
+    boundary = _likeliest(question)[1]
+    good = [(0, cut, boundary) for cut in range(1, boundary) if question.num(cut)]
+    bad = [(boundary, cut, end) for cut in range(boundary + 1, end) if question.num(cut)]
+    tests = [(_further(question, *place), place) for place in good + bad]
+    large = [(test.p, place) for test, place in tests if test and abs(test.estimate) > limit]
+    p, (start, cut, stop) = min(large, default=(1.0, (0, 0, 0)))
+    if p * max(len(tests), 1) >= SEVERAL_LEVEL:
+        return None
+    between = range(cut, stop) if start == 0 else range(start, cut)
+    return max(between, key=question.num)
 
 
 def _further(question: _Question, start: int, cut: int, end: int) -> Difference | None:
@@ -249,8 +255,8 @@ def _further(question: _Question, start: int, cut: int, end: int) -> Difference 
     variance = (squares + before.squares + after.squares) / all_freedom
     noise = _believed(question.noise, variance, all_freedom)
     if noise is not None:
-        squares += (noise.num_launches - 1) * noise.deviation**2
-        freedom += noise.num_launches - 1
+        squares += noise.freedom * noise.deviation**2
+        freedom += noise.freedom
     return student(after, before, squares / freedom if freedom else 0.0, freedom)
 
 
@@ -266,13 +272,12 @@ def _search(
     next_commit: int | None,
     between: int | None = None,
 ) -> Search:
-    chances = _chances(question)
-    earliest, latest, chance = _likeliest(question, chances)
+    earliest, latest, chance = _likeliest(question)
     difference = None if ends is None else Ratio(ends.estimate, *ends.ends())
     return Search(
         finding=finding,
         next_commit=next_commit,
-        chances=tuple(float(chance) for chance in chances),
+        chances=tuple(question.chances.tolist()),
         earliest=earliest,
         latest=latest,
         confidence=chance,

@@ -8,14 +8,15 @@
 
 A point that is judged against the previous commit alone drowns in noise, or alarms with it; here
 both levels are means over all launches up to the next change. Wide windows find small changes,
-narrow ones find those that were soon undone. The tests count how many places were looked at, so
-that a longer series alarms no more often. Student's test judges, since a segment may be of two
-launches, so that the newest change shows early; where one segment scatters clearly more than the
-other, as one does with a disturbed launch in it, Welch's.
+narrow ones find those that were soon undone. The tests count how many places and widths were
+looked at, so that a longer series alarms no more often. Student's test judges, since a segment may
+be of two launches, so that the newest change shows early; Welch's where one segment scatters
+clearly more than the other, as one does with a disturbed launch in it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,21 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ppbench.analysis.compare import FLOOR
-from ppbench.analysis.differences import (
-    Difference,
-    Group,
-    group,
-    is_larger,
-    student,
-    t_quantile,
-    welch,
-)
-from ppbench.analysis.levels import Places, Values, cut_chances
+from ppbench.analysis.differences import Difference, Group, group, is_larger, student, welch
+from ppbench.analysis.levels import LEAST_DEVIATION, Places, Values, cut_chances
 from ppbench.analysis.ratios import Ratio, ratio_of_logs
 from ppbench.analysis.stats import CONFIDENCE
 
-LEVEL = 0.02
-"""Of each point's test, after all places were counted."""
+LEVEL = 0.05
+"""Of each point's test, after all places and widths were counted."""
 WEAK = 0.02
 """Of a weak point's test in its window, as if it were the only place."""
 NARROWEST, WIDEST = 4, 512
@@ -56,7 +49,7 @@ class ChangePoint:
     earliest: int  # the change came with one of these commits, both ends included, with 95 %
     latest: int
     ratio: Ratio | None  # after / before; None for a figure in points
-    p: float  # corrected for the number of places
+    p: float  # corrected for the number of places and widths
     difference: Ratio | None = None  # after - before, of a figure in points
 
 
@@ -79,10 +72,22 @@ class _Launches:
     commits: Places  # of each launch
     in_points: bool
 
-    @property
+    @functools.cached_property
     def cuts(self) -> Places:
         """Numbers of launches before which another commit begins."""
         return np.flatnonzero(np.diff(self.commits)) + 1
+
+    @functools.cached_property
+    def widths(self) -> list[int]:
+        """Of the windows."""
+        num = min(len(self.values), WIDEST)
+        doubled = range((num - 1).bit_length())
+        return [*(2**power for power in doubled if 2**power >= NARROWEST), num]
+
+    @property
+    def num_tests(self) -> int:
+        """How often chance may make a change: a short one, there and back, at each width."""
+        return max(len(self.cuts), 1) * len(self.widths)
 
     def gap(self, cut: int) -> tuple[int, int]:
         """The commits with one of which the level changed if it did at this cut."""
@@ -105,7 +110,7 @@ def change_points(
     if len(launches.values) < 2 * SHORTEST:
         return []
     bars = _Bars(
-        p=level / max(len(launches.cuts), 1),
+        p=level / launches.num_tests,
         size=floor if in_points else float(np.log1p(floor)),
     )
     cuts = _merged(launches, _weak_cuts(launches), bars)
@@ -143,14 +148,10 @@ def _weak_cuts(launches: _Launches) -> list[int]:
     may_cut = np.zeros(num + 1, dtype=bool)
     may_cut[launches.cuts] = True
     found: set[int] = set()
-    width = NARROWEST
-    while True:
-        width = min(width, num)
+    for width in launches.widths:
         starts = np.append(np.arange(0, num - width, width // 2), num - width)
         found.update(_best_cuts(launches.values, may_cut, starts, width))
-        if width in (num, WIDEST):
-            return sorted(found)
-        width *= 2
+    return sorted(found)
 
 
 def _best_cuts(
@@ -195,7 +196,7 @@ def _t_chances(windows: Values, cuts: Places) -> Values:
     apart = windows - windows.mean(axis=1, keepdims=True)
     sums = np.take_along_axis(np.cumsum(apart, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
     between = np.square(sums) * width / (cuts * (width - cuts))
-    rest = np.maximum(np.square(apart).sum(axis=1) - between, np.finfo(float).tiny)
+    rest = np.maximum(np.square(apart).sum(axis=1) - between, width * LEAST_DEVIATION**2)
     chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
     return np.asarray(chances, dtype=float)
 
@@ -258,10 +259,15 @@ def _groups(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Gro
 
 
 def _difference(one: Group, other: Group) -> Difference:
+    """By Student's test, or by Welch's where it is needed and finds less.
+
+    Of two launches that agree by chance it would find far too much.
+    """
     narrow, wide = sorted((one, other), key=lambda side: side.variance)
-    if is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
-        return welch(one, other)
-    return student(one, other)
+    pooled = student(one, other)
+    if not is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
+        return pooled
+    return max(pooled, welch(one, other), key=lambda difference: difference.p)
 
 
 def _placed(launches: _Launches, cuts: Sequence[int]) -> list[int]:
@@ -299,7 +305,7 @@ def _point(launches: _Launches, bounds: Sequence[int], place: int) -> ChangePoin
         earliest=launches.gap(int(likely.min()))[0],
         latest=launches.gap(int(likely.max()))[1],
         ratio=None if launches.in_points else ratio_of_logs(difference),
-        p=min(1.0, difference.p * len(launches.cuts)),
+        p=min(1.0, difference.p * launches.num_tests),
         difference=interval if launches.in_points else None,
     )
 
@@ -320,8 +326,9 @@ def _level(series: Sequence[Sequence[float]], first: int, *, in_points: bool) ->
     estimate = found.mean if in_points else float(np.exp(found.mean))
     if not found.freedom:
         return Level(first, last, 1, estimate, None)
-    error = np.sqrt(found.variance / found.num)
-    half = t_quantile(found.freedom, (1 + CONFIDENCE) / 2) * error
-    ends = np.array([found.mean - half, found.mean + half])
-    low, high = ends if in_points else np.exp(ends)
-    return Level(first, last, found.num, estimate, (float(low), float(high)))
+    ends = Difference(found.mean, np.sqrt(found.variance / found.num), found.freedom).ends()
+    if in_points:
+        return Level(first, last, found.num, estimate, ends)
+    with np.errstate(over="ignore"):
+        low, high = np.exp(ends).tolist()
+    return Level(first, last, found.num, estimate, (low, high))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ppbench.analysis.compare import Noise
 
-_LEAST_DEVIATION = 1e-9
+LEAST_DEVIATION = 1e-9
 """Launches that agree to the last digit do so by rounding; they prove no more than this."""
 
 Values = npt.NDArray[np.float64]
@@ -41,9 +41,9 @@ def cut_chances(
     `weights` says how likely each is before anything is measured. Flat priors on both levels, and
     on the logarithm of the spread; a measured noise counts as so many launches that were seen.
     """
-    freedom = 0 if noise is None else noise.num_launches - 1
+    freedom = 0 if noise is None else noise.freedom
     known = 0.0 if noise is None else freedom * noise.deviation**2
-    least = len(values) * _LEAST_DEVIATION**2
+    least = len(values) * LEAST_DEVIATION**2
     squares = np.maximum(squares_around(values, cuts) + known, least)
     power = max(len(values) - 2 + freedom, 0) / 2
     logs = np.log(weights) - np.log(cuts * (len(values) - cuts)) / 2 - power * np.log(squares)

@@ -83,7 +83,7 @@ def power(
     limit = math.log1p(effective_floor(floor, noise))
     if noise.deviation == 0:
         return float(math.log1p(change) > limit)
-    own, known = 2 * (num_launches - 1), noise.num_launches - 1
+    own, known = 2 * (num_launches - 1), noise.freedom
     error = noise.deviation * math.sqrt(2 / num_launches)
     chances = (np.arange(_NUM_SPREADS) + 0.5) / _NUM_SPREADS
     spreads = np.array([_chi_square(own, chance) for chance in chances]) if own else np.zeros(1)

@@ -70,9 +70,9 @@ def launch_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def ratio_of_logs(difference: Difference) -> Ratio:
-    """What a difference of logarithms says of the ratio."""
-    ends = (difference.estimate, *difference.ends())
-    return Ratio(*(float(np.exp(end)) for end in ends))
+    """What a difference of logarithms says of the ratio; an end may be 0 or infinite."""
+    with np.errstate(over="ignore"):
+        return Ratio(*np.exp([difference.estimate, *difference.ends()]).tolist())
 
 
 @functools.cache

@@ -275,7 +275,8 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
         first = error.errors()[0]
         path = tuple(first["loc"])
         raise source.error(
-            path, _misplaced(path, first["input"]) or describe(first, SweepFile)
+            path,
+            _misplaced(path, first["input"]) or describe(first, SweepFile, ("grid", "exclude")),
         ) from None
 
 
