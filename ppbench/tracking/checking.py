@@ -88,6 +88,8 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
         raise UsageError(
             f"base ({base.title}) and head ({head.title}): are the same runs; name two"
         )
+    if asked.sweep is None:  # one that was found may have other cases by now
+        return base, head, sweep, places
     return _of_sweep(base, sweep), _of_sweep(head, sweep), sweep, places
 
 

@@ -156,6 +156,14 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
 
 
+def test_what_moved_is_told_of_a_case_whose_step_changed(store):
+    add_launches(store, STEADY, BASE, step_ns=5e7)
+    for ns in (5.5e7, 5.501e7, 5.499e7):
+        add_launches(store, STEADY[:1], HEAD, step_ns=ns, fingerprint="f1f2", launch=int(ns))
+    assert [one.case_id for one in compared(store, "step_ns").changed()] == [CASE.case_id]
+    assert compared(store, "bubble_fraction").changed() == []
+
+
 def test_metrics_are_chosen_by_name():
     assert read_metrics(["step_ns"]) == [METRICS["step_ns"]]
     with pytest.raises(UsageError, match='unknown metric "tokens"; did you mean "tokens_per_s"'):
