@@ -29,6 +29,7 @@ bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
 	$(BIN)/python benchmarks/timeline.py
 	$(BIN)/python benchmarks/case_cost.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/tracking.py
 	$(BIN)/ppbench overhead sweeps/1f1b_vs_afab.toml --set world_size=2 --set num_microbatches=8 --set seq_len=128
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost

@@ -17,7 +17,7 @@ from ppbench import __version__, cli_tracking
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
 from ppbench.errors import PpbenchError, UsageError
-from ppbench.format import Format, TableFormat, Theme
+from ppbench.format import ExportFormat, Format, Theme
 
 app = typer.Typer(
     help="Benchmark and profile pipeline-parallel training in PyTorch.",
@@ -94,6 +94,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file, TOML.")],
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases; run none.")] = False,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
@@ -117,10 +118,11 @@ def sweep(
 
     choice = Choice(rerun, retry_failed, parse_only(only or []))
     if launcher is not Launcher.local:
-        if reports != REPORTS or how is not Format.table:
+        if reports != REPORTS or no_report or how is not Format.table:
             raise UsageError(
                 f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
-                "--reports and --format out, and use `ppbench report` and `ppbench ls` afterwards"
+                "--reports, --no-report and --format out; use `ppbench report` and `ppbench ls` "
+                "afterwards"
             )
         arguments = (launcher, file, overrides or [], results, choice)
         print(commands.sweep_elsewhere(*arguments, is_dry_run=dry_run))
@@ -128,9 +130,11 @@ def sweep(
     if dry_run:
         print(commands.list_cases(file, overrides or [], choice.only, how))
         return
-    outcome = commands.sweep(file, overrides or [], results, reports, choice, how)
+    folder = None if no_report else reports
+    outcome = commands.sweep(file, overrides or [], results, folder, choice, how)
     print(outcome.table)
-    print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
+    if outcome.report is not None:
+        print(f"report: {outcome.report}", file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -288,20 +292,21 @@ def trace(
 
 @app.command()
 def export(
-    how: Annotated[TableFormat, typer.Option("--format", help="How to write it.")],
+    how: Annotated[ExportFormat, typer.Option("--format", help="How to write it.")],
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; by default all.")
     ] = None,
     table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="runs, steps, ranks, spans, ...")
-    ] = "runs",
+        str | None,
+        typer.Option("--table", metavar="NAME", help="runs (the default), steps, ranks, ..."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to; printed by default."),
     ] = None,
     results: Results = RESULTS,
 ) -> None:
-    """Write a table of the store: of all runs, or of some."""
+    """Write a table of the store, of all runs or of some; or figures for a benchmark tracker."""
     from ppbench import exporting
 
     print(exporting.export(runs or [], table, how, output, results))

@@ -24,15 +24,12 @@ from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import (
     LaunchError,
-    StoreError,
     SweepInterruptedError,
-    UsageError,
     first_line,
 )
 from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
-from ppbench.report.index import NAME as INDEX_NAME
-from ppbench.report.index import write_index
+from ppbench.report.index import check_not_index, update_index
 from ppbench.report.page import write_report
 from ppbench.report.terminal import draw_steps
 from ppbench.report.timeline_page import run_names, write_timeline
@@ -42,18 +39,14 @@ from ppbench.run.environment import default_device, read_environment
 from ppbench.run.launch.slurm import FIRST_PORT, NUM_PORTS, SlurmJob
 from ppbench.run.launch.torchrun import WORKER, Launches, Meeting, launches_of, meeting_of
 from ppbench.run.overhead import Rounds, measure_overhead
-from ppbench.run.progress import display_for
 from ppbench.run.sweep import (
     Choice,
-    Plan,
-    alone,
-    plan_sweep,
     planned_cases,
-    run_plan,
     runs_of,
 )
-from ppbench.store import Store, check_writable
+from ppbench.store import check_writable
 from ppbench.stored import BULKY, WORKLOAD, open_store, tell
+from ppbench.sweeping import run_missing, words_of
 
 EXIT_NOT_EXACT = 1
 EXIT_FAILED_RUNS = 4
@@ -151,7 +144,7 @@ class SweepOutcome:
     """What `ppbench sweep` prints and returns."""
 
     table: str
-    report: Path
+    report: Path | None
     exit_code: int
 
 
@@ -167,11 +160,11 @@ def sweep(
     file: Path,
     overrides: Sequence[str],
     results: Path,
-    reports: Path,
+    reports: Path | None,
     choice: Choice,
     how: Format,
 ) -> SweepOutcome:
-    """Run what is missing of a sweep, then report on all of it.
+    """Run what is missing of a sweep, then report on all of it; `reports` None: in a table only.
 
     When the workers cannot go on, what is finished is reported all the same. Raises
     SweepInterruptedError, which says how to go on.
@@ -179,23 +172,17 @@ def sweep(
     read = read_sweep(file, overrides, default_device())
     store = open_store(results)
     check_writable(results, "--results")
-    check_writable(reports, "--reports")
-    plan = plan_sweep(read, store, choice)
+    if reports is not None:
+        check_writable(reports, "--reports")
     command = _command_line(file, overrides, results, reports)
-    try:
-        with alone(read, store, choice, _tell_who_measures) as plan:
-            _tell_what_is_done(plan)
-            run_plan(plan, store, display_for(Console(stderr=True)), reruns=choice.reruns)
-    except LaunchError as error:
-        tell(f"error: {error}")
-    except KeyboardInterrupt:
-        whole = f"{command} {shlex.join(_words_of(choice))}".strip()
-        raise SweepInterruptedError(_how_to_go_on(plan, store, whole)) from None
+    plan = run_missing(read, store, choice, command)
     runs = runs_of(plan, store)
-    path = reports / f"{read.name}-{plan.sweep_id}.html"
-    text = file.read_text(encoding="utf-8")
-    write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
-    _update_index(reports)
+    path = None
+    if reports is not None:
+        path = reports / f"{read.name}-{plan.sweep_id}.html"
+        text = file.read_text(encoding="utf-8")
+        write_report(path, store, runs, title=read.name, command=command, sweep_text=text)
+        update_index(reports, tell)
     figures = [*FIGURES[:2], "planned_step_ns", *FIGURES[2:]] if _is_emulated(read) else FIGURES
     told = [name for name in figures if name == "cautions" or runs[name].notna().any()]
     table = render(runs, how, ["run_id", *_shown_axes(read), "status", *told])
@@ -220,7 +207,7 @@ def sweep_elsewhere(
     read = read_sweep(file, overrides, default_device())
     choice.only.select(read.cases)  # what matches nothing is refused here, not by every node
     words = [word for override in overrides for word in ("--set", override)]
-    program = [WORKER, str(file), "--results", str(results), *words, *_words_of(choice)]
+    program = [WORKER, str(file), "--results", str(results), *words, *words_of(choice)]
     if launcher is Launcher.torchrun:
         launches, meeting = launches_of(read, read.torchrun.nodes, program), meeting_of(read)
         if is_dry_run:
@@ -258,48 +245,15 @@ def _shown_axes(read: Sweep) -> list[str]:
     return [*(read.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
 
 
-def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path) -> str:
+def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path | None) -> str:
     """What makes the same sweep again, into the same folders."""
     words = [word for override in overrides for word in ("--set", override)]
     for option, folder in (("results", results), ("reports", reports)):
-        if folder != Path(option):
+        if folder is None:
+            words.append("--no-report")
+        elif folder != Path(option):
             words += [f"--{option}", str(folder)]
     return shlex.join(["ppbench", "sweep", str(file), *words])
-
-
-def _tell_who_measures(holder: str) -> None:
-    tell(
-        f"waiting for {holder or 'another sweep'}, which measures into the same results; "
-        "two at once would disturb each other, or do the same twice"
-    )
-
-
-def _tell_what_is_done(plan: Plan) -> None:
-    num_failed = sum(plan.failed.values())
-    num_chosen = len(plan.chosen)
-    if num_done := num_chosen - len(plan.missing) - num_failed:
-        tell(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
-    if plan.failed:
-        kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-        tell(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
-
-
-def _words_of(choice: Choice) -> list[str]:
-    """The options that make the choice."""
-    words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
-    for key, values in choice.only.allowed:
-        for value in values:
-            text = value if isinstance(value, str) else json.dumps(value)
-            words += ["--only", f"{key}={text}"]
-    return words
-
-
-def _how_to_go_on(plan: Plan, store: Store, command: str) -> str:
-    num_done = int((runs_of(plan, store)["status"] == "ok").sum())
-    return (
-        f"stopped; {num_done} of {len(plan.items)} runs are done, and kept. Go on with: {command}\n"
-        "Report on what is done with: ppbench report"
-    )
 
 
 def show(name: str, results: Path, how: Format) -> str:
@@ -375,10 +329,10 @@ def report(names: Sequence[str], output: Path | None, results: Path, reports: Pa
     default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
     path = output or reports / f"{default}.html"
     command = shlex.join(["ppbench", "report", *names])
-    _check_not_index(path, reports)
+    check_not_index(path, reports)
     write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
     if path.parent.resolve() == reports.resolve():
-        _update_index(reports)
+        update_index(reports, tell)
     return path
 
 
@@ -407,10 +361,10 @@ def timeline(shown: Shown, output: Path | None, results: Path, reports: Path) ->
     store = open_store(results)
     runs = store.named(shown.names)
     path = output or reports / f"timeline-{_name_of(shown, runs)}.html"
-    _check_not_index(path, reports)
+    check_not_index(path, reports)
     write_timeline(path, store, runs, choice=shown.choice, has_plan=shown.has_plan)
     if path.parent.resolve() == reports.resolve():
-        _update_index(reports)
+        update_index(reports, tell)
     return path
 
 
@@ -430,19 +384,6 @@ def _name_of(shown: Shown, runs: pd.DataFrame) -> str:
         return ids[0]
     chosen = json.dumps([ids, shown.choice, shown.has_plan])
     return f"{ids[0]}-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
-
-
-def _check_not_index(path: Path, reports: Path) -> None:
-    if path.resolve() == (reports / INDEX_NAME).resolve():
-        raise UsageError(f"{path}: the index of the reports is here; choose another name with -o")
-
-
-def _update_index(reports: Path) -> None:
-    """What is measured and written counts; an index that cannot be is no reason to fail."""
-    try:
-        write_index(reports)
-    except StoreError as error:
-        tell(f"warning: {error}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     PpbenchError
     ├── UsageError            2  something that was typed: a command line, a path, a run id
     │   ├── SweepFileError    2  a sweep file, with file, line and key
-    │   └── RepositoryError   2  a git repository, or what is not in it
+    │   ├── RepositoryError   2  a git repository, or what is not in it
+    │   └── NotMeasuredError  3  what is to be compared has no runs
     ├── StoreError            2  the results folder cannot be read or written
     ├── LaunchError           4  the workers could not be started
     └── SweepInterruptedError 130  stopped from the keyboard, or told to end
@@ -40,6 +41,12 @@ class SweepFileError(UsageError):
 
 class RepositoryError(UsageError):
     """No git repository, or it does not have what was asked for."""
+
+
+class NotMeasuredError(UsageError):
+    """A commit, or what else is to be compared, has no runs in the store."""
+
+    exit_code = 3
 
 
 class StoreError(PpbenchError):

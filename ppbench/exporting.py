@@ -9,15 +9,16 @@ import pandas as pd
 
 from ppbench.analysis.metrics import chosen_step
 from ppbench.errors import UsageError, nearest
+from ppbench.export import trackers
 from ppbench.export.chrome import chrome_trace
 from ppbench.export.files import check_suffix, write_file
 from ppbench.export.perfetto import perfetto_trace
 from ppbench.export.tracks import Trace, trace_of
-from ppbench.format import Format, TableFormat
+from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
-from ppbench.stored import open_store
+from ppbench.stored import open_store, tell
 
 ALL_STEPS = "all"
 CHROME_SUFFIXES = (".json.gz", ".json")
@@ -85,22 +86,74 @@ def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
 
 
 def export(
-    names: Sequence[str], table: str, how: TableFormat, output: Path | None, results: Path
+    names: Sequence[str], table: str | None, how: ExportFormat, output: Path | None, results: Path
 ) -> str:
-    """A table of the named runs, or of all: its text, or the path it was written to."""
-    if table not in TABLES:
-        raise UsageError(f'--table: unknown table "{table}"{nearest(table, TABLES)}')
+    """A table of the named runs, or of all; or what a tracker takes: text, or where it is."""
+    if how in TRACKERS:
+        if table is not None:
+            raise UsageError(
+                f"--table {table}: {how} takes figures of runs and no table; leave it out"
+            )
+        return _out(_for_tracker(names, how, output, results), output)
+    wanted = table or "runs"
+    if wanted not in TABLES:
+        raise UsageError(f'--table: unknown table "{wanted}"{nearest(wanted, TABLES)}')
     runs = chosen(open_store(results), names)
-    if how is TableFormat.parquet:
+    if how is ExportFormat.parquet:
         if output is None:
             raise UsageError("--format parquet: is no text to print; name a file with -o FILE")
-        write_rows(table, runs.table(table), output, "-o")
+        write_rows(wanted, runs.table(wanted), output, "-o")
         return str(output)
-    text = _as_text(runs.table(table), table, Format(how.value))
+    return _out(_as_text(runs.table(wanted), wanted, Format(how.value)), output)
+
+
+def _out(text: str, output: Path | None) -> str:
     if output is None:
         return text
     write_file(output, [text, "\n"])
     return str(output)
+
+
+def _for_tracker(
+    names: Sequence[str], how: ExportFormat, output: Path | None, results: Path
+) -> str:
+    """By default those of the last sweep; for otava, which takes a history, of all."""
+    store = open_store(results)
+    is_history = how is ExportFormat.otava
+    runs = chosen(store, names).runs if names or is_history else store.last_sweep()
+    measured = runs[runs["status"] == "ok"]
+    if measured.empty:
+        raise UsageError(f"--format {how}: none of the {len(runs)} runs is ok; nothing to export")
+    if is_history:
+        return _history(measured, output)
+    _check_one_commit(measured, how)
+    return trackers.bencher(measured) if how is ExportFormat.bencher else trackers.github(measured)
+
+
+def _check_one_commit(runs: pd.DataFrame, how: ExportFormat) -> None:
+    commits = runs[["commit", "changes"]].drop_duplicates()
+    if len(commits) > 1:
+        some = ", ".join(str(commit)[:9] for commit in commits["commit"].unique()[:4])
+        raise UsageError(
+            f"--format {how}: takes the runs of one commit, and these are of {len(commits)}: "
+            f"{some}; name the runs of one, or leave them out for the last sweep"
+        )
+
+
+def _history(runs: pd.DataFrame, output: Path | None) -> str:
+    clean = runs[runs["commit"].notna() & ~runs["is_dirty"].eq(True)]
+    if clean.empty:
+        raise UsageError("--format otava: none of the runs is of a commit without changes")
+    made = trackers.otava(clean, "FILE.csv" if output is None else str(output))
+    if made.num_commits == 0:
+        raise UsageError(
+            "--format otava: no commit has every figure, and otava takes no gaps; name the runs of "
+            "fewer cases"
+        )
+    if made.left_out:
+        tell(f"left out, since otava takes no gaps: {made.left_out}")
+    tell(f"# otava.yaml, to be read with: otava analyze ppbench\n{made.config}")
+    return made.text
 
 
 def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:

@@ -14,12 +14,18 @@ class Format(StrEnum):
     markdown = "markdown"
 
 
-class TableFormat(StrEnum):
-    """How a table of the store is written out."""
+class ExportFormat(StrEnum):
+    """How the store is written out: a table of it, or figures for a tracker of benchmarks."""
 
     csv = "csv"
     parquet = "parquet"
     markdown = "markdown"
+    bencher = "bencher"
+    github = "github"
+    otava = "otava"
+
+
+TRACKERS = (ExportFormat.bencher, ExportFormat.github, ExportFormat.otava)
 
 
 class Theme(StrEnum):

@@ -153,6 +153,12 @@ FIELDS: dict[str, Field] = {
     "change": Field("change", _number("{:+.1f} %", 100)),
     "held": Field("held", _number("{:.4g}")),
     "num_rounds": Field("rounds", _number("{:.0f}")),
+    "num_launches": Field("launches", _number("{:.0f}")),
+    "deviation": Field("noise", _number("{:.2f} %", 100)),
+    "deviation_low": Field("noise from", _number("{:.2f} %", 100)),
+    "deviation_high": Field("noise to", _number("{:.2f} %", 100)),
+    "floor": Field("floor", _number("{:.2f} %", 100)),
+    "detectable_change": Field("found by 5 launches", _number("{:.1f} %", 100)),
     "step_off_ns": Field("all off, ms", _number("{:,.2f}", 1e-6)),
     "flight_ratio": Field("flight/off", _number("{:.4f}")),
     "flight_ratio_low": Field("flight/off from", _number("{:.4f}")),
@@ -214,11 +220,11 @@ def _markdown(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
         "| " + " | ".join(field.heading for field in fields.values()) + " |",
         "|" + "|".join("---:" if field.is_number else "---" for field in fields.values()) + "|",
     ]
-    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in _cells(frame, fields)]
+    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(frame, fields)]
     return "\n".join(lines)
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
     """Text for a cell of a markdown table: one line, and no markup of HTML."""
     line = " ".join(cell.splitlines())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

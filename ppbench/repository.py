@@ -21,6 +21,8 @@ from ppbench.errors import RepositoryError, first_line
 _TIMEOUT_S = 120
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FORMAT = "%H%n%aI%n%P%n%s"
+OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""Set by git for its hooks, of which this may be run: they would name another repository."""
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 
 
@@ -118,6 +120,10 @@ class Repository:
             )
         return path
 
+    def line(self, tip: str) -> list[str]:
+        """The first-parent line up to a commit, oldest first; as far as a shallow clone has it."""
+        return self._run("rev-list", "--first-parent", "--reverse", self.resolve(tip)).split()
+
     def _nearest_on_line(self, sha: str, tip: str) -> str:
         base = self._try("merge-base", sha, tip)
         return base[:12] if base else f"{tip[:12]}~1"
@@ -133,9 +139,9 @@ class Repository:
         order = self._run(*listing, text="\n".join(here)).split()
         return {sha: place for place, sha in enumerate(order) if sha in wanted}
 
-    def default_base(self) -> str:
-        """What HEAD is to be compared with: where it left the main branch, or its parent."""
-        head = self.resolve("HEAD")
+    def default_base(self, of: str = "HEAD") -> str:
+        """What a commit is compared with: where it left the main branch, or its parent."""
+        head = self.resolve(of)
         for name in _MAIN_BRANCHES:
             tip = self._commit_called(name)
             if tip is None or tip == head:
@@ -145,7 +151,7 @@ class Repository:
                 return str(base)
         parent = self.describe(head).parent
         if parent is None:
-            raise RepositoryError(f"{self.root}: HEAD is its first commit; name a base with --base")
+            raise RepositoryError(f"{self.root}: {of} is its first commit; name a base with --base")
         return self.resolve(parent)
 
     @contextlib.contextmanager
@@ -190,8 +196,7 @@ class Repository:
 def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
     """What git prints, given `text` to read."""
     command = ["git", "-C", str(folder), *arguments]
-    # Set by git for its hooks, of which this may be run: they would name another repository.
-    known = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    known = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
     try:
         done = subprocess.run(
             command,
@@ -211,6 +216,3 @@ def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
         told = first_line(done.stderr) or f"ended with {done.returncode}"
         raise RepositoryError(f"{where}: git {arguments[0]}: {told}")
     return done.stdout.rstrip("\n")
-
-
-_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")

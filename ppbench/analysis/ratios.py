@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ppbench.analysis.differences import Difference, group, welch
 from ppbench.analysis.stats import CONFIDENCE
 
 FEWEST_LAUNCHES = 3
@@ -65,22 +66,13 @@ def launch_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
             f"{len(numerators)} and {len(denominators)} launches; expected at least "
             f"{FEWEST_LAUNCHES} of each"
         )
-    sides = [np.log(np.asarray(side, dtype=float)) for side in (numerators, denominators)]
-    estimate = sides[0].mean() - sides[1].mean()
-    parts = [side.var(ddof=1) / len(side) for side in sides]
-    spread = sum(parts)
-    if spread == 0:
-        return Ratio(*[float(np.exp(estimate))] * 3)
-    freedom = spread**2 / sum(p**2 / (len(s) - 1) for p, s in zip(parts, sides, strict=True))
-    half = _t_quantile(freedom) * np.sqrt(spread)
-    return Ratio(*(float(np.exp(estimate + end)) for end in (0.0, -half, half)))
+    return ratio_of_logs(welch(*(group(np.log(side)) for side in (numerators, denominators))))
 
 
-def _t_quantile(freedom: float) -> float:
-    """Of Student's distribution, at the upper end of the interval."""
-    from scipy.special import stdtrit  # loaded only where there are launches to compare
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+def ratio_of_logs(difference: Difference) -> Ratio:
+    """What a difference of logarithms says of the ratio; an end may be 0 or infinite."""
+    with np.errstate(over="ignore"):
+        return Ratio(*np.exp([difference.estimate, *difference.ends()]).tolist())
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from engine.plan.schedules.registry import (
 )
 from ppbench.config.case import VARIABLE, Case, Measure
 from ppbench.config.costs import read_costs
+from ppbench.config.models import identity_of, is_plain_preset
 from ppbench.config.problems import brief, printable
 
 NUM_BYTE_VALUES = 256
@@ -34,14 +35,23 @@ _TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=
 _NEED_DATASETS = ("json", "parquet", "hf")
 
 
-def problems_of_settings(case: Case, measure: Measure) -> Iterator[Problem]:
-    """What is wrong whatever the model is."""
-    yield from _of_schedule(case)
+def problems_of_settings(
+    case: Case, measure: Measure, *, is_of_this_tree: bool = True
+) -> Iterator[Problem]:
+    """What is wrong whatever the model is.
+
+    Of a case that is to be run where other files lie, what they say is left out.
+    """
+    has_program = is_of_this_tree or not case.schedule.startswith(CSV_PREFIX)
+    if has_program:
+        yield from _of_schedule(case)
+        yield from _of_split(case)
     yield from _of_transfers(case)
-    yield from _of_emulation(case, measure)
-    yield from _of_split(case)
+    if has_program and (is_of_this_tree or not case.emulated_costs):
+        yield from _of_emulation(case, measure)
     yield from _of_learning_rate(case)
-    yield from _of_source(case)
+    if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_SOURCES:
+        yield from _of_source(case)
 
 
 def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
@@ -87,6 +97,13 @@ def check_file_unchanged(case: Case) -> None:
         raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
     if not is_same:
         raise ProgramFileError(f"{path}: has changed since the sweep began; start it again")
+
+
+def is_known_by_name(case: Case) -> bool:
+    """Whether no file has a say in whether the model fits the case."""
+    source = case.data_source.partition(":")[0]
+    is_program = case.schedule.startswith(CSV_PREFIX)
+    return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_SOURCES
 
 
 def num_stages_of(case: Case) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -98,11 +98,11 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def describe(error: ErrorDetails, schema: type[BaseModel]) -> str:
-    """One pydantic error as `problem; what is allowed`."""
+def describe(error: ErrorDetails, schema: type[BaseModel], others: Sequence[str] = ()) -> str:
+    """One pydantic error as `problem; what is allowed`. `others` are keys beside the schema's."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema))
+        return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema, others))
     if kind == "float_type" and type(value) is int:
         return f"{brief(value)} is out of range; no float is so large"
     if kind in _EXPECTED:
@@ -152,7 +152,9 @@ def _unknown_word(value: object, expected: str) -> str:
     return f"expected one of {', '.join(known)}, got {shown(value)}"
 
 
-def _siblings(path: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]:
+def _siblings(
+    path: tuple[str | int, ...], schema: type[BaseModel], others: Sequence[str]
+) -> list[str]:
     """The keys that are known where an unknown one stands."""
     section: object = schema
     for step in path[:-1]:
@@ -161,5 +163,4 @@ def _siblings(path: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]
         section = section.model_fields[str(step)].annotation
     assert isinstance(section, type)
     assert issubclass(section, BaseModel)
-    extra = ["grid", "exclude"] if section is schema else []
-    return [*section.model_fields, *extra]
+    return [*section.model_fields, *(others if section is schema else ())]

@@ -29,6 +29,7 @@ from ppbench.config.models import facts_of, identity_of
 from ppbench.config.places import Slurm, Torchrun
 from ppbench.config.possible import (
     digest_of,
+    is_known_by_name,
     most_stages_per_rank,
     problems_of_fit,
     problems_of_settings,
@@ -73,12 +74,15 @@ _CASE_FIELDS = {
 Planned = tuple[Case, Measure]
 
 
-def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Sweep:
+def read_sweep(
+    file: Path, overrides: Sequence[str], default_device: str, *, is_of_this_tree: bool = True
+) -> Sweep:
     """The cases of a sweep file.
 
     `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is what
-    `device = "auto"` means here. Raises UsageError for a file that cannot be read or an override
-    that cannot be parsed, SweepFileError for everything in the file.
+    `device = "auto"` means here. Cases that are not of this tree are to be run where other files
+    lie: then what depends on files is left for there to refuse. Raises UsageError for a file that
+    cannot be read or an override that cannot be parsed, SweepFileError for everything in the file.
     """
     text = read_text(file)
     tree = parse(file, text)
@@ -98,7 +102,7 @@ def read_sweep(file: Path, overrides: Sequence[str], default_device: str) -> Swe
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases, axes)
-    _check_possible(source, tree, axes, cases)
+    _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
     return Sweep(
         str(tree["name"]),
         str(file),
@@ -271,7 +275,8 @@ def _validated(source: Source, tree: Tree) -> SweepFile:
         first = error.errors()[0]
         path = tuple(first["loc"])
         raise source.error(
-            path, _misplaced(path, first["input"]) or describe(first, SweepFile)
+            path,
+            _misplaced(path, first["input"]) or describe(first, SweepFile, ("grid", "exclude")),
         ) from None
 
 
@@ -376,9 +381,14 @@ def _check_possible(
     tree: Tree,
     axes: Mapping[str, object],
     planned: Sequence[Planned],
+    *,
+    is_of_this_tree: bool,
 ) -> None:
     """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
-    _refuse(source, axes, planned, [next(problems_of_settings(*one), None) for one in planned])
+    problems = [problems_of_settings(*one, is_of_this_tree=is_of_this_tree) for one in planned]
+    _refuse(source, axes, planned, [next(some, None) for some in problems])
+    if not is_of_this_tree:
+        planned = [one for one in planned if is_known_by_name(one[0])]
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
     try:
         facts = facts_of(identity_of(case) for case, _ in planned)

@@ -19,7 +19,7 @@ from ppbench.report.cases import Axes, by_case, case_text
 from ppbench.report.units import is_missing, tokens_per_s
 
 META = "ppbench-report"
-REPORT, TIMELINE, INDEX = "report", "timeline", "index"
+REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
 _READ_BYTES = 16_384
 _CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
 
@@ -65,6 +65,20 @@ def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
         num_runs=len(runs),
         num_cases=int(runs["case_id"].nunique()),
         commit=_clip(_commits(runs)),
+    )
+
+
+def about_history(
+    title: str, last: pd.DataFrame, *, num_runs: int, num_cases: int, newest: str
+) -> About:
+    """Of many runs over commits, the `last` of which has been measured last."""
+    return About(
+        kind=HISTORY,
+        title=_clip(title),
+        measured=_last_moment(last),
+        num_runs=num_runs,
+        num_cases=num_cases,
+        commit=_clip(newest[:10]),
     )
 
 

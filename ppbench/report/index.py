@@ -7,12 +7,13 @@ later writes what both have made.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ppbench.errors import StoreError
-from ppbench.report.about import INDEX, REPORT, TIMELINE, About, read_about
+from ppbench.errors import StoreError, UsageError
+from ppbench.report.about import HISTORY, INDEX, REPORT, TIMELINE, About, read_about
 from ppbench.report.writing import render, write_page
 
 NAME = "index.html"
@@ -41,14 +42,29 @@ def write_index(folder: Path) -> None:
     write_page(path, render_index(folder), option="--reports")
 
 
+def update_index(folder: Path, tell: Callable[[str], None]) -> None:
+    """What is measured and written counts; an index that cannot be is no reason to fail."""
+    try:
+        write_index(folder)
+    except StoreError as error:
+        tell(f"warning: {error}")
+
+
+def check_not_index(path: Path, folder: Path) -> None:
+    """Raises UsageError where a page would take the place of the index."""
+    if path.resolve() == (folder / NAME).resolve():
+        raise UsageError(f"{path}: the index of the reports is here; choose another name with -o")
+
+
 def render_index(folder: Path) -> str:
-    """The index as HTML: reports and timelines, newest first."""
+    """The index as HTML: reports, histories and timelines, each newest first."""
     pages = entries(folder)
     return render(
         "index.html",
         title="Reports",
         about=About(kind=INDEX, title="Reports"),
         reports=[page for page in pages if page.about.kind == REPORT],
+        histories=[page for page in pages if page.about.kind == HISTORY],
         timelines=[page for page in pages if page.about.kind == TIMELINE],
     )
 

@@ -19,6 +19,7 @@ VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"
 PURPLE, GREY = "#CC79A7", "#999999"
 FOREST, MINT, INDIGO = "#117733", "#9FE2BF", "#2E2E8F"
 BROWN, WINE = "#8C2D04", "#882255"
+MEDIUM_BLUE = "#2A8BC4"  # for small marks: stands out on white and on near-black alike
 
 OP_COLORS: dict[Op, str] = {
     Op.F: BLUE,
@@ -27,7 +28,7 @@ OP_COLORS: dict[Op, str] = {
     Op.W: YELLOW,
     Op.OPT: GREEN,
     Op.SEND_F: SKY,
-    Op.RECV_F: "#2A8BC4",  # sky, darker: the same message at its other end
+    Op.RECV_F: MEDIUM_BLUE,  # sky, darker: the same message at its other end
     Op.SEND_B: PURPLE,
     Op.RECV_B: "#A8527F",  # purple, darker
 }

@@ -35,6 +35,19 @@ def tokens_per_s(value: object) -> str:
     return written(value, "{:,.0f} tokens/s")
 
 
+def figure(column: str, value: object) -> str:
+    """A figure of `runs` in the unit that its column's name tells."""
+    if column == "tokens_per_s":
+        return tokens_per_s(value)
+    if column.endswith("_ns"):
+        return milliseconds(value)
+    if column.endswith("_bytes"):
+        return size(value)
+    if column.endswith("_fraction") or column.startswith("bubble_") or column == "mfu":
+        return percent(value)
+    return written(value, "{:,.5g}")
+
+
 def held_share(run: pd.Series) -> float | None:
     """Activations held at once, as microbatches of a rank's whole share of the model.
 

@@ -41,13 +41,17 @@ def environment() -> jinja2.Environment:
     made.globals["plotly_js"] = Markup(get_plotlyjs())  # noqa: S704 - plotly's own, not user text
     made.filters["figure_json"] = figure_json
     made.filters["script_json"] = script_json
-    made.filters["packed_figure"] = lambda figure: pack_text(to_json_plotly(figure, engine="json"))
+    made.filters["packed_figure"] = packed_figure
     made.filters["packed"] = pack_bytes
     return made
 
 
 def figure_json(figure: go.Figure) -> Markup:
     return _in_script(to_json_plotly(figure, engine="json"))
+
+
+def packed_figure(figure: go.Figure) -> str:
+    return pack_text(to_json_plotly(figure, engine="json"))
 
 
 def script_json(value: object) -> Markup:

@@ -87,8 +87,8 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     """
     check_devices(sweep)
     commit = read_commit(sweep.track.repo)
-    items = _items_of(sweep, commit)
-    sweep_id = _sweep_id(sweep, items)
+    items = items_of(sweep, commit)
+    sweep_id = sweep_id_of(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
     runs = runs[runs["run_id"] > since]
@@ -110,7 +110,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     )
 
 
-def _items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
+def items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
     """Every run of the sweep, launch by launch, in the order of its file."""
     planned = [
         (case, measure, launch)
@@ -207,7 +207,8 @@ def _stamps_in(folder: str) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def _sweep_id(sweep: Sweep, items: tuple[Item, ...]) -> str:
+def sweep_id_of(sweep: Sweep, items: tuple[Item, ...]) -> str:
+    """Short hash of the sweep's name and all its runs."""
     return _short_hash(sweep.name, sorted(item.resume_key for item in items))
 
 
@@ -233,7 +234,7 @@ def alone(
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
         commit = read_commit(sweep.track.repo)
-        sweep_id = _sweep_id(sweep, _items_of(sweep, commit))
+        sweep_id = sweep_id_of(sweep, items_of(sweep, commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
         with held(path, who(f"sweep {sweep.name}"), on_wait):
             yield plan_sweep(sweep, store, choice)

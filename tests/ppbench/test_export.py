@@ -17,7 +17,7 @@ from stored_runs import NASTY, run_row, store_with
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.exporting import export
-from ppbench.format import Format, TableFormat
+from ppbench.format import ExportFormat, Format
 from ppbench.listing import render
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
@@ -27,7 +27,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_csv_has_every_column_of_every_run_raw(demo: Store) -> None:
-    found = rows(export([], "runs", TableFormat.csv, None, demo.folder))
+    found = rows(export([], "runs", ExportFormat.csv, None, demo.folder))
     assert list(found[0]) == [column.name for column in RUNS]
     assert [row["run_id"] for row in found] == list(demo.runs()["run_id"])
     assert (found[1]["step_ns"], found[1]["peak_memory_bytes"]) == ("56000000.0", "209715200")
@@ -35,7 +35,7 @@ def test_csv_has_every_column_of_every_run_raw(demo: Store) -> None:
 
 
 def test_markdown_has_chosen_columns_with_units_in_their_headings(demo: Store) -> None:
-    head, _, first, *_ = export([], "runs", TableFormat.markdown, None, demo.folder).splitlines()
+    head, _, first, *_ = export([], "runs", ExportFormat.markdown, None, demo.folder).splitlines()
     headings = [heading.strip() for heading in head.strip("|").split("|")]
     cells = [cell.strip() for cell in first.strip("|").split("|")]
     told = dict(zip(headings, cells, strict=True))
@@ -52,7 +52,7 @@ def test_a_cell_of_markdown_is_one_line_of_text() -> None:
 
 def test_parquet_has_the_types_that_the_store_documents(demo: Store, tmp_path: Path) -> None:
     path = tmp_path / "out" / "spans.parquet"
-    assert export([], "spans", TableFormat.parquet, path, demo.folder) == str(path)
+    assert export([], "spans", ExportFormat.parquet, path, demo.folder) == str(path)
     table = pq.read_table(path)
     assert {field.name: field.type for field in table.schema} == {c.name: c.type for c in SPANS}
     assert table.num_rows == 6 * 3 * 10  # ok runs, steps, actions of a step
@@ -61,38 +61,38 @@ def test_parquet_has_the_types_that_the_store_documents(demo: Store, tmp_path: P
 def test_parquet_keeps_a_variable_length(tmp_path: Path) -> None:
     case = replace(Case(), seq_len="variable")
     store = store_with(tmp_path / "results", [run_row(1, case), run_row(2, Case())])
-    export([], "runs", TableFormat.parquet, tmp_path / "runs.parquet", store.folder)
+    export([], "runs", ExportFormat.parquet, tmp_path / "runs.parquet", store.folder)
     assert pq.read_table(tmp_path / "runs.parquet")["seq_len"].to_pylist() == [0, 128]
-    text = export([], "runs", TableFormat.csv, None, store.folder)
+    text = export([], "runs", ExportFormat.csv, None, store.folder)
     assert [row["seq_len"] for row in rows(text)] == ["variable", "128"]
 
 
 def test_named_runs_alone_are_written_in_their_order(demo: Store, tmp_path: Path) -> None:
     ids = list(demo.runs()["run_id"])
-    text = export([ids[4], ids[1]], "ranks", TableFormat.csv, None, demo.folder)
+    text = export([ids[4], ids[1]], "ranks", ExportFormat.csv, None, demo.folder)
     assert [row["run_id"] for row in rows(text)] == [ids[4]] * 2 + [ids[1]] * 2
-    export([ids[4], ids[1]], "runs", TableFormat.parquet, tmp_path / "two.parquet", demo.folder)
+    export([ids[4], ids[1]], "runs", ExportFormat.parquet, tmp_path / "two.parquet", demo.folder)
     assert pq.read_table(tmp_path / "two.parquet")["run_id"].to_pylist() == [ids[4], ids[1]]
 
 
 def test_every_table_can_be_written_in_every_format(demo: Store, tmp_path: Path) -> None:
     for table in TABLES:
-        for how in TableFormat:
+        for how in (ExportFormat.csv, ExportFormat.parquet, ExportFormat.markdown):
             path = tmp_path / f"{table}.{how.value}"
             export([], table, how, path, demo.folder)
             assert path.stat().st_size > 0, (table, how)
 
 
 def test_a_file_has_what_would_be_printed(demo: Store, tmp_path: Path) -> None:
-    printed = export([], "steps", TableFormat.csv, None, demo.folder)
+    printed = export([], "steps", ExportFormat.csv, None, demo.folder)
     path = tmp_path / "steps.csv"
-    assert export([], "steps", TableFormat.csv, path, demo.folder) == str(path)
+    assert export([], "steps", ExportFormat.csv, path, demo.folder) == str(path)
     assert path.read_text() == printed + "\n"
     assert len(pd.read_csv(path)) == 6 * 3
 
 
 def test_what_cannot_be_written_is_an_error_that_says_why(demo: Store, tmp_path: Path) -> None:
-    csv_, parquet, where = TableFormat.csv, TableFormat.parquet, demo.folder
+    csv_, parquet, where = ExportFormat.csv, ExportFormat.parquet, demo.folder
     with pytest.raises(UsageError, match='--table: unknown table "span"; did you mean "spans"'):
         export([], "span", csv_, None, where)
     with pytest.raises(UsageError, match="no text to print; name a file with -o FILE"):

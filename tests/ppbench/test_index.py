@@ -23,7 +23,9 @@ from ppbench.store import Store
 def page(path: Path, **changes) -> Path:
     """A page without content that says of itself what a report does."""
     told = {"kind": "report", "title": "demo", "measured": "2026-01-01 00:00:00", **changes}
-    html = render("index.html", title="x", about=About(**told), reports=[], timelines=[])
+    html = render(
+        "index.html", title="x", about=About(**told), reports=[], histories=[], timelines=[]
+    )
     path.write_text(html, encoding="utf-8")
     return path
 
@@ -126,7 +128,7 @@ def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> Non
     row = run_row(1, Case(), commit='"' * 10_000)
     about = about_report('"ü' * 100_000, pd.DataFrame([row]), ())
     path = tmp_path / "a.html"
-    html = render("index.html", title="x", about=about, reports=[], timelines=[])
+    html = render("index.html", title="x", about=about, reports=[], histories=[], timelines=[])
     path.write_text(html, encoding="utf-8")
     assert read_about(path) == about
     assert about.title.endswith("…")

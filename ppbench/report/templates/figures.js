@@ -94,6 +94,7 @@ const figures = (() => {
     Plotly.react(div, data, layout, CONFIG);
     withRoomForLegend(div);
     if (layout.meta?.detail) attachDetail(div, CONFIG);
+    div.dispatchEvent(new Event("drawn", { bubbles: true }));
   }
 
   // What is packed is unpacked the first time, which takes a moment; everything else is at once.
@@ -136,7 +137,7 @@ const figures = (() => {
   }
 
   return {
-    watch: () => document.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
+    watch: (within = document) => within.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
     prepareOpen: () => document.querySelectorAll("details[open] .chart").forEach(prepare),
     redrawAll: () => drawn().forEach(redraw),
     refitAll: () => drawn().forEach(refit),

@@ -40,7 +40,8 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
 
-  document.querySelectorAll("button.copy").forEach((button) => {
-    button.addEventListener("click", () => copy(button));
+  // Also those that are put on the page later.
+  document.addEventListener("click", ({ target }) => {
+    if (target.matches("button.copy")) copy(target);
   });
 })();

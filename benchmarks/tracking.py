@@ -1,0 +1,411 @@
+"""How often ppbench alarms without reason, and how often it misses a change, on made-up series.
+
+    python benchmarks/tracking.py [--seed 8] [--comparisons 5000] [--series 2000] [--searches 1000]
+
+Launches are made as they are measured: lognormal, 0.8 % between launches, 0.8 % within, where steps
+follow an AR(1) of 0.4 and 2 % of them take 1.5 to 3 times as long; 20 steps each, of which a launch
+keeps the median. On these run
+
+    compare    5 launches a side, of the same commit (A/A) and of commits 2 % and 5 % apart; without
+               and with a noise that was measured before, by 20 launches of its own
+    intervals  how often what is called a 95 % interval holds the true ratio: Welch's, that with the
+               noise known, and the percentile bootstrap's
+    history    60 commits, of which each has one launch (and three): without a change, and with one
+               at commit 40; caught early where the series ends one commit after the change. A
+               change is hit where the range of commits that is named holds commit 40, beside which
+               the distance of the likeliest commit is printed. No noise is taken as known here
+    bisect     64 commits, the first bad one anywhere, until the search says that it is done
+
+Beside each the same series by what tools in use do: scipy's Mann-Whitney test (p < 5 %) on the
+steps of both sides, and a threshold of 5 % on their medians; a history by them is each commit
+against the one before. Beside bisect, a plain bisection that knows both levels and asks one launch
+of each commit.
+
+The demands are printed at the end; if one is not held, the exit code is 1. A false alarm is the
+gate's: `slower`, where nothing changed. In `either`, `faster` counts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.signal import lfilter
+from scipy.stats import mannwhitneyu
+
+from ppbench.analysis.bisection import Finding, Search, search_first_bad
+from ppbench.analysis.change_points import ChangePoint, change_points
+from ppbench.analysis.compare import METRICS, Change, Noise, Pair, Verdict, compare
+from ppbench.analysis.noise import detectable_change, measure_noise
+
+BETWEEN, WITHIN, AUTOREGRESSION, OUTLYING = 0.008, 0.008, 0.4, 0.02
+OUTLIERS = (1.5, 3.0)  # times as long as the step would have taken
+NUM_COMMITS, CHANGED_AT = 60, 40
+NUM_SEARCHED = 64
+NOISE_LAUNCHES = 20
+UNDERSTATED = 1.5  # times as much as was measured, launches scatter now
+CHANGES = (0.0, 0.02, 0.05)
+SEARCHED_CHANGES = (0.02, 0.05, 0.08)
+MOST_SEARCH_LAUNCHES = 300
+NUM_BY_OTHERS = 1000
+"""Of the histories, those that go through other tools' tests, which take longer."""
+THRESHOLD = 0.05
+P = 0.05
+RESAMPLES = 1000
+_BURN_IN = 30
+_CHUNK = 250
+
+Floats = npt.NDArray[np.float64]
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The command line."""
+
+    seed: int
+    comparisons: int
+    series: int
+    searches: int
+    steps: int
+    launches: int
+    json: Path | None
+
+    def draw(self, what: str) -> np.random.Generator:
+        """Random numbers of its own for each part, whatever others took."""
+        return np.random.default_rng([self.seed, *what.encode()])
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What must hold, for the exit code to be 0."""
+
+    figure: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_held(self, value: float) -> bool:
+        return (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+
+    def __str__(self) -> str:
+        sign, bound = ("<=", self.at_most) if self.at_least is None else (">=", self.at_least)
+        return f"{self.figure} {sign} {bound:.0%}"
+
+
+DEMANDS = (
+    Demand("compare, noise unknown, A/A: slower", at_most=0.01),
+    Demand("compare, noise known, A/A: slower", at_most=0.01),
+    Demand("compare, noise known, A/A: either", at_most=0.01),
+    Demand("compare, noise unknown, 2 %: slower", at_least=0.70),
+    Demand("compare, noise known, 2 %: slower", at_least=0.70),
+    Demand("compare, noise unknown, 5 %: slower", at_least=0.99),
+    Demand("compare, noise known, 5 %: slower", at_least=0.99),
+    Demand("history, 1 launch, no change: alarm", at_most=0.04),
+    Demand("history, 1 launch, 2 %: hit", at_least=0.97),
+    Demand("history, 1 launch, 5 %: hit", at_least=0.97),
+    Demand("history, 1 launch, 5 %: caught one commit later", at_least=0.90),
+    Demand("bisect, noise unknown, 2 %: right where it says found", at_least=0.95),
+    Demand("bisect, noise known, 2 %: right where it says found", at_least=0.95),
+)
+
+
+def main() -> int:
+    settings = _arguments()
+    began = time.perf_counter()
+    print(
+        f"seed {settings.seed}; {settings.comparisons} comparisons, {settings.series} histories, "
+        f"{settings.searches} searches of each kind; {settings.steps} steps a launch"
+    )
+    figures: Figures = {}
+    for part in (_compared, _intervals, _history, _bisected):
+        for name, value in part(settings):
+            figures[name] = value
+            print(f"  {name:68} {_text(name, value)}", flush=True)
+    held = _print_demands(figures)
+    print(f"{time.perf_counter() - began:.0f} s")
+    if settings.json is not None:
+        told = {name: value for name, value in vars(settings).items() if name != "json"}
+        settings.json.write_text(json.dumps({**told, "figures": figures}, indent=1) + "\n")
+    return 0 if held else 1
+
+
+def _arguments() -> Settings:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--comparisons", type=int, default=5000)
+    parser.add_argument("--series", type=int, default=2000, help="of histories")
+    parser.add_argument("--searches", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=20, help="of a launch")
+    parser.add_argument("--launches", type=int, default=5, help="of a side, compared")
+    parser.add_argument("--json", type=Path, help="where the raw figures go")
+    return Settings(**vars(parser.parse_args()))
+
+
+def _text(name: str, value: float) -> str:
+    return f"{value:8.2f}" if ", number" in name else f"{value:8.2%}"
+
+
+def _print_demands(figures: Figures) -> bool:
+    held = [demand.is_held(figures[demand.figure]) for demand in DEMANDS]
+    for demand, is_held in zip(DEMANDS, held, strict=True):
+        print(f"{'held    ' if is_held else 'NOT HELD'} {demand}: {figures[demand.figure]:.2%}")
+    return all(held)
+
+
+def _steps(draw: np.random.Generator, shape: tuple[int, ...], num_steps: int) -> Floats:
+    """Times of steps, of which each launch has its own luck: the given shape, and the steps."""
+    fresh = draw.normal(0, WITHIN * np.sqrt(1 - AUTOREGRESSION**2), (*shape, _BURN_IN + num_steps))
+    within = lfilter([1.0], [1.0, -AUTOREGRESSION], fresh, axis=-1)[..., _BURN_IN:]
+    between = draw.normal(0, BETWEEN, (*shape, 1))
+    is_outlier = draw.random(within.shape) < OUTLYING
+    slowed = np.where(is_outlier, draw.uniform(*OUTLIERS, within.shape), 1.0)
+    return np.asarray(np.exp(within + between) * slowed, dtype=float)
+
+
+def _noises(settings: Settings, num: int) -> list[Noise]:
+    """As measured before, each by launches of its own."""
+    draw = settings.draw("noise")
+    launches = np.median(_steps(draw, (num, NOISE_LAUNCHES), settings.steps), axis=-1)
+    return [measure_noise([series]).noise for series in launches]
+
+
+def _of(change: float) -> str:
+    return f"{change * 100:.0f} %" if change else "A/A"
+
+
+# compare
+
+
+def _compared(settings: Settings) -> Iterator[tuple[str, float]]:
+    num = settings.launches
+    steps = _steps(settings.draw("compare"), (settings.comparisons, 2 * num), settings.steps)
+    noises = _noises(settings, settings.comparisons)
+    for change in CHANGES:
+        base, head = steps[:, :num], steps[:, num:] * (1 + change)
+        for name, known in (("unknown", None), ("known", noises)):
+            verdicts = Counter(found.verdict for found in _changes(base, head, known))
+            either = verdicts[Verdict.slower] + verdicts[Verdict.faster]
+            start = f"compare, noise {name}, {_of(change)}"
+            yield f"{start}: slower", verdicts[Verdict.slower] / settings.comparisons
+            yield f"{start}: either", either / settings.comparisons
+            yield f"{start}: same", verdicts[Verdict.same] / settings.comparisons
+        tested, passed = _mann_whitney(base, head), _beyond_threshold(base, head)
+        yield f"compare, Mann-Whitney on steps, {_of(change)}: slower or faster", tested.mean()
+        yield f"compare, 5 % threshold on medians, {_of(change)}: slower or faster", passed.mean()
+    typical = Noise(float(np.median([noise.deviation for noise in noises])), NOISE_LAUNCHES)
+    yield "compare, the noise that was measured, in the median", typical.deviation
+    yield "compare, the change that it says is found in 80 %", detectable_change(typical, num)
+    base, head = steps[:, :num], steps[:, num:]
+    quieter = [Noise(noise.deviation / UNDERSTATED, NOISE_LAUNCHES) for noise in noises]
+    slower = [found.verdict is Verdict.slower for found in _changes(base, head, quieter)]
+    yield "compare, noise understated by a third, A/A: slower", _mean(slower)
+
+
+def _changes(base: Floats, head: Floats, noises: list[Noise] | None) -> Iterator[Change]:
+    """Each series by itself, as the one case of a comparison."""
+    sides = np.median(base, axis=-1), np.median(head, axis=-1)
+    for index, (one, other) in enumerate(zip(*sides, strict=True)):
+        noise = None if noises is None else noises[index]
+        yield compare(METRICS["step_ns"], [Pair(tuple(one), tuple(other), noise)])[0]
+
+
+def _mann_whitney(base: Floats, head: Floats) -> npt.NDArray[np.bool_]:
+    """Whether the steps differ; of the last axis, or of all launches of a side."""
+    sides = [side.reshape(len(side), -1) for side in (base, head)]
+    return np.asarray(mannwhitneyu(*sides, axis=-1, method="asymptotic").pvalue < P)
+
+
+def _beyond_threshold(base: Floats, head: Floats) -> npt.NDArray[np.bool_]:
+    sides = [np.median(side.reshape(len(side), -1), axis=-1) for side in (base, head)]
+    return np.asarray(np.abs(sides[1] / sides[0] - 1) > THRESHOLD)
+
+
+# intervals
+
+
+def _intervals(settings: Settings) -> Iterator[tuple[str, float]]:
+    num = settings.launches
+    steps = _steps(settings.draw("intervals"), (settings.comparisons, 2 * num), settings.steps)
+    base, head = steps[:, :num], steps[:, num:]
+    for name, noises in (("Welch", None), ("noise known", _noises(settings, settings.comparisons))):
+        ratios = [change.ratio for change in _changes(base, head, noises)]
+        ends = np.log([(ratio.low, ratio.high) for ratio in ratios if ratio is not None])
+        yield from _coverage(name, ends)
+    logs = [np.log(np.median(side, axis=-1)) for side in (base, head)]
+    yield from _coverage("bootstrap", _bootstrap(settings.draw("bootstrap"), *logs))
+
+
+def _coverage(name: str, ends: Floats) -> Iterator[tuple[str, float]]:
+    yield f"interval of 95 %, {name}: holds", float(np.mean(ends[:, 0] * ends[:, 1] <= 0))
+    yield f"interval of 95 %, {name}: half its width", float(np.mean(ends[:, 1] - ends[:, 0]) / 2)
+
+
+def _bootstrap(draw: np.random.Generator, base: Floats, head: Floats) -> Floats:
+    """Percentiles of the difference of means of resampled launches, of each series."""
+    found = []
+    for start in range(0, len(base), _CHUNK):
+        means = []
+        for side in (base[start : start + _CHUNK], head[start : start + _CHUNK]):
+            taken = draw.integers(side.shape[1], size=(len(side), RESAMPLES, side.shape[1]))
+            means.append(np.take_along_axis(side[:, None], taken, axis=2).mean(axis=2))
+        found.append(np.quantile(means[1] - means[0], [0.025, 0.975], axis=1).T)
+    return np.concatenate(found)
+
+
+# history
+
+
+def _history(settings: Settings) -> Iterator[tuple[str, float]]:
+    for num_launches in (1, 3):
+        shape = (settings.series, NUM_COMMITS, num_launches)
+        steps = _steps(settings.draw(f"history {num_launches}"), shape, settings.steps)
+        start = f"history, {num_launches} launch{'es' if num_launches > 1 else ''}"
+        yield from _alarms(start, steps)
+        for change in CHANGES[1:]:
+            changed = steps.copy()
+            changed[:, CHANGED_AT:] *= 1 + change
+            yield from _hits(f"{start}, {_of(change)}", changed)
+
+
+def _alarms(start: str, steps: Floats) -> Iterator[tuple[str, float]]:
+    found = [bool(points) for points in _all_points(steps)]
+    yield f"{start}, no change: alarm", float(np.mean(found))
+    for name, is_alarm in _by_others(steps[:NUM_BY_OTHERS]):
+        yield f"{start}, no change, {name}: alarm", float(is_alarm.any(axis=1).mean())
+
+
+def _hits(start: str, steps: Floats) -> Iterator[tuple[str, float]]:
+    series = _all_points(steps)
+    nearest = [_nearest(points) for points in series]
+    hit = [point for point in nearest if point and point.earliest <= CHANGED_AT <= point.latest]
+    yield f"{start}: hit", len(hit) / len(series)
+    yield f"{start}: hit, number of commits named", _mean(p.latest - p.earliest + 1 for p in hit)
+    for most in (0, 1, 3):
+        within = [point and abs(point.index - CHANGED_AT) <= most for point in nearest]
+        yield f"{start}: likeliest commit off by {most} at most", _mean(map(bool, within))
+    yield f"{start}: other points beside it", _mean(len(points) > 1 for points in series)
+    early = [_nearest(points) for points in _all_points(steps[:, : CHANGED_AT + 2])]
+    caught = [bool(p and p.earliest <= CHANGED_AT <= p.latest) for p in early]
+    yield f"{start}: caught one commit later", _mean(caught)
+    for name, is_alarm in _by_others(steps[:NUM_BY_OTHERS]):
+        yield f"{start}, {name}: alarm at the change", float(is_alarm[:, CHANGED_AT - 1].mean())
+        others = np.delete(is_alarm, CHANGED_AT - 1, axis=1).any(axis=1)
+        yield f"{start}, {name}: alarms elsewhere", float(others.mean())
+
+
+def _mean(values: Iterator[float] | list[bool]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _all_points(steps: Floats) -> list[list[ChangePoint]]:
+    return [change_points(series) for series in np.median(steps, axis=-1).tolist()]
+
+
+def _nearest(points: list[ChangePoint]) -> ChangePoint | None:
+    return min(points, key=lambda point: abs(point.index - CHANGED_AT), default=None)
+
+
+def _by_others(steps: Floats) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Alarms of each series at each commit but the first, against the one before.
+
+    Only of one launch a commit: with more, the tests of others change little.
+    """
+    num_series, num_commits, num_launches, _ = steps.shape
+    if num_launches > 1:
+        return
+    by_commit = steps.reshape(num_series, num_commits, -1)
+    sides = [side.reshape(-1, side.shape[-1]) for side in (by_commit[:, :-1], by_commit[:, 1:])]
+    tests: dict[str, Callable[[Floats, Floats], npt.NDArray[np.bool_]]] = {
+        "Mann-Whitney on steps": _mann_whitney,
+        "5 % threshold on medians": _beyond_threshold,
+    }
+    for name, test in tests.items():
+        yield name, test(*sides).reshape(num_series, num_commits - 1)
+
+
+# bisect
+
+
+def _bisected(settings: Settings) -> Iterator[tuple[str, float]]:
+    noises = _noises(settings, settings.searches)
+    for change in (0.0, *SEARCHED_CHANGES):
+        for name, known in (("unknown", None), ("known", noises)):
+            draw = settings.draw(f"bisect {change}")
+            searches = [
+                _searched(settings, draw, change, known[index] if known else None)
+                for index in range(settings.searches)
+            ]
+            yield from _searches(f"bisect, noise {name}, {_of(change)}", searches, change)
+        if change:
+            plain = [_plainly(settings, draw, change) for _ in range(settings.searches)]
+            yield f"bisect, plain, {_of(change)}: right", _mean(plain)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search that is over, or was given up."""
+
+    search: Search
+    first_bad: int
+    num_launches: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.search.latest == self.first_bad
+
+
+def _searches(start: str, searches: list[Searched], change: float) -> Iterator[tuple[str, float]]:
+    found = [one for one in searches if one.search.finding is Finding.found]
+    for finding in Finding:
+        share = _mean(one.search.finding is finding for one in searches)
+        if share:
+            yield f"{start}: says {finding.replace('_', ' ')}", share
+    if change:
+        yield f"{start}: right where it says found", _mean(one.is_right for one in found)
+        said = _mean(one.search.confidence for one in found)
+        yield f"{start}: how sure it says it is, in the mean", said
+    nums = [one.num_launches for one in searches]
+    yield f"{start}: launches, number in the median", float(np.median(nums))
+    yield f"{start}: launches, number in 90 % at most", float(np.quantile(nums, 0.9))
+
+
+def _searched(
+    settings: Settings, draw: np.random.Generator, change: float, noise: Noise | None
+) -> Searched:
+    first_bad = int(draw.integers(1, NUM_SEARCHED))
+    steps = _steps(draw, (MOST_SEARCH_LAUNCHES,), settings.steps)
+    launches: list[list[float]] = [[] for _ in range(NUM_SEARCHED)]
+    search = search_first_bad(launches, noise=noise)
+    for num_launches, figure in enumerate(np.median(steps, axis=-1)):
+        commit = search.next_commit
+        if commit is None:
+            return Searched(search, first_bad, num_launches)
+        launches[commit].append(float(figure) * (1 + change * (commit >= first_bad)))
+        search = search_first_bad(launches, noise=noise)
+    return Searched(search, first_bad, MOST_SEARCH_LAUNCHES)
+
+
+def _plainly(settings: Settings, draw: np.random.Generator, change: float) -> bool:
+    """Whether one launch of each commit asked leads to the right one; both levels are known."""
+    first_bad = int(draw.integers(1, NUM_SEARCHED))
+    good, bad = 0, NUM_SEARCHED - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        figure = float(np.median(_steps(draw, (1,), settings.steps)))
+        is_bad = figure * (1 + change * (middle >= first_bad)) > 1 + change / 2
+        good, bad = (good, middle) if is_bad else (middle, bad)
+    return bad == first_bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Which class of spans moved between two sides: compute of a stage, optimizer, transfers, waiting.
+
+That a step became slower is one number; what became slower is told by its spans. Each launch gives
+one number per class, the median over the actions of all its steps, and launches are compared with
+launches as everywhere: spans against spans would call everything a difference.
+
+Waiting is kept apart from the rest. A rank waits because something else takes longer, so it moves
+with every cause and explains none; it is the answer only where nothing else has moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pandas as pd
+
+from engine.plan.action import Op
+from ppbench.analysis.compare import Change, Metric, Pair, Verdict, compare
+from ppbench.analysis.metrics import compute_spans
+from ppbench.analysis.ratios import FEWEST_LAUNCHES
+from ppbench.analysis.transfers import messages
+
+DURATION = Metric("duration_ns", higher_is_better=False, in_points=False)
+NEGLIGIBLE = 0.005
+"""Of a step: a class that adds or saves less is not worth a sentence."""
+
+
+class Kind(StrEnum):
+    """What sort of spans; the first three cause, the last follows."""
+
+    compute = "compute"
+    optimizer = "optimizer"
+    transfer = "transfer"
+    waiting = "waiting"
+
+
+@dataclass(frozen=True, order=True)
+class SpanClass:
+    """Spans that do the same work: of an op and stage, of a rank's optimizer, of a channel."""
+
+    kind: Kind
+    place: int  # the stage; the rank of an optimizer and of waiting; the sending stage
+    op: str = ""  # of compute
+    target: int = -1  # the receiving stage of a transfer
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One launch's number of a class."""
+
+    ns: float  # of one action, median; of waiting a step's
+    num_per_step: float
+
+    @property
+    def per_step_ns(self) -> float:
+        return self.ns * self.num_per_step
+
+
+Figures = Mapping[SpanClass, Figure]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A class on both sides. `contribution_ns` is what it adds to its rank in a step."""
+
+    of: SpanClass
+    change: Change
+    contribution_ns: float
+    is_tested: bool
+    has_moved: bool
+
+
+def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
+    """One launch's classes; `spans` has the columns of `engine.plan.spans.Span`, all its steps."""
+    num_steps = max(1, spans["step"].nunique())
+    return {
+        **_computations(spans, num_steps),
+        **_optimizers(spans, num_steps),
+        **_transfers(spans, num_steps),
+        **_waiting(spans),
+    }
+
+
+def _computations(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
+    compute = compute_spans(spans)
+    return {
+        SpanClass(Kind.compute, int(str(stage)), str(op)): _figure(_durations(of), num_steps)
+        for (op, stage), of in compute.groupby(["op", "stage"])
+    }
+
+
+def _optimizers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
+    optimizer = spans[spans["op"] == Op.OPT.value]
+    return {
+        SpanClass(Kind.optimizer, int(str(rank))): _figure(_durations(of), num_steps)
+        for rank, of in optimizer.groupby("rank")
+    }
+
+
+def _transfers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
+    moved = messages(spans)
+    return {
+        SpanClass(Kind.transfer, int(str(source)), target=int(str(target))): _figure(
+            of["moving_ns"], num_steps
+        )
+        for (source, target), of in moved.groupby(["source", "target"])
+    }
+
+
+def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
+    """Of each rank: the step less its own computations."""
+    compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
+    start = compute.groupby("step")["start_ns"].min()
+    step_ns = program.groupby("step")["end_ns"].max() - start
+    busy = _durations(compute).groupby([compute["step"], compute["rank"]]).sum()
+    by_rank = busy.unstack(fill_value=0)
+    return {
+        SpanClass(Kind.waiting, int(str(rank))): Figure(float((step_ns - own).median()), 1)
+        for rank, own in by_rank.items()
+    }
+
+
+def _durations(spans: pd.DataFrame) -> pd.Series:
+    return spans["end_ns"] - spans["start_ns"]
+
+
+def _figure(durations: pd.Series, num_steps: int) -> Figure:
+    return Figure(float(durations.median()), len(durations) / num_steps)
+
+
+def breakdown(base: Sequence[Figures], head: Sequence[Figures], step_ns: float) -> list[Moved]:
+    """Every class that both sides have, causes first, each kind by what it contributes.
+
+    One element of `base` and `head` per launch; `step_ns` is a step of the base. Causes are tested
+    together, and waiting by itself: Holm's correction would let the one weaken the other.
+    """
+    shared = sorted(_classes(base) & _classes(head))
+    causes = [one for one in shared if one.kind is not Kind.waiting]
+    waits = [one for one in shared if one.kind is Kind.waiting]
+    return [*_tested(causes, base, head, step_ns), *_tested(waits, base, head, step_ns)]
+
+
+def _classes(launches: Sequence[Figures]) -> set[SpanClass]:
+    return set().union(*launches)
+
+
+def _tested(
+    classes: Sequence[SpanClass], base: Sequence[Figures], head: Sequence[Figures], step_ns: float
+) -> list[Moved]:
+    pairs = [Pair(_of_launches(base, one), _of_launches(head, one)) for one in classes]
+    found = [
+        _moved(one, change, _per_step(head, one) - _per_step(base, one), step_ns)
+        for one, change in zip(classes, compare(DURATION, pairs), strict=True)
+    ]
+    return sorted(found, key=lambda one: (-abs(one.contribution_ns), one.of))
+
+
+def _of_launches(launches: Sequence[Figures], one: SpanClass) -> tuple[float, ...]:
+    return tuple(figures[one].ns for figures in launches if one in figures)
+
+
+def _per_step(launches: Sequence[Figures], one: SpanClass) -> float:
+    """Median over launches of what a class takes in a step."""
+    return float(pd.Series([f[one].per_step_ns for f in launches if one in f]).median())
+
+
+def _moved(one: SpanClass, change: Change, contribution_ns: float, step_ns: float) -> Moved:
+    is_tested = min(change.num_base, change.num_head) >= FEWEST_LAUNCHES
+    matters = math.fabs(contribution_ns) >= NEGLIGIBLE * step_ns
+    has_moved = matters and change.verdict in (Verdict.faster, Verdict.slower)
+    return Moved(one, change, contribution_ns, is_tested, has_moved)

@@ -1,0 +1,173 @@
+"""Figures for other trackers of benchmarks: Bencher, github-action-benchmark, otava.
+
+A case must be called the same at every commit, or its history breaks. So its name is made from the
+case alone, never from what else is exported: the usual settings, then all that are not at their
+defaults, as sweep files write them. The fingerprint stands in the name, since a machine that
+differs is another series.
+
+    1f1b world_size=2 num_microbatches=8 seq_len=128 device=cpu model.preset=llama-8m on 3f2a91c0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ppbench.config.case import Case
+from ppbench.config.schema import known_keys
+
+_USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
+_COSTS = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+_KEYS = {key.replace(".", "_"): key for key in known_keys()}
+_DEFAULTS = Case().settings()
+SPEED = "tokens_per_s"
+DIRECTIONS = {SPEED: 1, "bubble_fraction": -1, "peak_memory_bytes": -1}
+"""What is exported, and whether more of it is better."""
+LEAST_TOLD = 0.5
+"""Of the commits, that must have a column for it to be written for otava."""
+
+
+@dataclass(frozen=True)
+class Otava:
+    """A file for otava, the part of its configuration that reads it, and what was left out."""
+
+    text: str
+    config: str
+    num_commits: int
+    left_out: str  # in words; empty: nothing
+
+
+def name_of(run: pd.Series) -> str:
+    """What a case on a machine is called, whatever else there is."""
+    settings = {name: run[name] for name in _DEFAULTS if name != "schedule"}
+    if run["emulated_costs"]:
+        settings = {name: value for name, value in settings.items() if name not in _COSTS}
+    told = {
+        name: value
+        for name, value in settings.items()
+        if name in _USUAL or value != _DEFAULTS[name]
+    }
+    words = [f"{_KEYS.get(name, name)}={value}" for name, value in told.items()]
+    return " ".join([str(run["schedule"]), *words, "on", str(run["fingerprint"])])
+
+
+def bencher(runs: pd.DataFrame) -> str:
+    """Bencher Metric Format: benchmark -> measure -> value, with its lowest and highest launch.
+
+    https://bencher.dev/docs/reference/bencher-metric-format
+    """
+    return json.dumps(
+        {
+            name: {figure: _bounded(of, figure) for figure in DIRECTIONS if _has(of, figure)}
+            for name, of in _by_name(runs)
+        },
+        indent=2,
+        ensure_ascii=False,
+    )
+
+
+def github(runs: pd.DataFrame) -> str:
+    """For github-action-benchmark with `tool: customBiggerIsBetter`: tokens/s, nothing else.
+
+    The other figures are better when smaller, and a file is of one direction.
+    https://github.com/benchmark-action/github-action-benchmark
+    """
+    entries = [_entry(name, of) for name, of in _by_name(runs) if _has(of, SPEED)]
+    return json.dumps(entries, indent=2, ensure_ascii=False)
+
+
+def otava(runs: pd.DataFrame, file: str) -> Otava:
+    """A row per commit, oldest first, and a column per case and figure: medians over launches.
+
+    otava takes no empty cells: columns that fewer than half of the commits have are left out, then
+        the commits that lack a figure. A column called `branch` would make it refuse commits of
+        several. https://otava.apache.org
+    """
+    named = runs.assign(name=runs.apply(name_of, axis=1), time=_times(runs))
+    wide = pd.DataFrame({
+        (name, figure): of.groupby("commit")[figure].median()
+        for name, of in named.groupby("name", sort=False)
+        for figure in DIRECTIONS
+    }).dropna(axis="columns", how="all")  # fmt: skip
+    is_usual = wide.notna().mean() >= LEAST_TOLD
+    whole = wide.loc[:, is_usual].dropna()
+    of_commit = named.groupby("commit")[["time", "subject"]].first().loc[whole.index]
+    columns = [(str(one[0]), str(one[1])) for one in whole.columns]
+    rows = of_commit.join(whole.set_axis([" ".join(column) for column in columns], axis=1))
+    text = rows.sort_values("time", kind="stable").reset_index()
+    text.insert(0, "time", text.pop("time"))
+    left_out = _left_out(int((~is_usual).sum()), len(wide) - len(whole))
+    config = _otava_config(file, columns)
+    return Otava(text.to_csv(index=False).rstrip("\n"), config, len(whole), left_out)
+
+
+def _left_out(num_columns: int, num_commits: int) -> str:
+    parts = [
+        f"columns that few commits have ({num_columns})" if num_columns else "",
+        f"commits that lack a figure ({num_commits})" if num_commits else "",
+    ]
+    return " and ".join(part for part in parts if part)
+
+
+def _times(runs: pd.DataFrame) -> pd.Series:
+    """When the commit was written, in UTC; when it was measured where that is not known."""
+    told = runs["author_date"].fillna(runs["created_at"])
+    return pd.to_datetime(told, utc=True, format="ISO8601").dt.strftime("%Y-%m-%dT%H:%M:%S+00:00")
+
+
+def _otava_config(file: str, columns: Iterable[tuple[str, str]]) -> str:
+    metrics = [
+        f"      {json.dumps(f'{name} {figure}')}: {{direction: {DIRECTIONS[figure]}}}"
+        for name, figure in columns
+    ]
+    lines = [
+        "tests:",
+        "  ppbench:",
+        "    type: csv",
+        f"    file: {json.dumps(file)}",
+        "    time_column: time",
+        "    attributes: [commit]",
+        "    csv_options: {delimiter: ',', quote_char: '\"'}",
+        "    metrics:",
+        *metrics,
+    ]
+    return "\n".join(lines)
+
+
+def _by_name(runs: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    names = runs.apply(name_of, axis=1)
+    return ((str(name), of) for name, of in runs.groupby(names, sort=False))
+
+
+def _has(runs: pd.DataFrame, figure: str) -> bool:
+    return bool(runs[figure].notna().any())
+
+
+def _bounded(runs: pd.DataFrame, figure: str) -> dict[str, float]:
+    """Of one launch, its stored interval over steps, if it has one."""
+    values = runs[figure].dropna().astype(float)
+    low, high = values.min(), values.max()
+    if len(values) == 1 and figure == SPEED and runs[f"{SPEED}_low"].notna().all():
+        low, high = float(runs[f"{SPEED}_low"].iloc[0]), float(runs[f"{SPEED}_high"].iloc[0])
+    return {"value": float(values.median()), "lower_value": float(low), "upper_value": float(high)}
+
+
+def _entry(name: str, runs: pd.DataFrame) -> dict[str, object]:
+    speed = _bounded(runs, SPEED)
+    half = (speed["upper_value"] - speed["lower_value"]) / 2
+    bubble, peak = (runs[figure].median() for figure in ("bubble_fraction", "peak_memory_bytes"))
+    extra = [
+        f"launches: {len(runs)}",
+        f"bubble: {bubble:.1%}",
+        *([] if pd.isna(peak) else [f"peak memory: {peak / 2**20:.1f} MiB"]),
+    ]
+    return {
+        "name": name,
+        "unit": "tokens/s",
+        "value": speed["value"],
+        "range": f"± {half:.4g}",
+        "extra": "\n".join(extra),
+    }

@@ -1,0 +1,154 @@
+"""Changes for the worse that are intended: the file that lets `ppbench check` pass them.
+
+    [[accept]]
+    commit = "3f2a91c07"                  # the change came with it
+    reason = "exact attention, see #41"
+    cases  = "schedule=1f1b and world_size=4"   # of these cases; all when left out
+    metric = "tokens_per_s"               # this figure; all when left out
+    up_to  = "10%"                        # no worse than this; however much when left out
+
+An entry holds only while its commit lies between base and head. After that the base has the change
+too, so nobody has to remember to take the entry out, and the next regression is not covered by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.analysis.compare import METRICS
+from ppbench.config.case import Case, Measure
+from ppbench.config.locate import Path as Place
+from ppbench.config.problems import brief, quoted, shown, unknown_key
+from ppbench.config.selection import EVERYTHING, Only, parse_only
+from ppbench.config.source import Source, Tree, parse, read_text
+from ppbench.config.sweep import Sweep
+from ppbench.config.track import read_fraction
+from ppbench.errors import RepositoryError, UsageError, nearest
+from ppbench.repository import Repository
+
+_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
+_KEYS = ("commit", "reason", "cases", "metric", "up_to")
+_NEEDED = ("commit", "reason")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One entry of the file."""
+
+    commit: str  # in full
+    reason: str
+    only: Only = EVERYTHING
+    metric: str | None = None  # None: any
+    up_to: float | None = None  # a fraction; None: however much
+
+    def covers(self, metric: str, worse: float, planned: tuple[Case, Measure] | None) -> bool:
+        """Whether it lets a figure of a case be worse by this fraction.
+
+        `planned` is None of a case that the sweep file does not have; no condition fits it.
+        """
+        if self.metric not in (None, metric) or (self.up_to is not None and worse > self.up_to):
+            return False
+        return not self.only.allowed or (planned is not None and self.only.matches(*planned))
+
+
+def accept_file(sweep: Sweep) -> Path | None:
+    """What `[track] accept` names, else `<sweep>.accept.toml` beside the sweep file if it is there.
+
+    Raises UsageError for a file that is named and is not there.
+    """
+    named = sweep.track.accept
+    if named is not None:
+        if not named.is_file():
+            raise UsageError(f"{sweep.file}: track.accept: no such file: {named}")
+        return named
+    beside = Path(sweep.file).with_suffix(".accept.toml")
+    return beside if beside.is_file() else None
+
+
+def read_accepted(file: Path, repository: Repository) -> list[Accepted]:
+    """The entries of a file. Raises SweepFileError with the line of what cannot be used."""
+    text = read_text(file)
+    tree, source = parse(file, text), Source(str(file), text, frozenset())
+    for key, value in tree.items():
+        if key != "accept":
+            raise source.error((key,), unknown_key(key, value, ["accept"]))
+    tables = tree.get("accept", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise source.error(("accept",), "expected [[accept]], an array of tables")
+    return [_entry(source, ("accept", index), t, repository) for index, t in enumerate(tables)]
+
+
+def _entry(source: Source, place: Place, table: Tree, repository: Repository) -> Accepted:
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise source.error((*place, key), unknown_key(key, value, _KEYS))
+        if not isinstance(value, str) and key != "up_to":
+            raise source.error((*place, key), f"expected a string, got {shown(value)}")
+    for key in _NEEDED:
+        if not str(table.get(key, "")).strip():
+            raise source.error((*place, key), f"is missing; every entry needs a {key}")
+    metric, up_to = table.get("metric"), table.get("up_to")
+    if metric is not None and metric not in METRICS:
+        problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
+        raise source.error((*place, "metric"), problem)
+    return Accepted(
+        _commit(source, (*place, "commit"), str(table["commit"]), repository),
+        str(table["reason"]),
+        _only(source, (*place, "cases"), table.get("cases")),
+        None if metric is None else str(metric),
+        None if up_to is None else _fraction(source, (*place, "up_to"), up_to),
+    )
+
+
+def _commit(source: Source, place: Place, name: str, repository: Repository) -> str:
+    try:
+        return repository.resolve(name)
+    except RepositoryError as error:
+        gone = "delete the entry if the commit was squashed or rebased away"
+        raise source.error(place, f"{error}; {gone}") from None
+
+
+def _only(source: Source, place: Place, text: object) -> Only:
+    try:
+        return EVERYTHING if text is None else parse_only(_AND.split(str(text).strip()))
+    except UsageError as error:
+        raise source.error(place, str(error).removeprefix("--only ")) from None
+
+
+def _fraction(source: Source, place: Place, value: object) -> float:
+    try:
+        return read_fraction(value)
+    except ValueError as error:
+        raise source.error(place, f"{error}; got {shown(value)}") from None
+
+
+def in_force(
+    entries: Iterable[Accepted], repository: Repository, base: str, head: str
+) -> list[Accepted]:
+    """Those whose commit head has and base has not."""
+    return [
+        one
+        for one in entries
+        if repository.is_ancestor(one.commit, head) and not repository.is_ancestor(one.commit, base)
+    ]
+
+
+def entry_text(commit: str, cases: Mapping[str, object], metric: str, up_to: float) -> str:
+    """An entry to paste; `cases` are dotted keys of the sweep file and their values."""
+    conditions = " and ".join(f"{key}={_plain(value)}" for key, value in cases.items())
+    lines = [
+        "[[accept]]",
+        f"commit = {quoted(commit)}",
+        'reason = "why this is intended"',
+        *([f"cases = {quoted(conditions)}"] if conditions else []),
+        f"metric = {quoted(metric)}",
+        f'up_to = "{up_to:.0%}"',
+    ]
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else brief(value)

@@ -1,0 +1,279 @@
+"""Two sides beside each other: what became of each case, and which spans made it so.
+
+Pairs are made by case and fingerprint. What was measured on another machine is another series: it
+is a line of its own where both sides have it, and a note where one has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.analysis.breakdown import Figures, Moved, breakdown, launch_figures
+from ppbench.analysis.compare import (
+    FLOOR,
+    METRICS,
+    Change,
+    Metric,
+    Noise,
+    Pair,
+    Verdict,
+    compare,
+)
+from ppbench.analysis.ratios import FEWEST_LAUNCHES
+from ppbench.cautions import Caution
+from ppbench.errors import UsageError, first_line, nearest
+from ppbench.report.cases import case_text, cautions_of, varying_axes
+from ppbench.store.noise import read_noise
+from ppbench.tracking.sides import Side
+
+SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
+"""The metrics that are compared unless others are asked for."""
+_TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One case on one fingerprint: what may be compared."""
+
+    case_id: str
+    fingerprint: str
+    text: str  # the case in words, beside the others
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one figure of one case on one fingerprint."""
+
+    series: Series
+    metric: Metric
+    change: Change
+    noise: Noise | None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The spans of one case on both sides."""
+
+    series: Series
+    moved: tuple[Moved, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All lines, by case and then metric, and what a reader must know beside them."""
+
+    base: Side
+    head: Side
+    axes: tuple[str, ...]  # settings in which the cases differ
+    texts: Mapping[str, str]  # of every case of either side, by its id
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+
+    def series(self) -> list[Series]:
+        return list(dict.fromkeys(line.series for line in self.lines))
+
+    def changed(self) -> list[Series]:
+        """The cases whose throughput is not what it was."""
+        found = (Verdict.faster, Verdict.slower)
+        return [
+            line.series
+            for line in self.lines
+            if line.metric.name == "tokens_per_s" and line.change.verdict in found
+        ]
+
+
+def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
+    """Raises UsageError for a name that is none."""
+    for name in names:
+        if name not in METRICS:
+            raise UsageError(f'--metric: unknown metric "{name}"{nearest(name, METRICS)}')
+    return [METRICS[name] for name in dict.fromkeys(names or default)]
+
+
+FloorOf = Callable[[Series], float]
+
+
+def compare_sides(
+    base: Side,
+    head: Side,
+    metrics: Sequence[Metric],
+    noise_folders: Sequence[Path],
+    floor_of: FloorOf = lambda _: FLOOR,
+) -> Comparison:
+    """Every case that both sides have, in the order of the head's runs.
+
+    `noise_folders` are the stores in which the machine's noise is looked for. Raises StoreError.
+    """
+    axes, texts = _texts(base, head)
+    shared = [
+        Series(case_id, fingerprint, texts[case_id])
+        for case_id, fingerprint in _keys(head.runs)
+        if (case_id, fingerprint) in _keys(base.runs)
+    ]
+    by_metric = [
+        _lines(metric, shared, (base, head), noise_folders, floor_of) for metric in metrics
+    ]
+    lines = [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
+    notes = [*base.notes, *head.notes, *_notes(base, head, shared, texts), *_few(lines)]
+    return Comparison(base, head, axes, texts, tuple(lines), tuple(dict.fromkeys(notes)))
+
+
+def _keys(runs: pd.DataFrame) -> dict[tuple[str, str], None]:
+    """Case and fingerprint of each series, in the runs' order."""
+    pairs = zip(runs["case_id"].map(str), runs["fingerprint"].map(str), strict=True)
+    return dict.fromkeys(pairs)
+
+
+def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
+    """In which settings cases differ, and what each is called.
+
+    The times of a file of costs are no part of the case.
+    """
+    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
+    cases = every.drop_duplicates("case_id").copy()
+    cases.loc[cases["emulated_costs"].fillna("") != "", list(_TIMES)] = "[]"
+    axes = varying_axes(cases) if len(cases) else ()
+    return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
+
+
+def _lines(
+    metric: Metric,
+    shared: Sequence[Series],
+    sides: tuple[Side, Side],
+    noise_folders: Sequence[Path],
+    floor_of: FloorOf,
+) -> list[Line | None]:
+    """None for a series that has no such figure on either side, as emulated ranks have no peak."""
+    pairs: list[Pair | None] = []
+    for one in shared:
+        base, head = (_figures(side.runs, one, metric) for side in sides)
+        noise = _noise(noise_folders, one, metric)
+        pairs.append(Pair(base, head, noise, floor_of(one)) if base or head else None)
+    changes = iter(compare(metric, [pair for pair in pairs if pair]))
+    return [
+        Line(one, metric, next(changes), pair.noise) if pair else None
+        for one, pair in zip(shared, pairs, strict=True)
+    ]
+
+
+def of_series(runs: pd.DataFrame, one: Series) -> pd.DataFrame:
+    is_it = (runs["case_id"] == one.case_id) & (runs["fingerprint"].map(str) == one.fingerprint)
+    return runs[is_it]
+
+
+def _figures(runs: pd.DataFrame, one: Series, metric: Metric) -> tuple[float, ...]:
+    return tuple(float(value) for value in of_series(runs, one)[metric.name].dropna())
+
+
+def _noise(folders: Sequence[Path], one: Series, metric: Metric) -> Noise | None:
+    for folder in folders:
+        stored = read_noise(folder, one.fingerprint, one.case_id)
+        if stored is not None and metric.name in stored.deviations:
+            return Noise(stored.deviations[metric.name], stored.num_launches)
+    return None
+
+
+def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown]:
+    """Which spans moved in these cases; one whose spans are not stored is left out."""
+    found = []
+    for one in wanted:
+        base, head = (_launches(side, one) for side in (comparison.base, comparison.head))
+        if base and head:
+            step_ns = float(of_series(comparison.base.runs, one)["step_ns"].median())
+            found.append(Breakdown(one, tuple(breakdown(base, head, step_ns))))
+    return found
+
+
+def _launches(side: Side, one: Series) -> list[Figures]:
+    spans = side.store.table("spans", of_series(side.runs, one)["run_id"])
+    return [launch_figures(of_run) for _, of_run in spans.groupby("run_id", sort=False)]
+
+
+def _notes(
+    base: Side, head: Side, shared: Sequence[Series], texts: Mapping[str, str]
+) -> Iterable[str]:
+    yield from _one_sided(base, head, texts)
+    yield from _other_machines(base, head, texts)
+    for side, word in ((base, "base"), (head, "head")):
+        yield from _failures(side, word, texts)
+    yield from _codes(base, head)
+    yield from _cautions(base, head, shared)
+
+
+def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
+    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
+        if only:
+            yield f"only {word} has {_listed(sorted(texts[str(one)] for one in only))}"
+
+
+def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+    """Of cases that both sides have."""
+    keys = [set(_keys(side.runs)) for side in (base, head)]
+    cases = {case for case, _ in keys[0]} & {case for case, _ in keys[1]}
+    for only, word in ((keys[0] - keys[1], "base"), (keys[1] - keys[0], "head")):
+        prints = sorted({fingerprint for case, fingerprint in only if case in cases})
+        for one in prints:
+            told = sorted(texts[case] for case, its in only if its == one and case in cases)
+            yield (
+                f"only {word} was measured on the machine {one} ({_listed(told)}): what machines "
+                "differ in is no change of the code, so these runs are not compared"
+            )
+
+
+def _failures(side: Side, word: str, texts: Mapping[str, str]) -> Iterable[str]:
+    for case_id, rows in side.failed.groupby("case_id", sort=False):
+        last = rows.iloc[-1]
+        launches = "launch" if len(rows) == 1 else "launches"
+        yield (
+            f"{texts[str(case_id)]}: {len(rows)} {launches} failed at {word}, {last['status']}: "
+            f"{first_line(last['error'] or 'no error was recorded')} (ppbench show "
+            f"{last['run_id']})"
+        )
+
+
+def _codes(base: Side, head: Side) -> Iterable[str]:
+    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
+    if all(codes) and codes[0] != codes[1]:
+        old, new = (", ".join(one) for one in codes)
+        yield (
+            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
+            "itself is what is tracked, measure both with one: ppbench compare --run"
+        )
+
+
+def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
+    runs = pd.concat(
+        [of_series(s.runs, one) for s in (base, head) for one in shared] or [base.runs]
+    )
+    told: dict[str, int] = {}
+    for _, row in runs.iterrows():
+        for name in cautions_of(row):
+            told[name] = told.get(name, 0) + 1
+    for name, num in told.items():
+        remedy = Caution[name].remedy if name in Caution.__members__ else "unknown to this version"
+        yield f"{num} of {len(runs)} runs carry the caution {name}: {remedy}"
+
+
+def _few(lines: Sequence[Line]) -> Iterable[str]:
+    few = [
+        line for line in lines if min(line.change.num_base, line.change.num_head) < FEWEST_LAUNCHES
+    ]
+    told = dict.fromkeys(
+        f"{line.series.text} ({line.change.num_base} at base, {line.change.num_head} at head)"
+        for line in few
+    )
+    if told:
+        yield (
+            f"a verdict takes {FEWEST_LAUNCHES} launches a side, better 5: {_listed(list(told))}; "
+            "measure more with: ppbench compare BASE HEAD SWEEP --run --launches 5"
+        )
+
+
+def _listed(words: Sequence[str], most: int = 4) -> str:
+    shown = "; ".join(words[:most])
+    return shown if len(words) <= most else f"{shown}; and {len(words) - most} more"

@@ -1,0 +1,190 @@
+"""Whether a change may go in: head against base, with a threshold for each case.
+
+    regression   beyond chance worse, by more than the case's threshold, and not accepted
+    failed       ran at the base, and fails at the head
+    too little   a case of which no verdict can be given
+
+A case that is `unclear` passes, and is said to be so: a gate that stops what it cannot tell would
+stop most changes, and soon be switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ppbench.analysis.compare import FLOOR, Metric, Verdict
+from ppbench.config.case import Case, Measure, setting_of
+from ppbench.config.schema import known_keys
+from ppbench.config.sweep import Sweep
+from ppbench.config.track import Track
+from ppbench.tracking.accepted import Accepted
+from ppbench.tracking.comparison import Comparison, Line, Series
+
+THRESHOLD = 0.02
+GATED = ("tokens_per_s", "peak_memory_bytes")
+FINE, REGRESSION, NOT_ENOUGH, FAILED = 0, 1, 3, 4
+WORDS = {FINE: "passed", REGRESSION: "regression", NOT_ENOUGH: "not enough data", FAILED: "failed"}
+Planned = Mapping[str, tuple[Case, Measure]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By how much worse each case may get, and what was accepted beforehand."""
+
+    planned: Planned  # by case_id; what the sweep file has
+    track: Track
+    default: float = THRESHOLD
+    accepted: tuple[Accepted, ...] = ()
+
+    def threshold_of(self, one: Series) -> float:
+        found = self.planned.get(one.case_id)
+        return self.track.threshold_of(*found, self.default) if found else self.default
+
+    def conditions_of(self, one: Series, axes: Sequence[str]) -> dict[str, object]:
+        """What an entry of the accept file says of a case; nothing of one that is not known."""
+        found = self.planned.get(one.case_id)
+        keys = [key for key in known_keys() if key.replace(".", "_") in axes]
+        return {key: setting_of(*found, key) for key in keys} if found else {}
+
+    def floor_of(self, one: Series) -> float:
+        """A threshold below the floor asks for smaller changes to be found."""
+        return min(FLOOR, self.threshold_of(one))
+
+
+def limits_of(sweep: Sweep | None, threshold: float | None, accepted: Sequence[Accepted]) -> Limits:
+    """`threshold`, from the command line, stands in for the file's `default` and for ours.
+
+    What the file sets for some of the cases stays: who wrote it knew more of them.
+    """
+    if sweep is None:
+        return Limits({}, Track(), THRESHOLD if threshold is None else threshold, tuple(accepted))
+    planned = {case.case_id: (case, measure) for case, measure in sweep.cases}
+    if threshold is None:
+        return Limits(planned, sweep.track, THRESHOLD, tuple(accepted))
+    special = tuple(one for one in sweep.track.thresholds if one.only.allowed)
+    return Limits(planned, replace(sweep.track, thresholds=special), threshold, tuple(accepted))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A line and what the gate makes of it."""
+
+    line: Line
+    threshold: float
+    worse: float | None  # a fraction, or points as one; negative: better
+    is_gated: bool
+    conditions: Mapping[str, object]  # by dotted key, what tells its case from the others
+    accepted: Accepted | None = None
+
+    @property
+    def up_to(self) -> float:
+        """What an entry would have to allow for: all that the interval holds, in whole percent."""
+        ends = worse_by(self.line, "low"), worse_by(self.line, "high")
+        return math.ceil(100 * max(0.0, *(end or 0.0 for end in ends))) / 100
+
+    @property
+    def is_beyond(self) -> bool:
+        """Worse than is allowed, be it accepted or not."""
+        is_worse = self.line.change.verdict is Verdict.slower and self.worse is not None
+        return self.is_gated and is_worse and (self.worse or 0.0) > self.threshold
+
+    @property
+    def is_regression(self) -> bool:
+        return self.is_beyond and self.accepted is None
+
+    @property
+    def is_too_little(self) -> bool:
+        return self.is_gated and self.line.change.verdict is Verdict.insufficient
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What the gate says of a comparison."""
+
+    comparison: Comparison
+    judged: tuple[Judged, ...]
+    failed: tuple[str, ...]  # cases that ran at the base, in words
+    missing: tuple[str, ...]  # why there is too little to judge
+
+    @property
+    def regressions(self) -> list[Judged]:
+        return [one for one in self.judged if one.is_regression]
+
+    @property
+    def accepted(self) -> list[Judged]:
+        return [one for one in self.judged if one.is_beyond and one.accepted is not None]
+
+    @property
+    def unclear(self) -> list[Judged]:
+        return [o for o in self.judged if o.is_gated and o.line.change.verdict is Verdict.unclear]
+
+    @property
+    def exit_code(self) -> int:
+        """What is known to be wrong comes before what is not known."""
+        if self.regressions:
+            return REGRESSION
+        if self.failed:
+            return FAILED
+        return NOT_ENOUGH if self.missing else FINE
+
+
+def rule(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Ruling:
+    """Pure: `comparison` was made with the floors of `limits`."""
+    judged = tuple(_judged(line, comparison, gated, limits) for line in comparison.lines)
+    failed = tuple(_failed(comparison))
+    missing = tuple(dict.fromkeys(_missing(comparison, judged, limits)))
+    return Ruling(comparison, judged, failed, missing)
+
+
+def _judged(line: Line, comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Judged:
+    threshold, worse = limits.threshold_of(line.series), worse_by(line)
+    conditions = limits.conditions_of(line.series, comparison.axes)
+    one = Judged(line, threshold, worse, line.metric in gated, conditions)
+    if not one.is_beyond or worse is None:
+        return one
+    planned = limits.planned.get(line.series.case_id)
+    covering = (a for a in limits.accepted if a.covers(line.metric.name, worse, planned))
+    return replace(one, accepted=next(covering, None))
+
+
+def worse_by(line: Line, end: str = "estimate") -> float | None:
+    """By which fraction, or points as one, head is worse; None where no estimate was made.
+
+    `end` may also be `low` or `high`: those of the interval.
+    """
+    change, sign = line.change, -1 if line.metric.higher_is_better else 1
+    found = change.difference if line.metric.in_points else change.ratio
+    less = 0.0 if line.metric.in_points else 1.0
+    return None if found is None else sign * (float(getattr(found, end)) - less)
+
+
+def _failed(comparison: Comparison) -> Iterable[str]:
+    """A launch that fails counts, even if others of the case do not: its base never failed."""
+    base, head = comparison.base, comparison.head
+    ran = set(base.runs["case_id"]) - set(base.failed["case_id"])
+    for case_id, rows in head.failed.groupby("case_id", sort=False):
+        if case_id in ran:
+            yield f"{comparison.texts[str(case_id)]}: {rows.iloc[-1]['status']}"
+
+
+def _missing(comparison: Comparison, judged: Sequence[Judged], limits: Limits) -> Iterable[str]:
+    for one in judged:
+        if one.is_too_little:
+            change = one.line.change
+            told = f"{change.num_base} at base, {change.num_head} at head"
+            yield f"{one.line.series.text}: too few launches ({told})"
+    judged_ids = {line.series.case_id for line in comparison.lines}
+    at_head = {str(name): set(rows["case_id"]) for name, rows in (
+        ("ok", comparison.head.runs), ("failed", comparison.head.failed)
+    )}  # fmt: skip
+    for case_id in comparison.base.runs["case_id"].drop_duplicates():
+        if case_id in judged_ids | at_head["failed"]:
+            continue
+        if case_id in at_head["ok"]:
+            yield f"{comparison.texts[case_id]}: measured on different machines"
+        elif case_id in limits.planned:
+            yield f"{comparison.texts[case_id]}: not measured at head"
+    if not comparison.lines:
+        yield "no case was measured on both sides on the same machine"

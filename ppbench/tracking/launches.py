@@ -1,0 +1,118 @@
+"""What the store has of a sweep's cases at each commit, launch by launch, on this machine.
+
+A launch is looked up by what it measured, not by its resume key: that takes in files of the
+commit's own tree, and the code that measures, which may have been updated since. Looking costs
+far less than a start, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.sweep import Sweep
+from ppbench.repository import Commit
+from ppbench.run.environment import read_environment
+from ppbench.run.sweep import FINAL
+from ppbench.store import Condition, Store
+
+_OF_MEASUREMENT = ("warmup_steps", "max_warmup_steps", "steps", "verify", "profile_steps")
+_MEASURED = [f"measure_{name}" for name in _OF_MEASUREMENT]
+_KEYS = ["case_id", "fingerprint", *_MEASURED]
+_COLUMNS = ["run_id", "status", "error", "launch", "changes", *_KEYS]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The newest row of a case in a launch."""
+
+    run_id: str
+    status: str
+    error: str
+    figures: Mapping[str, float]  # by metric; what is null is left out
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Of one commit."""
+
+    rows: Mapping[tuple[int, int], Launch]  # (place of the case in the sweep, launch) -> row
+
+    @property
+    def run_ids(self) -> set[str]:
+        return {row.run_id for row in self.rows.values()}
+
+    def of_case(self, case: int) -> list[Launch]:
+        """In order, whatever became of them."""
+        return [row for (place, _), row in sorted(self.rows.items()) if place == case]
+
+    def figures(self, case: int, metric: str) -> tuple[float, ...]:
+        """A figure of the launches of a case that are `ok`, in order."""
+        rows = (row for row in self.of_case(case) if row.status == "ok")
+        return tuple(row.figures[metric] for row in rows if metric in row.figures)
+
+    def num_ok(self, case: int) -> int:
+        return sum(row.status == "ok" for row in self.of_case(case))
+
+    def failure(self, case: int) -> Launch | None:
+        """The last launch of a case that has failed and is ok in none."""
+        rows = self.of_case(case)
+        return rows[-1] if rows and not self.num_ok(case) else None
+
+    def is_missing(self, case: int, launch: int, *, retries_failed: bool = False) -> bool:
+        """Whether it is to be run: it was not, or was cut short by what is not its own fault."""
+        final = () if retries_failed else FINAL
+        if any(row.status in final for row in self.of_case(case)):
+            return False
+        row = self.rows.get((case, launch))
+        return row is None or row.status != "ok"
+
+
+class Stored:
+    """Looks launches up in a store."""
+
+    def __init__(self, store: Store, sweep: Sweep, metrics: Sequence[str]) -> None:
+        self._store = store
+        self._metrics = list(dict.fromkeys(metrics))
+        self._places = {_key_of(*one): place for place, one in enumerate(sweep.cases)}
+
+    def of(self, commit: Commit) -> Launches:
+        """Those of a commit with the same uncommitted changes: none, of one that is clean."""
+        is_commit = Condition("commit", "=", commit.commit)
+        return self._chosen(self._store.runs([*_COLUMNS, *self._metrics], [is_commit]), commit)
+
+    def of_all(self, commits: Sequence[Commit]) -> list[Launches]:
+        """Those of many commits, read at once."""
+        rows = self._store.runs(["commit", *_COLUMNS, *self._metrics])
+        by_commit = {str(sha): of for sha, of in rows.groupby("commit")}
+        return [self._chosen(by_commit.get(one.commit, rows[:0]), one) for one in commits]
+
+    def _chosen(self, runs: pd.DataFrame, commit: Commit) -> Launches:
+        """Of these rows of a commit, oldest first."""
+        found = {}
+        for row in runs.to_dict("records"):
+            place = self._places.get(tuple(row[name] for name in _KEYS))
+            if place is not None and _text(row["changes"]) == commit.changes:
+                found[place, int(row["launch"])] = self._launch(row)
+        return Launches(found)
+
+    def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
+        figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
+        return Launch(str(row["run_id"]), str(row["status"]), _text(row["error"]), figures)
+
+
+def _text(cell: object) -> str:
+    """Empty for null."""
+    return cell if isinstance(cell, str) else ""
+
+
+def _key_of(case: Case, measure: Measure) -> tuple[object, ...]:
+    """The values of `_KEYS`."""
+    threads = case.launch_threads_per_rank
+    fingerprint = read_environment().fingerprint(case.device, case.world_size, threads)
+    measured = (getattr(measure, name) for name in _OF_MEASUREMENT)
+    return (case.case_id, fingerprint, *measured)

@@ -1,0 +1,265 @@
+"""What a name means in `ppbench compare BASE HEAD`: the set of runs that it stands for.
+
+    results-before/     a results folder                 20261121T20    a run id, or its beginning
+    3f2a91c07b1d        a sweep id                       worktree       the tree, changes included
+    main, v1.2, HEAD~3  a revision: its clean runs       3f2a91c        also if git has lost it
+
+A name that could be two things is refused and not guessed at: a gate that silently compares
+something else is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.config.case import Case
+from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
+from ppbench.repository import Commit, Repository
+from ppbench.store import LAST, Condition, Store
+
+WORKTREE = "worktree"
+SHORT = 9
+_HASH = re.compile(r"[0-9a-f]{4,64}")
+_COLUMNS = (
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "status", "error"),
+    *Case().settings(),
+    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
+    *("commit", "is_dirty", "changes", "subject", "author_date", "fingerprint", "code"),
+)
+"""Of `runs`: what sides are made from and compared by."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared: the newest run of each case, fingerprint and launch."""
+
+    name: str  # as it was typed
+    title: str  # what it turned out to be
+    store: Store
+    runs: pd.DataFrame  # ok
+    failed: pd.DataFrame
+    commit: str | None = None  # of all its runs, whatever was changed since
+    is_clean: bool = False  # whether it is the commit and no changes
+    notes: tuple[str, ...] = ()
+
+    def of_cases(self, case_ids: Iterable[str]) -> Side:
+        wanted = set(case_ids)
+        runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
+        return replace(self, runs=runs, failed=failed)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where names are looked up."""
+
+    store: Store
+    folder: Path  # in the work tree of the repository that is tracked
+
+    def repository(self) -> Repository:
+        """Raises RepositoryError where there is none."""
+        return Repository.around(self.folder)
+
+    def repository_or_none(self) -> Repository | None:
+        try:
+            return self.repository()
+        except RepositoryError:
+            return None
+
+    def runs(self, where: Sequence[Condition] = ()) -> pd.DataFrame:
+        return self.store.runs(_COLUMNS, where)
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    words: str
+    side: Callable[[], Side]
+
+
+def find_side(name: str, places: Places) -> Side:
+    """The runs that a name stands for.
+
+    Raises UsageError for a name that means nothing or several things, NotMeasuredError for one
+    that is clear and of which there is no run.
+    """
+    if name == WORKTREE:
+        return worktree_side(places)
+    if not name.strip():
+        raise UsageError('"": names nothing; give a revision, a run, a sweep or a results folder')
+    meanings = list(_meanings(name, places))
+    if not meanings:
+        raise _unknown(name, places)
+    if len(meanings) > 1:
+        words = "; ".join(one.words for one in meanings)
+        raise UsageError(
+            f'"{name}": could be {len(meanings)} things: {words}; write a folder as ./{name}, a '
+            "commit or an id in full"
+        )
+    return meanings[0].side()
+
+
+def _meanings(name: str, places: Places) -> Iterable[_Meaning]:
+    if _is_folder(name, "runs"):
+        yield _Meaning("a results folder", lambda: _folder_side(name))
+    known = places.store.runs(["run_id", "sweep_id", "commit"])
+    runs = known["run_id"]
+    named = runs.tail(1) if name == LAST else runs[runs.str.startswith(name)]
+    if len(named) == 1:
+        run_id = str(named.iloc[0])
+        yield _Meaning(f"the run {run_id}", lambda: _run_side(name, run_id, places))
+    if (known["sweep_id"] == name).any():
+        yield _Meaning("a sweep", lambda: _sweep_side(name, places))
+    yield from _commits(name, known["commit"], places)
+
+
+def _commits(name: str, stored: pd.Series, places: Places) -> Iterable[_Meaning]:
+    """A revision of the repository; or a commit that only the store knows."""
+    repository = places.repository_or_none()
+    sha = _resolved(repository, name)
+    if repository is not None and sha is not None:
+        words = f"the commit {sha[:SHORT]}"
+        yield _Meaning(words, lambda: revision_side(name, sha, repository, places))
+    elif _HASH.fullmatch(name):
+        for lost in sorted({str(one) for one in stored.dropna() if str(one).startswith(name)}):
+            words = f"the stored commit {lost[:SHORT]}"
+            yield _Meaning(words, _lost(name, lost, repository, places))
+
+
+def _resolved(repository: Repository | None, name: str) -> str | None:
+    try:
+        return None if repository is None else repository.resolve(name)
+    except RepositoryError:
+        return None
+
+
+def _lost(name: str, sha: str, repository: Repository | None, places: Places) -> Callable[[], Side]:
+    told = ""
+    if repository is not None:
+        told = (
+            f"{sha[:SHORT]} is not in {repository.root}: rebased away, or not fetched; its stored "
+            "runs are used"
+        )
+    return lambda: _commit_side(name, sha, places, (told,) if told else ())
+
+
+def _unknown(name: str, places: Places) -> UsageError:
+    runs = places.store.runs(["run_id"])["run_id"]
+    begin = runs[runs.str.startswith(name)]
+    if len(begin) > 1:
+        some = ", ".join(begin.tail(5))
+        return UsageError(f'"{name}": {len(begin)} runs begin so: {some}; give more of the id')
+    try:
+        places.repository().resolve(name)
+    except RepositoryError as error:
+        why = str(error).removeprefix(f'"{name}": ')
+        folder = "; it is a folder, but holds no runs" if _is_folder(name) else ""
+        return UsageError(
+            f'"{name}": no results folder, no run or sweep of {places.store.folder}, and as a '
+            f"revision: {why}{folder}"
+        )
+    raise AssertionError(name)  # a revision would have been a meaning
+
+
+def _is_folder(*parts: str) -> bool:
+    try:
+        return Path(*parts).is_dir()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _folder_side(name: str) -> Side:
+    store = Store(Path(name))
+    runs = store.runs(_COLUMNS)
+    if runs.empty:
+        raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
+    num = runs["commit"].nunique()
+    several = f"{name} holds runs of {num} commits; of each case and launch the newest counts"
+    return _side(name, f"{name}/", store, runs, _only_commit(runs), (several,) if num > 1 else ())
+
+
+def _run_side(name: str, run_id: str, places: Places) -> Side:
+    runs = places.runs([Condition("run_id", "=", run_id)])
+    return _side(name, f"run {run_id}", places.store, runs, _only_commit(runs))
+
+
+def _sweep_side(name: str, places: Places) -> Side:
+    runs = places.runs([Condition("sweep_id", "=", name)])
+    title = f"sweep {name} ({runs['sweep_name'].iloc[-1]})"
+    return _side(name, title, places.store, runs, _only_commit(runs))
+
+
+def _only_commit(runs: pd.DataFrame) -> str | None:
+    commits = runs["commit"].dropna().unique()
+    return str(commits[0]) if len(commits) == 1 else None
+
+
+def revision_side(name: str, sha: str, repository: Repository, places: Places) -> Side:
+    """The clean runs of a commit that the repository has."""
+    notes: tuple[str, ...] = ()
+    if name == "HEAD" and repository.state().is_dirty:
+        told = f"HEAD is the clean commit {sha[:SHORT]}; the tree has uncommitted changes besides"
+        notes = (f"{told}, which `{WORKTREE}` stands for",)
+    return _commit_side(name, sha, places, notes, repository.describe(sha))
+
+
+def _commit_side(
+    name: str, sha: str, places: Places, notes: tuple[str, ...], told: Commit | None = None
+) -> Side:
+    runs = places.runs([Condition("commit", "=", sha)])
+    clean = runs[~runs["is_dirty"].eq(True)]
+    subject = told.subject if told else next(iter(clean["subject"].dropna()), None)
+    title = _title(name, sha, subject)
+    if _of_launches(clean).empty:
+        dirty = len(runs) - len(clean)
+        also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
+        raise NotMeasuredError(
+            f"{title}: not measured in {places.store.folder}{also}; measure it with: ppbench "
+            f"backfill {sha[:SHORT]}~1..{sha[:SHORT]} SWEEP, or both sides with: ppbench compare "
+            "BASE HEAD SWEEP --run"
+        )
+    return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
+
+
+def _title(name: str, sha: str, subject: str | None) -> str:
+    known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
+    return f"{known} {subject}" if subject else known
+
+
+def worktree_side(places: Places) -> Side:
+    """The runs of the tree as it is: of its commit and of exactly these changes."""
+    repository = places.repository()
+    state = repository.state()
+    if not state.is_dirty:
+        return _commit_side(WORKTREE, state.commit, places, (), state)
+    runs = places.runs([Condition("commit", "=", state.commit)])
+    mine = runs[runs["changes"] == state.changes]
+    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
+    if _of_launches(mine).empty:
+        raise NotMeasuredError(
+            f"{title}: not measured in {places.store.folder}; measure it with: ppbench sweep SWEEP "
+            "--set measure.launches=5"
+        )
+    return _side(WORKTREE, title, places.store, mine, state.commit)
+
+
+def _of_launches(runs: pd.DataFrame) -> pd.DataFrame:
+    """The newest of each case, fingerprint and launch; one that was interrupted tells nothing."""
+    whole = runs[runs["status"] != "interrupted"]
+    return whole.drop_duplicates(["case_id", "fingerprint", "launch"], keep="last")
+
+
+def _side(
+    name: str,
+    title: str,
+    store: Store,
+    runs: pd.DataFrame,
+    commit: str | None,
+    notes: tuple[str, ...] = (),
+) -> Side:
+    newest = _of_launches(runs)
+    is_ok = newest["status"] == "ok"
+    return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from repositories import commits, make_repository
+from tracked import CASE, STEADY, add_launches, slower, store_in
+
+from ppbench.analysis.compare import METRICS, Verdict
+from ppbench.cli_options import RESULTS
+from ppbench.errors import UsageError
+from ppbench.format import Format
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise, write_noise
+from ppbench.tracking.comparing import compare_named, read_question
+from ppbench.tracking.comparison import (
+    SHOWN,
+    Comparison,
+    break_down,
+    compare_sides,
+    read_metrics,
+)
+from ppbench.tracking.sides import Places, find_side
+from ppbench.tracking.wording import moved_sentences
+
+AFAB = replace(CASE, schedule="afab")
+BASE, HEAD = "ba5e" * 10, "4ead" * 10
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def compared(store: Store, *metrics: str) -> Comparison:
+    places = Places(store, store.folder)
+    base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
+    return compare_sides(base, head, read_metrics(metrics), [store.folder])
+
+
+def verdicts(found: Comparison) -> dict[tuple[str, str, str], str]:
+    return {
+        (line.series.text, line.series.fingerprint, line.metric.name): line.change.verdict
+        for line in found.lines
+    }
+
+
+def test_each_case_has_a_line_per_metric(store):
+    for case in (CASE, AFAB):
+        add_launches(store, STEADY, BASE, case)
+    add_launches(store, STEADY, HEAD, CASE)
+    add_launches(store, slower(0.08), HEAD, AFAB, bubble_fraction=0.29, peak_memory_bytes=9 * 2**20)
+    found = compared(store)
+    assert found.axes == ("schedule",)
+    assert verdicts(found) == {
+        ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
+        ("1f1b", "f1f2", "bubble_fraction"): Verdict.same,
+        ("1f1b", "f1f2", "peak_memory_bytes"): Verdict.same,
+        ("afab", "f1f2", "tokens_per_s"): Verdict.slower,
+        ("afab", "f1f2", "bubble_fraction"): Verdict.slower,
+        ("afab", "f1f2", "peak_memory_bytes"): Verdict.faster,
+    }
+    assert [one.text for one in found.changed()] == ["afab"]
+    assert found.notes == ()
+
+
+def test_fingerprints_are_never_mixed(store):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.5), BASE, fingerprint="slow")
+    add_launches(store, STEADY, HEAD)
+    add_launches(store, slower(0.5), HEAD, fingerprint="slow")
+    add_launches(store, slower(0.7), HEAD, AFAB, fingerprint="third")
+    add_launches(store, slower(0.7), BASE, AFAB)
+    found = compared(store, "tokens_per_s")
+    assert verdicts(found) == {
+        ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
+        ("1f1b", "slow", "tokens_per_s"): Verdict.same,
+    }
+    assert "only base was measured on the machine f1f2 (afab)" in found.notes[0]
+    assert "only head was measured on the machine third (afab)" in found.notes[1]
+
+
+def test_stored_noise_is_the_floor(store):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.04), HEAD)
+    assert compared(store).lines[0].change.verdict is Verdict.slower
+    write_noise(
+        store.folder,
+        StoredNoise(CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}),
+    )
+    line = compared(store).lines[0]
+    assert line.change.verdict is not Verdict.slower
+    assert line.change.floor == 0.05
+
+
+def test_a_figure_that_no_run_has_makes_no_line(store):
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY, sha, peak_memory_bytes=None)
+    assert {line.metric.name for line in compared(store).lines} == set(SHOWN[:2])
+
+
+def test_times_of_a_file_of_costs_are_no_part_of_a_case(store):
+    case = replace(CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(1.0,))
+    for sha, ms in ((BASE, 1.0), (HEAD, 2.0)):
+        add_launches(store, STEADY, sha, replace(case, emulated_F_ms=(ms,)))
+        add_launches(store, STEADY, sha, replace(case, schedule="afab", emulated_F_ms=(ms,)))
+    assert {line.series.text for line in compared(store).lines} == {"1f1b", "afab"}
+
+
+def test_notes_tell_what_a_reader_must_know(store):
+    add_launches(store, STEADY[:2], BASE, code="01d")
+    add_launches(store, STEADY, BASE, AFAB, code="01d")
+    add_launches(store, STEADY, HEAD, code="4ew", cautions="busy_machine")
+    add_launches(store, [None], HEAD, AFAB, status="oom", error="too big\nmore", code="4ew")
+    add_launches(store, STEADY, HEAD, replace(CASE, world_size=4), code="4ew")
+    told = "\n".join(compared(store).notes)
+    assert "only head has 1f1b, 4 ranks" in told
+    assert "afab, 2 ranks: 1 launch failed at head, oom: too big (ppbench show 2026" in told
+    assert "base was measured by another ppbench (code 01d) than head (4ew)" in told
+    assert "5 of 7 runs carry the caution busy_machine: Other processes" in told
+    assert "a verdict takes 3 launches a side, better 5: 1f1b, 2 ranks (2 at base, 5 at" in told
+    assert "--run --launches 5" in told
+
+
+def test_what_moved_is_said_with_waiting_last(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    add_launches(store, slower(0.05), HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
+    found = compared(store)
+    (one,) = break_down(found, found.changed())
+    cause, waiting = moved_sentences(one)
+    assert cause.startswith(
+        "compute of stage 1 moved: B 12.0 -> 13.2 ms a microbatch, +10.0 % [+9.9, +10.1]; "
+        "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in all +2.00 ms"
+    )
+    assert waiting.startswith("waiting followed, as it does from any of these; idle ms a step: ")
+
+
+def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
+    found = compared(store)
+    (one,) = break_down(found, found.changed())
+    told = moved_sentences(one)
+    assert told[0] == "no computation, optimizer or transfer moved beyond chance and 1 %"
+
+
+def test_one_launch_a_side_shows_what_moved_as_untested(store):
+    add_launches(store, STEADY[:1], BASE, stretch={})
+    add_launches(store, STEADY[:1], HEAD, stretch={(1, "F"): 1.08})
+    found = compared(store)
+    assert found.changed() == []
+    (one,) = break_down(found, found.series())
+    told = moved_sentences(one)
+    assert told[0] == "untested, since that takes 3 launches a side; the largest differences:"
+    assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
+
+
+def test_metrics_are_chosen_by_name():
+    assert read_metrics(["step_ns"]) == [METRICS["step_ns"]]
+    with pytest.raises(UsageError, match='unknown metric "tokens"; did you mean "tokens_per_s"'):
+        read_metrics(["tokens"])
+
+
+def test_names_and_a_sweep_file_are_told_apart():
+    asked = read_question(["main", "HEAD", "a.toml"], [], None)
+    assert (asked.base, asked.head, asked.sweep) == ("main", "HEAD", Path("a.toml"))
+    asked = read_question(["main"], [], None)
+    assert (asked.base, asked.head, asked.sweep) == ("main", "worktree", None)
+    asked = read_question(["a.toml"], [], 3)
+    assert (asked.base, asked.head, asked.launches) == (None, "worktree", 3)
+    with pytest.raises(UsageError, match="3 sides are named"):
+        read_question(["a", "b", "c"], [], None)
+
+
+def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
+    store, tmp_path, monkeypatch, capsys
+):
+    first, second = commits(make_repository(tmp_path / "repository"), 2)
+    add_launches(store, STEADY, first, stretch={})
+    add_launches(store, slower(0.05), second, stretch={(0, "F"): 1.1}, peak_memory_bytes=2**20)
+    monkeypatch.chdir(tmp_path / "repository")
+    question = read_question(["HEAD~1", "HEAD"], [], None)
+    text = compare_named(question, store.folder, Format.table)
+    assert text.startswith(
+        f"base  HEAD~1 = {first[:9]} Number 1, 5 runs\nhead  HEAD = {second[:9]}"
+    )
+    assert [line.split()[-3] for line in text.splitlines() if line.endswith("5, 5")] == [
+        *("slower", "same", "less")
+    ]
+    assert "What moved in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
+    found = json.loads(compare_named(question, store.folder, Format.json))
+    assert [one["verdict"] for one in found["changes"]] == ["slower", "same", "faster"]
+    assert {one["kind"] for one in found["moved"] if one["has_moved"]} >= {"compute"}
+    assert found["head"]["commit"] == second
+    rows = compare_named(question, store.folder, Format.csv).splitlines()
+    assert len(rows) == 1 + 3
+    assert rows[0].startswith("case_id,case,fingerprint,metric,base,head,ratio")
+    page = compare_named(question, store.folder, Format.markdown)
+    assert "**What moved in 1f1b" in page
+    assert RESULTS.name == "results"
+
+
+def test_without_a_base_and_run_the_base_is_asked_for(store):
+    with pytest.raises(UsageError, match="BASE: is missing; name it, or measure both sides"):
+        compare_named(read_question(["a.toml"], [], None), store.folder, Format.table)
+    with pytest.raises(UsageError, match="--run: needs SWEEP"):
+        compare_named(read_question(["main"], [], 3), store.folder, Format.table)

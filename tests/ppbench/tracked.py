@@ -1,0 +1,78 @@
+"""Stores of commits made by hand: so many launches of a case, figures and spans as given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from stored_runs import MS, run_row, spans
+
+from ppbench.config.case import Case
+from ppbench.store import Store
+
+CASE = Case()
+STEADY = (1000.0, 1004.0, 997.0, 1002.0, 999.0)
+"""Tokens/s of five launches: they differ by 0.3 %."""
+SWEEP = """name = "demo"
+[grid]
+schedule = ["1f1b", "afab"]
+"""
+
+
+def slower(by: float, figures: Iterable[float] = STEADY) -> tuple[float, ...]:
+    """Not all by exactly as much, as no two launches are."""
+    return tuple(f * (1 - by) * (1 + n % 3 / 1000) for n, f in enumerate(figures))
+
+
+def add_launches(
+    store: Store,
+    speeds: Sequence[float | None],
+    commit: str | None,
+    case: Case = CASE,
+    *,
+    stretch: Mapping[tuple[int, str], float] | None = None,
+    **changes: object,
+) -> list[str]:
+    """A run for each of the tokens/s; their ids.
+
+    With spans if `stretch` is given: by how much longer an op of a stage takes.
+    """
+    ids = []
+    for launch, speed in enumerate(speeds):
+        number = sum(1 for _ in (store.folder / "runs").glob("*"))
+        row = {
+            **run_row(0, case),
+            "run_id": f"20260101T{number:06d}000-abcdef",
+            "launch": launch,
+            "resume_key": f"{case.case_id} {launch} {commit} {changes.get('fingerprint')}",
+            "commit": commit,
+            "changes": None if commit is None else "",
+            "is_dirty": None if commit is None else False,
+            "subject": "a subject",
+            "code": "c0de",
+            "tokens_per_s": speed,
+            **changes,
+        }
+        timed = {} if stretch is None else {"spans": stretched(stretch, 1 + launch % 3 / 1000)}
+        store.write_run(row, timed)
+        ids.append(str(row["run_id"]))
+    return ids
+
+
+def stretched(stretch: Mapping[tuple[int, str], float], jitter: float) -> pd.DataFrame:
+    """Two steps of `stored_runs.ACTIONS`; ops longer than there end later, nothing else moves."""
+    timed = pd.concat([spans(1), spans(2, 100)], ignore_index=True)
+    factors = [
+        jitter * stretch.get((stage, op), 1.0)
+        for stage, op in zip(timed["stage"], timed["op"], strict=True)
+    ]
+    longer = (timed["end_ns"] - timed["start_ns"]) * factors
+    is_alone = timed["lane"] == "compute"
+    timed["end_ns"] = timed["end_ns"].mask(is_alone, timed["start_ns"] + longer.astype("int64"))
+    assert (timed["end_ns"] < 300 * MS).all()
+    return timed
+
+
+def store_in(folder: Path) -> Store:
+    return Store(folder / "results")
