@@ -9,24 +9,22 @@ from engine.run.optimizer import OptimizerSpec
 from engine.trainer import Trainer, connect
 
 NUM_STEPS = 200
-NUM_COMPARED = 100
-"""Steps of which every figure must be the same: one that differs makes all later ones differ."""
 OPTIMIZER = OptimizerSpec(
     learning_rate=5e-3, lr_schedule="cosine", lr_warmup_steps=10, lr_decay_steps=NUM_STEPS
 )
 
 
-def losses(fabric, is_member, settings, num_steps):
+def losses(fabric, is_member, settings):
     settings = connect(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(settings, fabric)
-    curve = [trainer.step(step).loss for step in range(num_steps)]
+    curve = [trainer.step(step).loss for step in range(NUM_STEPS)]
     trainer.close()
     return curve
 
 
-def curve(ranks, schedule, world_size, num_steps):
+def curve(ranks, schedule, world_size):
     settings = config(
         schedule,
         world_size,
@@ -36,12 +34,12 @@ def curve(ranks, schedule, world_size, num_steps):
         microbatch_size=2,
         optimizer=OPTIMIZER,
     )
-    return ranks.run(world_size, losses, settings, num_steps)[-1]
+    return ranks.run(world_size, losses, settings)[-1]
 
 
 @pytest.fixture(scope="module")
 def one_device(ranks):
-    return curve(ranks, "afab", 1, NUM_STEPS)
+    return curve(ranks, "afab", 1)
 
 
 def unigram_entropy():
@@ -59,4 +57,4 @@ def test_the_loss_falls_well_below_the_unigram_entropy_of_the_data(one_device):
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 def test_the_curve_is_that_of_one_device(ranks, one_device, schedule):
-    assert curve(ranks, schedule, 2, NUM_COMPARED) == one_device[:NUM_COMPARED]
+    assert curve(ranks, schedule, 2) == one_device
