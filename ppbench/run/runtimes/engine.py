@@ -14,7 +14,7 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.model.answers import FlopFacts
 from engine.model.data import IGNORED, DataSpec
 from engine.model.flops import flop_facts
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
 from engine.plan.schedules.registry import CSV_PREFIX
