@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.run.stage import Stage
 
 CPU = torch.device("cpu")

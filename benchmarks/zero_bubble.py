@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from engine.model.data import DataSpec
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
 from engine.run.clock import HostClock

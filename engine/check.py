@@ -32,7 +32,7 @@ from engine.configuration import TrainerConfig
 from engine.model.answers import Check
 from engine.model.data import DataSpec
 from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
 from engine.run.p2p import Fabric

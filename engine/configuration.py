@@ -12,7 +12,8 @@ import torch
 
 from engine.model.data import Data, DataSpec, load_tokenizer
 from engine.model.partition import Costs, balance, partition_layers
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, channel_of, lower

@@ -65,7 +65,9 @@ def compare(
     from ppbench.tracking import comparing
 
     question = comparing.read_question(names, metrics or [], launches if is_run else None)
-    print(comparing.compare_named(question, results, how))
+    outcome = comparing.compare_named(question, results, how)
+    print(outcome.text)
+    raise typer.Exit(outcome.exit_code)
 
 
 @commands.command()

@@ -21,6 +21,8 @@ from ppbench.errors import RepositoryError, first_line
 _TIMEOUT_S = 120
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FORMAT = "%H%n%aI%n%P%n%s"
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD")
+"""As git itself has it, whatever programs the user has for it."""
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Set by git for its hooks, of which this may be run: they would name another repository."""
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
@@ -62,7 +64,7 @@ class Repository:
         """What is checked out, with what was changed since."""
         found = self.describe(self.resolve("HEAD"))
         changes = self._try("status", "--porcelain", "--untracked-files=no") or ""
-        diff = (self._try("diff", "HEAD") or "") if changes else ""
+        diff = (self._try(*_DIFF) or "") if changes else ""
         digest = hashlib.sha256((changes + diff).encode()).hexdigest()[:12] if changes else ""
         branch = self._try("symbolic-ref", "--short", "HEAD")
         described = (found.author_date, found.parent, found.subject)
@@ -170,6 +172,12 @@ class Repository:
             self._clear(path)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
+
+    def clear_worktrees(self, folder: Path) -> None:
+        """Remove those below a folder, which killed processes have left."""
+        if folder.is_dir():
+            for path in folder.resolve().iterdir():
+                self._clear(path)
 
     def _clear(self, path: Path) -> None:
         if path.exists():

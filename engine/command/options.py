@@ -19,7 +19,7 @@ from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
     from engine.model.data import DataSpec
-    from engine.model.split import ModelSpec
+    from engine.model.spec import ModelSpec
     from engine.run.optimizer import OptimizerSpec
 
 LATEST: Final = "latest"
@@ -291,7 +291,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
 
 
 def _model_spec(options: Options) -> ModelSpec:
-    from engine.model.split import DTYPES, ModelSpec
+    from engine.model.spec import DTYPES, ModelSpec
 
     _check_choice("dtype", options.dtype, DTYPES)
     return ModelSpec(

@@ -18,7 +18,8 @@ import torch
 
 from engine.model.answers import Facts, Identity, Problem
 from engine.model.data import DataError, load_tokenizer
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.model.stage_module import ModelError
 
 TRACED_SHAPE = (1, 16)

@@ -9,14 +9,17 @@ for.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
 
 from engine.model.answers import Attention, FlopFacts
-from engine.model.causal_lm import CausalLM
 from engine.model.chain import Chain
 from engine.model.stage_module import Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RECORDING = "engine_recording"
 """The attention that looks at shapes, as transformers knows it."""
@@ -24,10 +27,12 @@ RECORDING = "engine_recording"
 
 def flop_facts(model: Model) -> FlopFacts:
     """The facts of a model that was opened; builds it once more on the meta device."""
-    if isinstance(model, CausalLM):
-        return _of_causal_lm(model.skeleton(), model.num_layers)
     if isinstance(model, Chain):
         return FlopFacts(num_multiplying(model.skeleton), note="attention is not known")
+    from engine.model.causal_lm import CausalLM  # a chain needs no transformers
+
+    if isinstance(model, CausalLM):
+        return _of_causal_lm(model.skeleton(), model.num_layers)
     return FlopFacts(None, note=f"not given: a {type(model).__name__} is not known")
 
 
@@ -66,6 +71,8 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def _attentions(model: PreTrainedModel) -> tuple[Attention, ...]:
+    from transformers import AttentionInterface
+
     found: list[Attention] = []
 
     def attend(

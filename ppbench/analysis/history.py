@@ -26,6 +26,7 @@ class State(StrEnum):
 
     changed = "changed"
     steady = "steady"
+    unclear = "unclear"  # no change was found, and one beyond the floor may be hidden
     few = "too few launches"
     alone = "one commit"
     failed = "did not run"
@@ -153,7 +154,7 @@ def tell(series: Series, metric: Metric) -> Told:
     steps = tuple(_step(series.points, places, point, metric) for point in found)
     drawn = levels(figures, found, in_points=metric.in_points)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
-    return Told(series, steps, placed, _state(series, steps))
+    return Told(series, steps, placed, _state(series, steps, placed, metric))
 
 
 def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:
@@ -204,11 +205,21 @@ def _placed(level: Level, places: Sequence[int]) -> Level:
     return Level(first, last, level.num_launches, level.estimate, level.interval)
 
 
-def _state(series: Series, steps: Sequence[Step]) -> State:
+def _state(series: Series, steps: Sequence[Step], drawn: Sequence[Level], metric: Metric) -> State:
     if steps:
         return State.changed
     if not series.num_measured:
         return State.failed if series.points else State.dirty
     if series.num_measured == 1:
         return State.alone
-    return State.few if series.num_launches < FEWEST else State.steady
+    if series.num_launches < FEWEST:
+        return State.few
+    return State.steady if _is_narrow(drawn[0], series.floor, metric) else State.unclear
+
+
+def _is_narrow(level: Level, floor: float, metric: Metric) -> bool:
+    """Whether the interval of a level is no wider than the floor to both sides."""
+    if level.interval is None:
+        return False
+    low, high = level.interval
+    return high - low <= 2 * floor * (1.0 if metric.in_points else low)

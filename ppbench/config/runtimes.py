@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.model.answers import Problem
 from ppbench.config.case import VARIABLE, Case
-from ppbench.run.runtimes.registry import ENGINE
+from ppbench.runtimes import ENGINE
 
 TORCH_SCHEDULES: Final = {
     "afab": "GPipe",

@@ -25,7 +25,7 @@ from ppbench.config.case import VARIABLE
 from ppbench.config.places import minutes_of
 from ppbench.config.problems import brief
 from ppbench.errors import nearest
-from ppbench.run.runtimes.registry import ENGINE, is_known, known_runtimes
+from ppbench.runtimes import ENGINE, is_known, known_runtimes
 
 
 def _known_schedule(value: object) -> object:

@@ -2,7 +2,7 @@
 
     [track]
     repo   = ".."                       # whose commits are measured; beside this: around the file
-    setup  = "pip install -e ."         # run in the work tree of a commit before it is measured
+    setup  = "make -C csrc"             # run in the work tree of a commit before it is measured
     accept = "accept.toml"              # changes that are intended
 
     [track.thresholds]                  # what `ppbench check` lets pass; the last that fits

@@ -83,19 +83,20 @@ def otava(runs: pd.DataFrame, file: str) -> Otava:
     """A row per commit, oldest first, and a column per case and figure: medians over launches.
 
     otava takes no empty cells: columns that fewer than half of the commits have are left out, then
-        the commits that lack a figure. A column called `branch` would make it refuse commits of
-        several. https://otava.apache.org
+    the commits that lack a figure. A column called `branch` would make it refuse commits of
+    several. https://otava.apache.org
     """
     named = runs.assign(name=runs.apply(name_of, axis=1), time=_times(runs))
-    wide = pd.DataFrame({
-        (name, figure): of.groupby("commit")[figure].median()
+    figures = {
+        (str(name), figure): of.groupby("commit")[figure].median()
         for name, of in named.groupby("name", sort=False)
         for figure in DIRECTIONS
-    }).dropna(axis="columns", how="all")  # fmt: skip
+    }
+    wide = pd.DataFrame(figures).dropna(axis="columns", how="all")
     is_usual = wide.notna().mean() >= LEAST_TOLD
     whole = wide.loc[:, is_usual].dropna()
     of_commit = named.groupby("commit")[["time", "subject"]].first().loc[whole.index]
-    columns = [(str(one[0]), str(one[1])) for one in whole.columns]
+    columns = [column for column in figures if column in whole]
     rows = of_commit.join(whole.set_axis([" ".join(column) for column in columns], axis=1))
     text = rows.sort_values("time", kind="stable").reset_index()
     text.insert(0, "time", text.pop("time"))

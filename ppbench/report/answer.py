@@ -30,13 +30,15 @@ from ppbench.report.units import (
 MOST_SMALLER = 4  # cases down the front; more would not be read
 LEAST_SAVED = 0.05  # of the memory; less is not worth a clause
 MOST_KINDS = 4  # of work, of which each has a fastest case
+RIVALS = ("schedule", "runtime")  # axes whose values are held against each other
 MAX_RIVALRIES = 3  # a sentence each; three schedules have as many
 
 
 @dataclass(frozen=True)
 class Rivalry:
-    """Two schedules over the cases that differ in nothing else. Ratios are `one` / `other`."""
+    """Two of an axis over the cases that differ in nothing else. Ratios are `one` / `other`."""
 
+    axis: str
     one: str
     other: str
     num_pairs: int
@@ -66,11 +68,12 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
         *_other_work(sound, fastest, axes),
         *left_out,
     ]
-    found = rivalries(cases, axes)
-    if len(found) > MAX_RIVALRIES:
-        sentences.append(_many_rivalries(found))
-    else:
-        sentences += [_rivalry(rivalry) for rivalry in found]
+    for axis in RIVALS:
+        found = rivalries(cases, axes, axis)
+        if len(found) > MAX_RIVALRIES:
+            sentences.append(_many_rivalries(found))
+        else:
+            sentences += [_rivalry(rivalry) for rivalry in found]
     if sound["is_oversubscribed"].any():
         sentences.append(
             "Every case was oversubscribed (ranks shared cores): none of this says anything about "
@@ -81,28 +84,29 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     return [*sentences, _certainty(cases)]
 
 
-def rivalries(cases: pd.DataFrame, axes: Axes) -> list[Rivalry]:
-    """Every two schedules, the later against the earlier, over the pairs of sound cases.
+def rivalries(cases: pd.DataFrame, axes: Axes, axis: str = "schedule") -> list[Rivalry]:
+    """Every two schedules, or runtimes, the later against the earlier, over pairs of sound cases.
 
     Cases of a single rank count only when there are no others: they have no pipeline.
     """
     sound = _sound(cases)
     piped = sound[sound["world_size"] > 1]
     pool = sound if piped.empty else piped
-    schedules = list(dict.fromkeys(pool["schedule"]))
-    found = [_rival(pool, one, other, axes) for other, one in combinations(schedules, 2)]
+    names = list(dict.fromkeys(pool[axis]))
+    found = [_rival(pool, axis, one, other, axes) for other, one in combinations(names, 2)]
     return [rivalry for rivalry in found if rivalry.num_pairs]
 
 
-def _rival(cases: pd.DataFrame, one: str, other: str, axes: Axes) -> Rivalry:
-    key = [axis for axis in axes if axis != "schedule"] or ["device"]
-    mine, theirs = (cases[cases["schedule"] == name] for name in (one, other))
+def _rival(cases: pd.DataFrame, axis: str, one: str, other: str, axes: Axes) -> Rivalry:
+    key = [other_axis for other_axis in axes if other_axis != axis] or ["device"]
+    mine, theirs = (cases[cases[axis] == name] for name in (one, other))
     pairs = mine.merge(theirs, on=key, suffixes=("", "_other"))
     ratios = {
         name: (pairs[name] / pairs[f"{name}_other"]).median()
         for name in ("tokens_per_s", "peak_memory_bytes")
     }
-    return Rivalry(one, other, len(pairs), ratios["tokens_per_s"], ratios["peak_memory_bytes"])
+    throughput, memory = ratios["tokens_per_s"], ratios["peak_memory_bytes"]
+    return Rivalry(axis, one, other, len(pairs), throughput, memory)
 
 
 def _sound(cases: pd.DataFrame) -> pd.DataFrame:
@@ -303,9 +307,10 @@ def _beside(case: pd.Series, fastest: pd.Series) -> str:
 
 
 def _rivalry(rivalry: Rivalry) -> str:
-    where = f"Over {rivalry.num_pairs} pairs of cases that differ only in schedule, the median"
+    axis = rivalry.axis
+    where = f"Over {rivalry.num_pairs} pairs of cases that differ only in {axis}, the median"
     if rivalry.num_pairs == 1:
-        where = "In the one pair of cases that differ only in schedule, the"
+        where = f"In the one pair of cases that differ only in {axis}, the"
     memory = ""
     if not is_missing(rivalry.memory):
         memory = f", and its peak memory {_times(rivalry.memory)},"
@@ -325,7 +330,7 @@ def _many_rivalries(found: Sequence[Rivalry]) -> str:
     where = f"{counts} pairs" if max(pairs) > 1 else "one pair"
     return (
         f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
-        f"only in schedule: {listed}."
+        f"only in {found[0].axis}: {listed}."
     )
 
 

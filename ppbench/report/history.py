@@ -49,6 +49,7 @@ class HistoryPage:
     notes: Sequence[str]
     line: str  # in what order the commits are, in words
     command: str  # that makes the page
+    options: str = ""  # that its commands need, such as where the results are
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def render_history(store: Store, page: HistoryPage) -> str:
     panels = [_panels(told, page.metric) for told in page.told]
     embedded, num_left_out = _embedded(store, _pairs(page.told))
     shown = [
-        _shown(number, told, page.metric, of_series, embedded)
+        _shown(number, told, page, of_series, embedded)
         for number, (told, of_series) in enumerate(zip(page.told, panels, strict=True), 1)
     ]
     title = f"{page.metric.name} over commits"
@@ -185,7 +186,7 @@ def _answer(page: HistoryPage) -> list[str]:
 
 
 def _could_see(told: Sequence[Told]) -> bool:
-    return any(one.state is State.steady for one in told)
+    return any(one.state in (State.steady, State.unclear) for one in told)
 
 
 def _date_of(series: Series, step: Step) -> str:
@@ -201,13 +202,13 @@ def _states(told: Sequence[Told]) -> list[tuple[str, int]]:
 def _shown(
     number: int,
     told: Told,
-    metric: Metric,
+    page: HistoryPage,
     panels: Mapping[str, _Panel],
     embedded: Mapping[_Pair, _Embedded],
 ) -> _Shown:
-    level = told.current
+    level, metric = told.current, page.metric
     last = told.steps[-1] if told.steps else None
-    data = {key: _data(panel, embedded) for key, panel in panels.items()}
+    data = {key: _data(panel, page.options, embedded) for key, panel in panels.items()}
     return _Shown(
         number,
         told,
@@ -218,17 +219,21 @@ def _shown(
     )
 
 
-def _data(panel: _Panel, embedded: Mapping[_Pair, _Embedded]) -> dict[str, object]:
+def _data(panel: _Panel, options: str, embedded: Mapping[_Pair, _Embedded]) -> dict[str, object]:
     drawn = embedded.get(panel.pair) if panel.pair is not None else None
     return {
         "title": panel.title,
         "subject": panel.subject,
         "sentences": panel.sentences,
         "facts": panel.facts,
-        "commands": panel.commands,
+        "commands": [(name, _with(options, text)) for name, text in panel.commands],
         "figure": None if drawn is None else drawn.name,
         "height": None if drawn is None else drawn.height,
     }
+
+
+def _with(options: str, text: str) -> str:
+    return f"{text} {options}" if options and text.startswith("ppbench ") else text
 
 
 def _panels(told: Told, metric: Metric) -> dict[str, _Panel]:

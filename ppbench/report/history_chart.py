@@ -24,7 +24,7 @@ SHORT = 9
 _STRIP, _PLOT = [0.0, 0.07], [0.1, 1.0]
 _MOST_COUNTS = 20  # gaps whose number of commits is written; more would overlap
 _ABOVE, _BELOW = 0.2, 0.08  # of the range of figures, left free for changes and for looks
-_LEAST_SPAN = 0.02  # of the figures: what is steady shall look it
+_LEAST_SPAN = 0.02  # of the figures, or two points: what is steady shall look it
 _LONGEST_SUBJECT = 60
 
 
@@ -45,7 +45,7 @@ def history_chart(told: Told, metric: Metric) -> go.Figure:
     """
     series = told.series
     scale = _scale_of(metric, [value for one in series.points for value in one.figures])
-    low, high = _range_of(series, scale)
+    low, high = _range_of(series, metric, scale)
     drawn = go.Figure(layout=_layout(told, metric, scale, (low, high)))
     drawn.add_traces(
         [
@@ -112,12 +112,13 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _range_of(series: Series, scale: _Scale) -> tuple[float, float]:
+def _range_of(series: Series, metric: Metric, scale: _Scale) -> tuple[float, float]:
     """Of the figures drawn; wide enough that noise does not fill the chart."""
     every = (*series.points, *series.dirty)
     values = [value * scale.factor for point in every for value in point.figures] or [0.0, 1.0]
     low, high = min(values), max(values)
-    missing = max(0.0, abs(high) * _LEAST_SPAN - (high - low)) or (1.0 if low == high else 0.0)
+    least = _LEAST_SPAN * (1.0 if metric.in_points else abs(high) or 1.0)
+    missing = max(0.0, least - (high - low))
     return low - missing / 2, high + missing / 2
 
 

@@ -19,7 +19,7 @@ import math
 
 from ppbench.config.case import Case
 from ppbench.run.job import Item
-from ppbench.run.runtimes.registry import ENGINE
+from ppbench.runtimes import ENGINE
 from ppbench.store import Store
 
 FIRST_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2}

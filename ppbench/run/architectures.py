@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engine.model.answers import Check
 from ppbench.errors import LaunchError, UsageError
-from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.launch.local import PRETRAINED, LocalLaunch
 
 POLL_S = 0.1
 NUM_RANKS = 2
@@ -113,7 +113,14 @@ def _run_ranks(
     path, num_before = folder / "checks.jsonl", len(record.checks)
     record.follow(path)
     program = [module, str(path), *wanted]
-    launch = LocalLaunch(folder, program, num_ranks=NUM_RANKS, threads_per_rank=1, max_restarts=0)
+    launch = LocalLaunch(
+        folder,
+        program,
+        num_ranks=NUM_RANKS,
+        threads_per_rank=1,
+        max_restarts=0,
+        preloaded=PRETRAINED,
+    )
     try:
         exit_code = None
         while exit_code is None:

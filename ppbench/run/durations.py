@@ -56,8 +56,12 @@ def planned_step_ns(case: Case) -> int:
     return replay(lowered, compute_ns, moving_ns).makespan_ns
 
 
-def simulated(case: Case, program: Program) -> Simulation:
-    """The case's program with free transfers: as emulated, else equal stages with F = I = W."""
+def simulated(case: Case, program: Program | None = None) -> Simulation:
+    """The case's program, or the one that was run instead, with free transfers.
+
+    As emulated, else equal stages with F = I = W.
+    """
+    program = program or program_of(case)
     if case.is_emulated:
         return simulate(program, durations_of(case))
     unit = program.num_stages  # so that a stage's time is a whole number

@@ -19,7 +19,7 @@ from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError
 from ppbench.run.evidence import collect, forget, judge, node_folder
 from ppbench.run.job import Event, Item, Job, write_job
-from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.launch.local import LocalLaunch, preloaded_for
 from ppbench.run.progress import describe
 from ppbench.run.sweep import check_devices, follow
 from ppbench.store import new_run_id
@@ -119,6 +119,7 @@ def measure_overhead(
             num_ranks=max(item.case.world_size for item in items),
             threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
             max_restarts=0,
+            preloaded=preloaded_for(item.case.model_preset for item in items),
         )
         try:
             if not follow(launch, folder, followed.take, node_folder(launch_id)):

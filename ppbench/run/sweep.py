@@ -44,10 +44,10 @@ from ppbench.run.closing import (
 from ppbench.run.environment import code_hash, read_environment
 from ppbench.run.evidence import collect, forget, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
-from ppbench.run.launch.local import WORKER, LocalLaunch
+from ppbench.run.launch.local import WORKER, LocalLaunch, preloaded_for
 from ppbench.run.locks import Lock, held, who
 from ppbench.run.progress import Display
-from ppbench.run.runtimes.registry import ENGINE
+from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
 
 POLL_S = 0.2
@@ -313,6 +313,7 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
         num_ranks=max(item.case.world_size for item in job.items),
         threads_per_rank=max(item.case.launch_threads_per_rank for item in job.items),
         max_restarts=sum(2 + item.measure.retry for item in job.items),
+        preloaded=preloaded_for(item.case.model_preset for item in job.items),
     )
     try:
         follow(launch, folder, on_event, local)

@@ -60,11 +60,11 @@ from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
-from ppbench.run.runtimes.registry import ENGINE, load_factory
 from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
 from ppbench.run.runtimes.settings import trainer_config
 from ppbench.run.runtimes.trained import VerificationError
 from ppbench.run.watchdog import flight_path
+from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
 
 

@@ -52,7 +52,7 @@ def backfill(
 ) -> Outcome:
     """Measure what is missing of the commits. Raises SweepInterruptedError, RepositoryError."""
     with opened(file, overrides, results, retries_failed=wanted.retries_failed) as bench:
-        num_launches = wanted.launches or max(m.launches for _, m in bench.sweep.cases)
+        num_launches = _num_launches(bench, wanted)
         path, order = _chosen(bench.repository, wanted)
         targets = {place: bench.target(path[place]) for place in order}
         if is_dry_run:
@@ -64,6 +64,10 @@ def backfill(
                 bench, list(targets.values()), wanted, file, overrides, results
             ) from None
         return _outcome(bench, [targets[place] for place in sorted(order)], how)
+
+
+def _num_launches(bench: Bench, wanted: Wanted) -> int:
+    return wanted.launches or max(measure.launches for _, measure in bench.sweep.cases)
 
 
 def _chosen(repository: Repository, wanted: Wanted) -> tuple[list[str], list[int]]:
@@ -169,7 +173,11 @@ def _stopped(
     overrides: Sequence[str],
     results: Path,
 ) -> SweepInterruptedError:
-    num_done = sum(bool(found.rows) for found in bench.launches(targets))
+    num_launches = _num_launches(bench, wanted)
+    num_done = sum(
+        not bench.is_missing(target, found, num_launches)
+        for target, found in zip(targets, bench.launches(targets), strict=True)
+    )
     options = {
         "every": None if wanted.every == 1 else wanted.every,
         "max": wanted.most,

@@ -10,10 +10,11 @@ from pathlib import Path
 from ppbench.cli_options import RESULTS
 from ppbench.config.sweep import Sweep
 from ppbench.config.track import read_fraction
-from ppbench.errors import NotMeasuredError, UsageError
+from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.files import whole_file
 from ppbench.format import Format
 from ppbench.repository import Repository
+from ppbench.stored import tell
 from ppbench.tracking.accepted import Accepted, accept_file, in_force, read_accepted
 from ppbench.tracking.comparing import measured, noise_folders, places_of, read, tell_aside
 from ppbench.tracking.comparison import SHOWN, break_down, compare_sides, read_metrics
@@ -74,7 +75,10 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
     base_name, head_name = asked.base, asked.head
     if asked.launches is not None:
         names = (asked.base, asked.head)
-        base_name, head_name = measured(names, asked.sweep, asked.launches, results)
+        try:
+            base_name, head_name = measured(names, asked.sweep, asked.launches, results)
+        except LaunchError as error:  # it has rows, and is a failure like any other
+            tell(f"warning: {error}")
     places = places_of(sweep, results)
     head = find_side(head_name, places)
     if sweep is None and (sweep := _sweep_of(head)) is not None:
@@ -84,6 +88,8 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
         raise UsageError(
             f"base ({base.title}) and head ({head.title}): are the same runs; name two"
         )
+    if asked.sweep is None:  # one that was found may have other cases by now
+        return base, head, sweep, places
     return _of_sweep(base, sweep), _of_sweep(head, sweep), sweep, places
 
 

@@ -1,6 +1,8 @@
 """Work trees of commits, set up once, and commands run in them with their code and no other.
 
-    results/worktrees/<commit>/      while it is needed; what a killed process left is cleared away
+    results/worktrees/<machine>/<commit>/    while it is needed; what killed processes left there is
+                                             cleared away by the next one
+    results/locks/worktrees-<machine>.lock   held by the one process that has any
 
 Submodules and what Git LFS keeps elsewhere are left out: `[track] setup` can fetch them.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +19,7 @@ from pathlib import Path
 
 import ppbench
 from ppbench.repository import OF_HOOKS, Repository
+from ppbench.run.locks import held, who
 from ppbench.tracking import child
 
 MOST_KEPT = 4
@@ -29,17 +33,26 @@ class SetupError(Exception):
 
 
 class Checkouts:
-    """The files of a repository's commits, below `folder`."""
+    """The files of a repository's commits, below the folder of a store."""
 
     def __init__(
-        self, repository: Repository, folder: Path, setup: str, on_line: Callable[[str], None]
+        self, repository: Repository, results: Path, setup: str, on_line: Callable[[str], None]
     ) -> None:
-        self._repository, self._folder = repository, folder.resolve()
+        host = platform.node()
+        self._repository = repository
+        self._folder = results.resolve() / "worktrees" / host
+        self._lock = results / "locks" / f"worktrees-{host}.lock"
         self._setup, self._on_line = setup, on_line
         self._kept: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
+        self._held = contextlib.ExitStack()
+        self._is_alone = False
 
     def of(self, sha: str) -> Path:
-        """The files of a commit, set up. Raises RepositoryError, SetupError."""
+        """The files of a commit, set up. Waits while another process has any of this store's.
+
+        Raises RepositoryError, SetupError, StoreError.
+        """
+        self._be_alone()
         if sha not in self._kept:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.popitem(last=False)[1].close()
@@ -52,6 +65,16 @@ class Checkouts:
         self._kept.move_to_end(sha)
         return self._folder / sha[:12]
 
+    def _be_alone(self) -> None:
+        if not self._is_alone:
+            note = who("measuring commits")
+            self._held.enter_context(held(self._lock, note, self._tell_who_measures))
+            self._is_alone = True
+            self._repository.clear_worktrees(self._folder)
+
+    def _tell_who_measures(self, holder: str) -> None:
+        self._on_line(f"waiting for {holder or 'another process'}, into the same results")
+
     def _set_up(self, tree: Path) -> None:
         if not self._setup:
             return
@@ -61,6 +84,11 @@ class Checkouts:
             told = "\n".join(ended.lines)
             raise SetupError(
                 f"[track] setup: {self._setup}: ended with exit code {ended.exit_code}\n{told}"
+            )
+        if Repository(tree).state().is_dirty:  # its runs would not count as those of the commit
+            raise SetupError(
+                f"[track] setup: {self._setup}: changed files that git tracks; have it write "
+                "others, or undo what it changes"
             )
 
     def run(self, command: Sequence[str], tree: Path, folder: Path) -> child.Ended:
@@ -88,6 +116,10 @@ class Checkouts:
         """Remove the work trees."""
         while self._kept:
             self._kept.popitem()[1].close()
+        for folder in (self._folder, self._folder.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._held.close()
 
 
 def _each_once(names: Iterable[str]) -> list[str]:

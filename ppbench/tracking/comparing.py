@@ -8,12 +8,15 @@ from pathlib import Path
 
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import UsageError
+from ppbench.errors import SweepInterruptedError, UsageError
 from ppbench.format import Format
+from ppbench.repository import Repository
 from ppbench.run.environment import default_device
 from ppbench.stored import open_store, tell
 from ppbench.tracking.comparison import Comparison, break_down, compare_sides, read_metrics
+from ppbench.tracking.gate import FINE, NOT_ENOUGH
 from ppbench.tracking.measuring import measure_sides
+from ppbench.tracking.outcome import Outcome
 from ppbench.tracking.sides import WORKTREE, Places, Side, find_side
 from ppbench.tracking.summary import compared
 
@@ -43,7 +46,7 @@ def read_question(words: Sequence[str], metrics: Sequence[str], launches: int | 
     return Question(base, head or WORKTREE, sweep, metrics, launches)
 
 
-def compare_named(question: Question, results: Path, how: Format) -> str:
+def compare_named(question: Question, results: Path, how: Format) -> Outcome:
     """Both sides beside each other. Raises UsageError, NotMeasuredError, StoreError."""
     metrics = read_metrics(question.metrics)
     names = _names(question, results)
@@ -53,7 +56,8 @@ def compare_named(question: Question, results: Path, how: Format) -> str:
     wanted = comparison.series() if how is Format.json else comparison.changed()
     found = break_down(comparison, wanted)
     tell_aside(comparison, how)
-    return compared(comparison, found, how)
+    exit_code = FINE if comparison.lines else NOT_ENOUGH
+    return Outcome(compared(comparison, found, how), exit_code)
 
 
 def _names(question: Question, results: Path) -> tuple[str, str]:
@@ -68,11 +72,21 @@ def _names(question: Question, results: Path) -> tuple[str, str]:
 def measured(
     names: tuple[str | None, str], sweep: Path | None, launches: int, results: Path
 ) -> tuple[str, str]:
-    """Measure two commits, in interleaved launches; what they are called then."""
+    """Measure two commits, in interleaved launches; what they are called then.
+
+    Raises SweepInterruptedError.
+    """
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
     base, head = names
-    return measure_sides(sweep, [], base or "", head, launches, results)
+    if base is None and head != WORKTREE:
+        base = Repository.around(read(sweep).track.repo).default_base(head)
+    try:
+        return measure_sides(sweep, [], base or "", head, launches, results)
+    except KeyboardInterrupt:
+        raise SweepInterruptedError(
+            "stopped; what is finished is kept, and the same command goes on from there"
+        ) from None
 
 
 def read(file: Path) -> Sweep:

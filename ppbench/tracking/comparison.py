@@ -32,6 +32,7 @@ from ppbench.tracking.sides import Side
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared unless others are asked for."""
+_SPEEDS = ("tokens_per_s", "step_ns")
 _TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
 
 
@@ -77,13 +78,14 @@ class Comparison:
         return list(dict.fromkeys(line.series for line in self.lines))
 
     def changed(self) -> list[Series]:
-        """The cases whose throughput is not what it was."""
+        """The cases whose throughput, or step, is not what it was."""
         found = (Verdict.faster, Verdict.slower)
-        return [
+        changed = [
             line.series
             for line in self.lines
-            if line.metric.name == "tokens_per_s" and line.change.verdict in found
+            if line.metric.name in _SPEEDS and line.change.verdict in found
         ]
+        return list(dict.fromkeys(changed))
 
 
 def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
@@ -104,14 +106,15 @@ def compare_sides(
     noise_folders: Sequence[Path],
     floor_of: FloorOf = lambda _: FLOOR,
 ) -> Comparison:
-    """Every case that both sides have, in the order of the head's runs.
+    """Every case that both sides have, in the order of the head's sweep.
 
     `noise_folders` are the stores in which the machine's noise is looked for. Raises StoreError.
     """
     axes, texts = _texts(base, head)
+    in_order = head.runs.sort_values("position", kind="stable")
     shared = [
         Series(case_id, fingerprint, texts[case_id])
-        for case_id, fingerprint in _keys(head.runs)
+        for case_id, fingerprint in _keys(in_order)
         if (case_id, fingerprint) in _keys(base.runs)
     ]
     by_metric = [

@@ -26,6 +26,7 @@ THRESHOLD = 0.02
 GATED = ("tokens_per_s", "peak_memory_bytes")
 FINE, REGRESSION, NOT_ENOUGH, FAILED = 0, 1, 3, 4
 WORDS = {FINE: "passed", REGRESSION: "regression", NOT_ENOUGH: "not enough data", FAILED: "failed"}
+NOTHING = "no case was measured on both sides on the same machine"
 Planned = Mapping[str, tuple[Case, Measure]]
 
 
@@ -187,4 +188,4 @@ def _missing(comparison: Comparison, judged: Sequence[Judged], limits: Limits) -
         elif case_id in limits.planned:
             yield f"{comparison.texts[case_id]}: not measured at head"
     if not comparison.lines:
-        yield "no case was measured on both sides on the same machine"
+        yield NOTHING

@@ -100,10 +100,12 @@ def history(
         text = "" if how in _FOR_PEOPLE else _text(told, metric, notes, found, how)
         return HistoryOutcome(text, notes, None, EXIT_TOO_LITTLE)
     if page is not None:
-        whole = HistoryPage(metric, told, notes, found.line, _command(asked, results))
+        options = _options(results)
+        command = f"{_command(asked)} {options}".strip()
+        whole = HistoryPage(metric, told, notes, found.line, command, options)
         _write(page, reports, store, whole)
     text = _text(told, metric, notes, found, how)
-    return HistoryOutcome(text, (*notes, *_backfills(told)), page, 0)
+    return HistoryOutcome(text, (*notes, *_backfills(told, _options(results))), page, 0)
 
 
 def _nothing(told: Sequence[Told], metric: Metric, results: Path) -> str:
@@ -119,9 +121,13 @@ def _write(path: Path, reports: Path, store: Store, page: HistoryPage) -> None:
         update_index(reports, say)
 
 
-def _command(asked: Asked, results: Path) -> str:
+def _options(results: Path) -> str:
+    """What every command on these results needs."""
+    return "" if results == RESULTS else shlex.join(["--results", str(results)])
+
+
+def _command(asked: Asked) -> str:
     words = ["ppbench", "history", "--metric", asked.metric]
-    words += [] if results == RESULTS else ["--results", str(results)]
     words += [word for one in asked.where for word in ("--where", one)]
     words += ["--all"] * asked.has_all + ["--dirty"] * asked.has_dirty
     return shlex.join([*words, *([] if asked.repo is None else ["--repo", str(asked.repo)])])
@@ -147,7 +153,7 @@ def _of(numbers: Sequence[int], told: Sequence[Told]) -> str:
     return "" if len(numbers) == len(told) else f", in series {', '.join(map(str, numbers))}"
 
 
-def _backfills(told: Sequence[Told]) -> Iterator[str]:
+def _backfills(told: Sequence[Told], options: str) -> Iterator[str]:
     """How to find out which commit made a change; pages say it where the change is."""
     for number, one in enumerate(told, 1):
         for step in one.steps:
@@ -157,7 +163,7 @@ def _backfills(told: Sequence[Told]) -> Iterator[str]:
                 name = f"series {number}: " if len(told) > 1 else ""
                 yield (
                     f"{name}{commits} may have made the change at {first}, "
-                    f"{step.num_unmeasured} of them not measured: {command}"
+                    f"{step.num_unmeasured} of them not measured: {command} {options}".rstrip()
                 )
 
 

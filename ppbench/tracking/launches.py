@@ -17,6 +17,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.repository import Commit
 from ppbench.run.environment import read_environment
+from ppbench.run.evidence import INTERRUPTED
 from ppbench.run.sweep import FINAL
 from ppbench.store import Condition, Store
 
@@ -59,8 +60,11 @@ class Launches:
         return sum(row.status == "ok" for row in self.of_case(case))
 
     def failure(self, case: int) -> Launch | None:
-        """The last launch of a case that has failed and is ok in none."""
-        rows = self.of_case(case)
+        """The last launch of a case that has failed and is ok in none.
+
+        One that was interrupted has not failed: nothing was found out.
+        """
+        rows = [row for row in self.of_case(case) if row.status != INTERRUPTED]
         return rows[-1] if rows and not self.num_ok(case) else None
 
     def is_missing(self, case: int, launch: int, *, retries_failed: bool = False) -> bool:

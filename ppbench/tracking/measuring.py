@@ -28,7 +28,7 @@ from ppbench.config.schema import known_keys
 from ppbench.config.selection import parse_only
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, RepositoryError, UsageError, first_line
+from ppbench.errors import LaunchError, RepositoryError, StoreError, UsageError, first_line
 from ppbench.repository import Commit, Repository
 from ppbench.run.environment import default_device
 from ppbench.run.evidence import Judgement
@@ -91,8 +91,8 @@ class Bench:
         self._stored = Stored(self._store, sweep, metrics)
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
-        folder = self._store.folder / "worktrees"
-        self.checkouts = Checkouts(self.repository, folder, sweep.track.setup, progress.note)
+        folder, setup = self._store.folder, sweep.track.setup
+        self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
 
     def select(self, only: Sequence[str]) -> None:
         """From now on the sweep is its cases that match. Raises UsageError if none does."""
@@ -173,7 +173,16 @@ class Bench:
         ended = self.checkouts.run(command, tree, folder if folder.is_dir() else tree)
         if ended.exit_code == _INTERRUPTED:
             raise KeyboardInterrupt
-        return ended.account() if ended.exit_code else None
+        if ended.exit_code == 0:
+            return None
+        account = ended.account()
+        if self._is_of_store(account):  # no fault of the commit's
+            raise StoreError(account)
+        return account
+
+    def _is_of_store(self, account: str) -> bool:
+        line, folder = first_line(account), str(self._store.folder)
+        return line.startswith(folder) and not line.startswith(f"{folder}/worktrees")
 
     def _tree_of(self, target: Target) -> Path:
         if target.commit.is_dirty:

@@ -33,10 +33,11 @@ from ppbench.store.noise import read_noise
 
 _PROVENANCE = ("commit", "author_date", "subject", "is_dirty", "changes")
 _COLUMNS = (
-    *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "resume_key"),
+    *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "sweep_file"),
     *_PROVENANCE,
-    "sweep_file",
 )
+_LAUNCH = ("commit", "is_dirty", "changes", "case_id", "fingerprint", "launch")
+"""What the same launch, run again, has in common."""
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = ("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS)
 _MOST_FOLDERS = 8  # of sweep files that are asked which repository they track
@@ -122,7 +123,9 @@ def _runs(store: Store, wanted: Wanted, notes: Notes) -> pd.DataFrame:
         what = "no run meets the conditions" if is_there else "no runs here yet"
         notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
         return read
-    runs = newest_of(read.assign(resume_key=read["resume_key"].fillna(read["run_id"])))
+    # Not the key by which sweeps resume: that takes in the code that measures.
+    same = read.groupby(list(_LAUNCH), dropna=False, sort=False).ngroup()
+    runs = newest_of(read.assign(resume_key=same))
     runs = runs[runs["status"] != "interrupted"]
     told = runs[runs["commit"].notna()]
     if num := len(runs) - len(told):

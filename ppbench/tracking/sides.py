@@ -26,7 +26,8 @@ WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 _COLUMNS = (
-    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "status", "error"),
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "position"),
+    *("status", "error"),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
     *("commit", "is_dirty", "changes", "subject", "author_date", "fingerprint", "code"),
@@ -231,8 +232,12 @@ def _title(name: str, sha: str, subject: str | None) -> str:
 
 def worktree_side(places: Places) -> Side:
     """The runs of the tree as it is: of its commit and of exactly these changes."""
-    repository = places.repository()
-    state = repository.state()
+    try:
+        state = places.repository().state()
+    except RepositoryError as error:
+        raise RepositoryError(
+            f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
+        ) from None
     if not state.is_dirty:
         return _commit_side(WORKTREE, state.commit, places, (), state)
     runs = places.runs([Condition("commit", "=", state.commit)])

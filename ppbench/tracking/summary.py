@@ -18,7 +18,7 @@ from ppbench.listing import Field, escaped, render
 from ppbench.report.units import counted
 from ppbench.tracking.accepted import entry_text
 from ppbench.tracking.comparison import Breakdown, Comparison, Line
-from ppbench.tracking.gate import WORDS, Judged, Ruling
+from ppbench.tracking.gate import NOTHING, WORDS, Judged, Ruling
 from ppbench.tracking.sides import SHORT, Side
 from ppbench.tracking.values import (
     comparison_rows,
@@ -62,7 +62,7 @@ def compared(comparison: Comparison, found: Sequence[Breakdown], how: Format) ->
         return render(comparison_rows(comparison.lines), how, [])
     parts = [
         _heads(comparison, how),
-        _table([_row(line) for line in comparison.lines], how),
+        _table([_row(line) for line in comparison.lines], how) or f"nothing to compare: {NOTHING}",
         *(section.text(how) for section in (*_moved(found), _notes(comparison))),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -110,6 +110,8 @@ def _heads(comparison: Comparison, how: Format) -> str:
         f"{word}  {_plain(side.title)}, {_counts(side)}"
         for word, side in (("base", comparison.base), ("head", comparison.head))
     ]
+    if len(only := comparison.series()) == 1:
+        lines.append(f"case  {_plain(only[0].text)}")
     return "\n".join(f"- {_code(line)}" if how is Format.markdown else line for line in lines)
 
 
@@ -151,14 +153,16 @@ def _gate(one: Judged) -> dict[str, str]:
 
 
 def _table(rows: Sequence[dict[str, str]], how: Format) -> str:
-    """A case is named once; machines only if there are several."""
+    """A case is named once, or above if it is the only one; machines only if there are several."""
     frame = pd.DataFrame(rows, columns=[name for name in _FIELDS if not rows or name in rows[0]])
     if frame.empty:
         return ""
-    has_machines = len(set(frame["fingerprint"])) > 1
+    hidden = {name for name in ("fingerprint", "case") if len(set(frame[name])) == 1}
+    if "fingerprint" not in hidden:
+        hidden.discard("case")
     again = frame.duplicated(["case", "fingerprint"])
     frame.loc[again, ["case", "fingerprint"]] = ""
-    columns = [str(name) for name in frame if name != "fingerprint" or has_machines]
+    columns = [str(name) for name in frame if name not in hidden]
     return render(frame, how, columns, _FIELDS)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.configuration import model_of, tokenizer_of
 from engine.model.data import Data, DataSpec
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.plan.program import Program
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p import Fabric

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engine.model.data import DataSpec
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from engine.run.clock import CudaClock, clock_for

@@ -1,45 +1,25 @@
-"""Figures over commits made by hand: a repository in one go, and runs of its commits."""
+"""Figures over commits made by hand: a line of commits, and runs of each."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+from repositories import FIRST_S, commit, make_repository
 from stored_runs import run_row, spans
 
 from ppbench.config.case import Case
 from ppbench.store import Store
 
-FIRST_S = 1_767_225_600  # 2026-01-01 00:00 UTC
 DAY_S = 86_400
-AUTHOR = "Ann <ann@example.org>"
-
-
-def git(folder: Path, *arguments: str, text: str = "") -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def repository(folder: Path, subjects: Sequence[str]) -> list[str]:
     """A repository with a line of commits, one a day, checked out at the last; their hashes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    stream = "".join(_commit(number, subject) for number, subject in enumerate(subjects))
-    git(folder, "fast-import", "--quiet", text=stream)
-    git(folder, "reset", "--quiet", "--hard", "main")
-    return git(folder, "rev-list", "--reverse", "main").split()
-
-
-def _commit(number: int, subject: str) -> str:
-    """For `git fast-import`."""
-    when = f"{AUTHOR} {FIRST_S + number * DAY_S} +0000"
-    message, content = f"data {len(subject.encode())}\n{subject}", f"data 3\n{number:02}\n"
-    who = f"author {when}\ncommitter {when}"
-    return f"commit refs/heads/main\n{who}\n{message}\nM 644 inline number.txt\n{content}\n"
+    make_repository(folder)
+    return [commit(folder, {}, subject, day=n) for n, subject in enumerate(subjects)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ class Runs:
         row = {
             **run_row(1, case),
             "run_id": run_id,
-            "resume_key": run_id,
+            "launch": self.num,
             "created_at": dated(told.number),
             "commit": told.commit,
             "author_date": dated(told.number),

@@ -9,7 +9,6 @@ from repositories import commits, make_repository
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.analysis.compare import METRICS, Verdict
-from ppbench.cli_options import RESULTS
 from ppbench.errors import UsageError
 from ppbench.format import Format
 from ppbench.store import Store
@@ -157,6 +156,14 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
 
 
+def test_what_moved_is_told_of_a_case_whose_step_changed(store):
+    add_launches(store, STEADY, BASE, step_ns=5e7)
+    for ns in (5.5e7, 5.501e7, 5.499e7):
+        add_launches(store, STEADY[:1], HEAD, step_ns=ns, fingerprint="f1f2", launch=int(ns))
+    assert [one.case_id for one in compared(store, "step_ns").changed()] == [CASE.case_id]
+    assert compared(store, "bubble_fraction").changed() == []
+
+
 def test_metrics_are_chosen_by_name():
     assert read_metrics(["step_ns"]) == [METRICS["step_ns"]]
     with pytest.raises(UsageError, match='unknown metric "tokens"; did you mean "tokens_per_s"'):
@@ -182,7 +189,7 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
     add_launches(store, slower(0.05), second, stretch={(0, "F"): 1.1}, peak_memory_bytes=2**20)
     monkeypatch.chdir(tmp_path / "repository")
     question = read_question(["HEAD~1", "HEAD"], [], None)
-    text = compare_named(question, store.folder, Format.table)
+    text = compare_named(question, store.folder, Format.table).text
     assert text.startswith(
         f"base  HEAD~1 = {first[:9]} Number 1, 5 runs\nhead  HEAD = {second[:9]}"
     )
@@ -190,16 +197,24 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
         *("slower", "same", "less")
     ]
     assert "What moved in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
-    found = json.loads(compare_named(question, store.folder, Format.json))
+    found = json.loads(compare_named(question, store.folder, Format.json).text)
     assert [one["verdict"] for one in found["changes"]] == ["slower", "same", "faster"]
     assert {one["kind"] for one in found["moved"] if one["has_moved"]} >= {"compute"}
     assert found["head"]["commit"] == second
-    rows = compare_named(question, store.folder, Format.csv).splitlines()
+    rows = compare_named(question, store.folder, Format.csv).text.splitlines()
     assert len(rows) == 1 + 3
     assert rows[0].startswith("case_id,case,fingerprint,metric,base,head,ratio")
-    page = compare_named(question, store.folder, Format.markdown)
+    page = compare_named(question, store.folder, Format.markdown).text
     assert "**What moved in 1f1b" in page
-    assert RESULTS.name == "results"
+
+
+def test_sides_that_have_nothing_in_common_are_not_enough_data(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY[:1], BASE)
+    add_launches(store, STEADY[:1], HEAD, fingerprint="other")
+    monkeypatch.chdir(tmp_path)
+    outcome = compare_named(read_question([BASE, HEAD], [], None), store.folder, Format.table)
+    assert outcome.exit_code == 3
+    assert "nothing to compare: no case was measured on both sides on the same" in outcome.text
 
 
 def test_without_a_base_and_run_the_base_is_asked_for(store):

@@ -84,6 +84,7 @@ def test_a_lower_bubble_is_better_and_its_change_is_in_points() -> None:
 def test_a_state_says_how_much_a_series_can_tell() -> None:
     states = {
         State.steady: [five(1000.0, n) for n in range(6)],
+        State.unclear: [[1000.0, 1080.0], [1060.0, 1010.0]],
         State.alone: [five(1000.0, 0)],
         State.few: [[1000.0], [1001.0]],
         State.failed: [[], []],

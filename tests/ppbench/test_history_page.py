@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ def test_a_change_tells_its_commit_the_compare_command_and_both_timelines(
     assert told["compare"] == f"ppbench compare {sha(3)[:12]} {sha(BAD)[:12]}"
     assert len(told["both timelines"].split()) == 4
     assert change["figure"] in embedded(html)
+
+
+def test_commands_name_the_results_that_are_elsewhere(runs: Runs, page: HistoryPage) -> None:
+    html = render_history(runs.store, replace(page, options="--results there"))
+    [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]
+    told = commands(change)
+    assert told["commit"] == sha(BAD)
+    assert told["compare"].endswith(f"{sha(BAD)[:12]} --results there")
+    assert told["both timelines"].endswith("--results there")
 
 
 def test_a_commit_tells_its_figure_and_the_difference_to_the_one_before_that_ran(

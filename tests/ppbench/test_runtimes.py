@@ -18,8 +18,8 @@ from ppbench.errors import SweepFileError
 from ppbench.report.charts.speed import efficiencies
 from ppbench.run.agreement import DisagreementError, check_first_loss, check_last_loss, must_agree
 from ppbench.run.job import Item
-from ppbench.run.runtimes.registry import RUNTIMES, known_runtimes, load_factory
 from ppbench.run.sweep import Choice, plan_sweep
+from ppbench.runtimes import RUNTIMES, known_runtimes, load_factory
 from ppbench.store import Store
 
 PATIENCE_S = 300

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from histories import CASE, OTHER, Runs, Told, five, git, repository
+from histories import CASE, OTHER, Runs, Told, five, repository
+from repositories import git
 from stored_runs import run_row
 
 from ppbench.analysis.compare import FLOOR
@@ -74,8 +75,8 @@ def test_a_failed_run_is_a_point_without_a_figure(runs: Runs, tmp_path: Path) ->
 
 def test_a_launch_that_was_run_again_counts_once_by_its_newest_run(runs: Runs) -> None:
     for figure in (900.0, None, 1000.0):
-        runs.add(Told("a" * 40, 0), CASE, figure, resume_key="one")
-    runs.add(Told("a" * 40, 0), CASE, None, resume_key="one", status="interrupted")
+        runs.add(Told("a" * 40, 0), CASE, figure, launch=0)
+    runs.add(Told("a" * 40, 0), CASE, None, launch=0, status="interrupted")
     [series] = asked(runs).series
     assert [point.figures for point in series.points] == [(1000.0,)]
     assert series.num_failures == 0
@@ -113,8 +114,6 @@ def test_uncommitted_changes_are_left_out_and_said_unless_they_are_asked_for(run
 def merged(folder: Path) -> tuple[list[str], str, str]:
     """Two commits on main, a branch from the first, and its merge: line, branch's commit, merge."""
     line = made(folder, 2)
-    git(folder, "config", "user.name", "Ann")
-    git(folder, "config", "user.email", "ann@example.org")
     git(folder, "checkout", "--quiet", "-b", "side", line[0])
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "on a branch")
     side = git(folder, "rev-parse", "HEAD")

@@ -136,7 +136,7 @@ def test_without_a_repository_a_revision_is_refused_with_the_reason(store, tmp_p
     add_launches(store, STEADY, None)
     with pytest.raises(UsageError, match="not a git repository"):
         find_side("HEAD", Places(store, tmp_path))
-    with pytest.raises(RepositoryError, match="not a git repository"):
+    with pytest.raises(RepositoryError, match=r"^worktree: .*not a git repository.*; without a"):
         find_side("worktree", Places(store, tmp_path))
 
 

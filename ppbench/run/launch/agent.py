@@ -208,7 +208,8 @@ def run(
     arguments: list[str],
 ) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    importlib.import_module(preloaded)  # before torch starts threads, which a fork leaves behind
+    for name in preloaded.split(","):
+        importlib.import_module(name)  # before torch starts threads, which a fork leaves behind
     gc.freeze()  # so that the workers share its memory
     spec = WorkerSpec(
         role=_ROLE,

@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from engine.model.presets import PRESETS
 from ppbench.run import lifetime
 from ppbench.run.launch.exits import first_exit
 
 AGENT = "ppbench.run.launch.agent"
 WORKER = "ppbench.run.worker"
+PRETRAINED = "engine.model.pretrained"
+_LLAMA = "transformers.models.llama.modeling_llama"
+_FOR_ANY_MODEL = "torch._dynamo"  # torch imports it for fake tensors and for the first optimizer
 
 STOP_TIMEOUT_S = 15
 LOG_LINES = 30
@@ -33,11 +37,12 @@ class LocalLaunch:
         num_ranks: int,
         threads_per_rank: int,
         max_restarts: int,
-        preloaded: str = WORKER,
+        preloaded: str,
     ) -> None:
         """`program` is what each worker runs: a module's name and its arguments.
 
-        `preloaded` is a module that imports what takes long; workers are forked when it has.
+        `preloaded` names modules that import what takes long, with commas between; workers are
+        forked when they have.
         """
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
@@ -84,6 +89,19 @@ class LocalLaunch:
                 newest = max(written, key=lambda path: path.stat().st_mtime)
                 return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return []
+
+
+def preloaded_for(models: Iterable[str]) -> str:
+    """What workers that open these models import, for all of them at once.
+
+    What a user's own module imports is left to each worker: it may do anything at that.
+    """
+    names, modules = set(models), [WORKER, _FOR_ANY_MODEL]
+    if not all(":" in name for name in names):
+        modules.append(PRETRAINED)
+    if not names.isdisjoint(PRESETS):
+        modules.append(_LLAMA)
+    return ",".join(modules)
 
 
 def _environment(threads_per_rank: int) -> dict[str, str]:

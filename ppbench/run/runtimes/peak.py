@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from engine.model.split import DTYPES
+from engine.model.spec import DTYPES
 from engine.run.peak import measured_peak_flops
 from ppbench.analysis.mfu import Peak, datasheet_peak
 

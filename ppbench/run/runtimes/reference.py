@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
 from engine.connection import autocast_of
 from engine.model.data import StepBatch
-from engine.model.stage_module import Model
+from engine.model.stage_module import Model, Partition, StageModule
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
 
@@ -28,11 +28,7 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     batch = _first_batch(config, model, device)
     before = _random_state(device)
     with torch.no_grad():
-        outputs = _forward(config, model, batch, device)
-        losses = [
-            loss_of(logits, targets, batch.num_tokens)
-            for (logits,), targets in zip(outputs, batch.targets, strict=True)
-        ]
+        losses = _losses(config, model, batch, device)
     has_drawn = not torch.equal(before, _random_state(device))
     return None if has_drawn else float(torch.stack(losses).sum())
 
@@ -45,18 +41,31 @@ def _first_batch(config: TrainerConfig, model: Model, device: torch.device) -> S
         data.close()
 
 
-def _forward(
+def _losses(
     config: TrainerConfig, model: Model, batch: StepBatch, device: torch.device
-) -> list[tuple[Tensor, ...]]:
+) -> list[Tensor]:
+    """Of each microbatch. Only messages are kept of all of them, and never their logits."""
     partition = partition_of(config, model, lowered_of(config).num_stages)
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
+    losses: list[Tensor] = []
     for stage in range(len(partition)):
-        state = _random_state(device)
-        module = model.build_stage(partition, stage, device)
-        _set_random_state(state, device)  # initial weights are drawn, too
-        with autocast_of(config.autocast, device):
-            carried = [module(*one) for one in carried]
-    return carried
+        module = _built(model, partition, stage, device)
+        for microbatch, targets in enumerate(batch.targets):
+            with autocast_of(config.autocast, device):
+                outputs = module(*carried[microbatch])
+            carried[microbatch] = outputs
+            if module.is_last:
+                losses.append(loss_of(outputs[0], targets, batch.num_tokens))
+                carried[microbatch] = ()
+    return losses
+
+
+def _built(model: Model, partition: Partition, stage: int, device: torch.device) -> StageModule:
+    """A stage; that initial weights are drawn does not count as drawing."""
+    state = _random_state(device)
+    module = model.build_stage(partition, stage, device)
+    _set_random_state(state, device)
+    return module
 
 
 def _random_state(device: torch.device) -> Tensor:

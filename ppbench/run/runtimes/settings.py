@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.model.data import DataSpec
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.plan.lower import Policy
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.run.optimizer import OptimizerSpec

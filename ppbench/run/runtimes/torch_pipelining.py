@@ -12,10 +12,11 @@ transfers torch has put in place, that is proved before it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
@@ -93,9 +94,9 @@ class TorchPipeline(Stopwatch):
         targets = torch.cat(batch.targets) if self._stages[-1].is_last else None
         try:
             self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
-        except BaseException:
+        except Exception as error:
             self._instrument.remove()
-            raise
+            _raise_cause_of(error)
         return torch.stack(losses).sum().detach() if losses else None
 
     def collect_spans(self, step: int) -> list[Span]:
@@ -134,6 +135,15 @@ class TorchPipeline(Stopwatch):
         return loss_of(logits, targets, self._num_tokens)
 
 
+def _raise_cause_of(error: Exception) -> NoReturn:
+    """What a stage has raised, such as that it has no memory; torch wraps it in a RuntimeError."""
+    cause = error.__cause__
+    if cause is None:
+        raise error
+    error.__cause__ = None  # the other way round, not in a circle
+    raise cause from error
+
+
 class _Submodule(nn.Module):
     """A stage as torch wants it: one tensor or a tuple out, of the dtypes that were agreed on."""
 
@@ -146,7 +156,38 @@ class _Submodule(nn.Module):
             outputs: tuple[Tensor, ...] = self.module(*inputs)
         if self._sends is None:
             return outputs[0]
-        return tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
+        casts = (o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
+        return tuple(_Unviewed.apply(cast) if cast._is_view() else cast for cast in casts)
+
+
+class _Unviewed(torch.autograd.Function):
+    """The same memory, but no view for autograd: torch detaches what a stage has sent in place
+    after the first half of a backward, which a view cannot be (it says "Can't detach views").
+    """
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return x.data
+
+    @staticmethod
+    def backward(_ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Stage(PipelineStage):
+    """torch's stage, which sends what autograd gives it: gloo refuses what is not contiguous."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return _contiguous(super().get_bwd_send_ops(bwd_chunk_id))
+
+
+def _contiguous(operations: list[P2POp]) -> list[P2POp]:
+    for operation in operations:
+        operation.tensor = operation.tensor.contiguous()  # copies only what is not
+    return operations
 
 
 def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
@@ -156,7 +197,7 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
     shape = (config.data.microbatch_size, config.data.longest)
     ids = (TensorSpec(shape, torch.int64),)
     logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
-    return PipelineStage(
+    return _Stage(
         _Submodule(module, sends, autocast_of(config.autocast, device)),
         index,
         trainer.lowered.num_stages,

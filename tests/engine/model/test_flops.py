@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.model.answers import Attention
 from engine.model.flops import RECORDING, flop_facts
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from ppbench.analysis.mfu import model_flops
 
 CPU = torch.device("cpu")

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.run.layer_costs import measure_costs
 
 

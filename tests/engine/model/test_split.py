@@ -18,7 +18,9 @@ from ranks import warm_processes
 
 from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
-from engine.model.split import ModelSpec, open_model, preset_config
+from engine.model.pretrained import preset_config
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.model.stage_module import ModelError
 from engine.model.tiny import tiny_config
 

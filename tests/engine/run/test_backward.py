@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.model.chain import ChainStage, Piece
-from engine.model.split import ModelSpec, open_model
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
 from engine.model.stage_module import TensorSpec
 from engine.run.stage import Stage, compile_layers, recompute_layers
 

@@ -5,7 +5,7 @@ from pipeline import config
 from ranks import Ranks
 
 from engine.model.data import DataSpec
-from engine.model.split import ModelSpec
+from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
 from engine.run.clock import FakeClock, HostClock

@@ -1,0 +1,44 @@
+"""Which model is trained, and how it is cut: what a configuration says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.presets import PRESETS
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is trained and how it is cut.
+
+    `name` is a preset, a hub id, a local checkpoint folder or `package.module:factory`.
+    `partition` is `uniform`, `parameters`, `measured` or the number of layers of each stage.
+    `weights` are a checkpoint's own where there is one (`auto`), or `random` from `seed`.
+    `split = "trace"` cuts a factory's module before the submodules named in `split_points`.
+    """
+
+    name: str = "llama-8m"
+    dtype: str = "float32"
+    partition: str | tuple[int, ...] = "uniform"
+    seed: int = 0
+    weights: str = "auto"
+    trust_remote_code: bool = False
+    split: str = "auto"
+    split_points: tuple[str, ...] = ()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def is_factory(self) -> bool:
+        return ":" in self.name
+
+    @property
+    def home(self) -> str | None:
+        """The folder or hub id where a tokenizer may lie beside the model; None if it has none."""
+        return None if self.is_factory or self.name in PRESETS else self.name

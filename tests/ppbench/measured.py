@@ -1,0 +1,73 @@
+"""Launches of a repository's commits as this machine would have measured them, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repositories import git
+from stored_runs import run_row
+
+from ppbench.config.sweep_file import read_sweep
+from ppbench.run.environment import read_environment
+from ppbench.store import Store
+
+SWEEP = """\
+name = "tracked"
+device = "cpu"
+
+[model]
+preset = "llama-tiny"
+
+[grid]
+schedule = ["1f1b"]
+"""
+TWO_CASES = SWEEP.replace('["1f1b"]', '["1f1b", "afab"]')
+FAILS = SWEEP + '\n[track]\nsetup = "echo one; echo two >&2; exit 3"\n'
+"""No commit can be measured for it, and no rank is started to find out."""
+
+
+def sweep_in(folder: Path, text: str = SWEEP) -> Path:
+    """Beside the repository's files, and not one of them."""
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    (folder / ".git" / "info" / "exclude").write_text("sweep.toml\nresults/\n")
+    return path
+
+
+def add_measured(
+    file: Path, sha: str, speeds: Sequence[float | None], place: int = 0, **changes: object
+) -> list[str]:
+    """A run of a case of the sweep, by its place, for each of the tokens/s; their ids.
+
+    None is a launch that failed.
+    """
+    store = Store(file.parent / "results")
+    case, measure = read_sweep(file, [], "cpu").cases[place]
+    machine = read_environment().fingerprint(case.device, case.world_size, 1)
+    ids = []
+    for launch, speed in enumerate(speeds):
+        number = sum(1 for _ in (store.folder / "runs").glob("*"))
+        failed = {"status": "error", "error": "RuntimeError: made by hand\nits trace"}
+        row = {
+            **run_row(0, case),
+            **measure.settings(),
+            "run_id": f"20260101T{number:06d}000-abcdef",
+            "launch": launch,
+            "resume_key": f"{case.case_id} {launch} {sha}",
+            "commit": sha,
+            "changes": "",
+            "subject": git(file.parent, "show", "--no-patch", "--format=%s", sha),
+            "fingerprint": machine,
+            "tokens_per_s": speed,
+            **({} if speed is not None else failed),
+            **changes,
+        }
+        store.write_run(row, {})
+        ids.append(str(row["run_id"]))
+    return ids
+
+
+def around(middle: float, count: int = 3) -> list[float]:
+    """Launches that differ by 0.3 %."""
+    return [middle * (1 + step / 1000) for step in (0, 2, -1, 1, -2)[:count]]

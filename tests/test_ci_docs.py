@@ -1,0 +1,64 @@
+"""The workflow and the job that docs/ci offers: they are YAML, and keep what the gate says."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from ppbench.cli import app
+
+FOLDER = Path(__file__).parents[1] / "docs" / "ci"
+GITHUB = yaml.safe_load((FOLDER / "github-actions.yml").read_text())
+GITLAB = yaml.safe_load((FOLDER / "gitlab-ci.yml").read_text())
+STEPS = GITHUB["jobs"]["check"]["steps"]
+(STEP,) = (step["run"] for step in STEPS if step.get("name") == "Check")
+
+
+def uses(action: str) -> dict:
+    (step,) = (step for step in STEPS if step.get("uses", "").startswith(f"{action}@"))
+    return step
+
+
+def test_all_of_the_history_is_fetched():
+    assert uses("actions/checkout")["with"]["fetch-depth"] == 0
+    assert GITLAB["performance"]["variables"]["GIT_DEPTH"] == "0"
+
+
+def test_results_are_kept_whatever_the_gate_says():
+    saved, restored = uses("actions/cache/save"), uses("actions/cache/restore")
+    assert saved["if"] == uses("actions/upload-artifact")["if"] == "always()"
+    assert saved["with"]["path"] == restored["with"]["path"] == "results"
+    assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
+    job = GITLAB["performance"]
+    assert job["cache"]["when"] == job["artifacts"]["when"] == "always"
+    assert job["cache"]["paths"] == ["results/"]
+
+
+def test_their_commands_are_those_of_ppbench():
+    command = typer.main.get_command(app).commands["check"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    for text in (STEP, GITLAB["performance"]["script"][-1]):
+        (line,) = (line for line in text.splitlines() if "ppbench check " in line)
+        words = shlex.split(line)
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_step_ends_with_the_codes_of_the_gate_and_shows_its_page(tmp_path, code):
+    stand_in = tmp_path / "ppbench"
+    stand_in.write_text(f"#!/bin/sh\necho '## a verdict' > performance.md\nexit {code}\n")
+    stand_in.chmod(0o755)
+    page = tmp_path / "page.md"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", STEP],
+        cwd=tmp_path, check=False, env={"PATH": path, "GITHUB_STEP_SUMMARY": str(page)},
+    )  # fmt: skip
+    assert done.returncode == code
+    assert page.read_text() == "## a verdict\n"
