@@ -89,7 +89,9 @@ class _Launches:
 
     @property
     def means(self) -> _Launches:
-        """With each commit's mean in place of its launches."""
+        """With each commit's mean in place of its launches; itself where each has one."""
+        if len(self.values) <= len(self.cuts) + 1:
+            return self
         means = np.array([commit.mean for commit in self.groups])
         return _Launches(means, np.unique(self.commits), self.in_points)
 
@@ -130,8 +132,7 @@ def change_points(
     size = _size(floor, in_points=in_points)
     commits = launches.means
     cuts = _cuts(commits, size, level)
-    is_shared = share_luck(launches.groups, cuts, size)
-    if is_shared or len(commits.values) == len(launches.values):
+    if commits is launches or share_luck(launches.groups, cuts, size):
         return _described(commits, cuts)
     return _described(launches, _cuts(launches, size, level))
 

@@ -25,7 +25,8 @@ from ppbench.analysis.differences import Group, is_larger
 from ppbench.analysis.levels import LEAST_DEVIATION
 
 SHARED = 0.05
-"""The level of the F test."""
+"""The level of the F test. Lower, histories of ten commits alarm; higher, more changes of the
+newest commit that could show at once wait for the next."""
 _HARMLESS = 0.25
 """Of the size that matters: if commits' means deviate by less, none goes beyond it by luck."""
 
