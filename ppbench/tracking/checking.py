@@ -42,6 +42,7 @@ def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> Out
     gated = read_metrics(asked.metrics, GATED)
     base, head, sweep, places = _sides(asked, results)
     limits = limits_of(sweep, threshold, _accepted(sweep, places, base, head))
+    limits = replace(limits, has_all=asked.sweep is not None)
     shown = read_metrics([*asked.metrics, *SHOWN])
     comparison = compare_sides(
         base, head, shown, noise_folders(results, base, head), limits.floor_of
@@ -81,8 +82,10 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
             tell(f"warning: {error}")
     places = places_of(sweep, results)
     head = find_side(head_name, places)
-    if sweep is None and (sweep := _sweep_of(head)) is not None:
-        places = places_of(sweep, results)
+    if sweep is None:
+        sweep, notes = _sweep_of(head)
+        head = replace(head, notes=(*head.notes, *notes))
+        places = places if sweep is None else places_of(sweep, results)
     base = _base(base_name, head, places)
     if set(base.runs["run_id"]) & set(head.runs["run_id"]):
         raise UsageError(
@@ -93,15 +96,19 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
     return _of_sweep(base, sweep), _of_sweep(head, sweep), sweep, places
 
 
-def _sweep_of(head: Side) -> Sweep | None:
-    """The sweep file that head's runs come from, if it is one and can still be read."""
-    files = head.runs["sweep_file"].dropna().unique()
-    if len(files) != 1 or not Path(files[0]).is_file():
-        return None
-    try:
-        return read(Path(files[0]))
-    except UsageError:
-        return None
+def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
+    """The sweep file that head's runs come from, or a note why there is none.
+
+    Raises UsageError for one that is there and cannot be used: its thresholds must not be lost.
+    """
+    files = sorted(set((head.failed if head.runs.empty else head.runs)["sweep_file"].dropna()))
+    if len(files) == 1 and Path(files[0]).exists():
+        return read(Path(files[0])), ()
+    if not files:
+        return None, ()
+    why = "it is not there" if len(files) == 1 else f"head's runs come from {len(files)}"
+    lost = f"thresholds and accepted changes of {', '.join(files)} not used"
+    return None, (f"no sweep file: {why}; {lost}; name one: ppbench check SWEEP",)
 
 
 def _of_sweep(side: Side, sweep: Sweep | None) -> Side:

@@ -122,6 +122,8 @@ def test_a_threshold_below_the_floor_finds_less_than_one_percent(root, store):
 
 
 def test_an_accepted_regression_is_listed_and_passes_until_the_base_has_it(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name, case=AFAB)
     measure(store, root, "HEAD~1")
     measure(store, root, "HEAD", slower(0.08))
     entry = '[[accept]]\ncommit = "HEAD"\nreason = "exact <b>"\nup_to = "9%"\n'
@@ -266,3 +268,72 @@ def test_the_command_ends_with_the_code_of_its_ruling(root, store):
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: base ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_case_that_broke_fails_even_if_one_launch_had_failed_at_the_base(root, store):
+    measure(store, root, "HEAD~1", case=AFAB)
+    measure(store, root, "HEAD", case=AFAB)
+    measure(store, root, "HEAD~1", STEADY[:4])
+    measure(store, root, "HEAD~1", [None], launch=4, status="crash", error="killed")
+    measure(store, root, "HEAD", STEADY[:4])
+    measure(store, root, "HEAD", [None], launch=4, status="crash", error="killed")
+    assert checked(store).exit_code == 0
+    measure(store, root, "HEAD", [None] * 5, status="error", error="ImportError")
+    outcome = checked(store)
+    assert outcome.exit_code == 4
+    assert "failed at head: 1f1b: error" in outcome.text
+
+
+def test_a_failure_on_a_machine_that_the_base_never_used_is_none(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", [None], fingerprint="small", status="oom", error="too small")
+    assert checked(store).exit_code == 0
+
+
+def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
+    def missing() -> tuple[int, list[str]]:
+        outcome = checked(store, Format.json, sweep=Path("demo.toml"))
+        return outcome.exit_code, json.loads(outcome.text)["missing"]
+
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    assert missing() == (3, ["afab: not measured"])
+    measure(store, root, "HEAD", case=AFAB)
+    assert missing() == (3, ["afab: not measured at base"])
+    measure(store, root, "HEAD~1", [None], AFAB, status="oom", error="too big")
+    assert missing() == (3, ["afab: failed at base"])
+    measure(store, root, "HEAD~1", case=AFAB, fingerprint="other")
+    assert missing() == (3, ["afab: measured on different machines"])
+    measure(store, root, "HEAD~1", case=AFAB, measure_steps=1)
+    assert missing() == (3, ["afab: measured with different settings"])
+    measure(store, root, "HEAD~1", case=AFAB)
+    assert missing() == (0, [])
+
+
+def test_a_case_that_fails_on_both_sides_is_no_worse(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name)
+        measure(store, root, name, [None], AFAB, status="oom", error="too big")
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert "afab, 2 ranks" in outcome.text or "afab: 1 launch failed at head" in outcome.text
+
+
+def test_thresholds_of_a_sweep_file_are_never_lost_silently(root, store):
+    measure(store, root, "HEAD~1", sweep_file="demo.toml")
+    measure(store, root, "HEAD", sweep_file="demo.toml")
+    (root / "demo.toml").write_text(f"{SWEEP}typo = 3\n")
+    with pytest.raises(UsageError, match=r"demo\.toml:4: grid\.typo"):
+        checked(store, base="HEAD~1", head="HEAD")
+    (root / "demo.toml").unlink()
+    told = "accepted changes of demo.toml not used; name one: ppbench check SWEEP"
+    assert (
+        f"note: no sweep file: it is not there; thresholds and {told}"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
+    measure(store, root, "HEAD", case=AFAB, sweep_file="other.toml")
+    assert (
+        "no sweep file: head's runs come from 2; thresholds"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
