@@ -28,7 +28,7 @@ from ppbench.analysis.ratios import FEWEST_LAUNCHES
 from ppbench.cautions import Caution
 from ppbench.errors import UsageError, first_line, nearest
 from ppbench.report.cases import case_text, cautions_of, varying_axes
-from ppbench.store.noise import read_noise
+from ppbench.store.noise import StoredNoise, read_noise
 from ppbench.tracking.replicates import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.tracking.sides import Side
 
@@ -117,11 +117,10 @@ def compare_sides(
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
-    by_metric = [
-        _lines(metric, shared, (base, head), noise_folders, floor_of) for metric in metrics
-    ]
+    noises, unused = _noises(noise_folders, shared, (base, head))
+    by_metric = [_lines(metric, shared, (base, head), noises, floor_of) for metric in metrics]
     lines = [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
-    notes = [*base.notes, *head.notes, *_notes(base, head, shared, texts), *_few(lines)]
+    notes = [*base.notes, *head.notes, *_notes(base, head, shared, texts), *unused, *_few(lines)]
     return Comparison(base, head, axes, texts, tuple(lines), tuple(dict.fromkeys(notes)))
 
 
@@ -166,14 +165,14 @@ def _lines(
     metric: Metric,
     shared: Sequence[Series],
     sides: tuple[Side, Side],
-    noise_folders: Sequence[Path],
+    noises: Mapping[Series, StoredNoise],
     floor_of: FloorOf,
 ) -> list[Line | None]:
     """None for a series that has no such figure on either side, as emulated ranks have no peak."""
     pairs: list[Pair | None] = []
     for one in shared:
         base, head = (_figures(side.runs, one, metric) for side in sides)
-        noise = _noise(noise_folders, one, metric)
+        noise = _noise(noises.get(one), metric)
         pairs.append(Pair(base, head, noise, floor_of(one)) if base or head else None)
     changes = iter(compare(metric, [pair for pair in pairs if pair]))
     return [
@@ -190,12 +189,32 @@ def _figures(runs: pd.DataFrame, one: Series, metric: Metric) -> tuple[float, ..
     return tuple(float(value) for value in of_series(runs, one)[metric.name].dropna())
 
 
-def _noise(folders: Sequence[Path], one: Series, metric: Metric) -> Noise | None:
-    for folder in folders:
-        stored = read_noise(folder, one.fingerprint, one.case_id)
-        if stored is not None and metric.name in stored.deviations:
-            return Noise(stored.deviations[metric.name], stored.num_launches)
-    return None
+def _noises(
+    folders: Sequence[Path], shared: Sequence[Series], sides: tuple[Side, Side]
+) -> tuple[dict[Series, StoredNoise], list[str]]:
+    """The machine's noise, from launches that are not compared: those would count twice."""
+    compared = {str(run_id) for side in sides for run_id in side.runs["run_id"]}
+    usable: dict[Series, StoredNoise] = {}
+    unused = []
+    for one in shared:
+        read = [read_noise(folder, one.fingerprint, one.case_id) for folder in folders]
+        found = [noise for noise in read if noise is not None]
+        apart = [n for n in found if n.run_ids is not None and compared.isdisjoint(n.run_ids)]
+        if apart:
+            usable[one] = apart[0]
+        elif found:
+            unused.append(one.text)
+    told = (
+        f"stored noise is not used of {_listed(unused)}: it is from launches that are compared "
+        "here, or does not tell from which; measure it with others: ppbench noise SWEEP"
+    )
+    return usable, [told] if unused else []
+
+
+def _noise(stored: StoredNoise | None, metric: Metric) -> Noise | None:
+    if stored is None or metric.name not in stored.deviations:
+        return None
+    return Noise(stored.deviations[metric.name], stored.num_launches)
 
 
 def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown]:

@@ -73,7 +73,7 @@ def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
     commit = None if pd.isna(last["commit"]) else str(last["commit"])
     when = datetime.now(UTC).isoformat(timespec="seconds")
     facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
-    write_noise(results, StoredNoise(*facts))
+    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
     speed = levels[SPEED]
     assert speed is not None  # a run that is ok has a speed
     return {

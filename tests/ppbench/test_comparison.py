@@ -9,10 +9,10 @@ from repositories import commits, make_repository
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.analysis.compare import METRICS, Verdict
-from ppbench.errors import UsageError
+from ppbench.errors import StoreError, UsageError
 from ppbench.format import Format
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, write_noise
+from ppbench.store.noise import StoredNoise, read_noise, write_noise
 from ppbench.tracking.comparing import compare_named, read_question
 from ppbench.tracking.comparison import (
     SHOWN,
@@ -87,11 +87,35 @@ def test_stored_noise_is_the_floor(store):
     assert compared(store).lines[0].change.verdict is Verdict.slower
     write_noise(
         store.folder,
-        StoredNoise(CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}),
+        StoredNoise(
+            CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}, ["other"]
+        ),
     )
     line = compared(store).lines[0]
     assert line.change.verdict is not Verdict.slower
     assert line.change.floor == 0.05
+
+
+def test_noise_from_the_launches_that_are_compared_is_not_used(store):
+    base = add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.04), HEAD)
+    for run_ids in (base[:3], None):
+        facts = (CASE.case_id, "f1f2", "2026-01-01", None, 3, {"tokens_per_s": 0.05})
+        write_noise(store.folder, StoredNoise(*facts, run_ids))
+        found = compared(store)
+        assert (found.lines[0].noise, found.lines[0].change.floor) == (None, 0.01)
+        assert found.notes[0].startswith("stored noise is not used of 1f1b, 2 ranks")
+
+
+@pytest.mark.parametrize(
+    "told", ["null", '{"step_ns": null}', '{"step_ns": NaN}', '{"step_ns": -1}']
+)
+def test_a_file_of_noise_that_holds_no_numbers_is_refused(store, told):
+    write_noise(store.folder, StoredNoise("c", "f", "", None, 3, {}))
+    file = store.folder / "noise" / "f-c.json"
+    file.write_text(file.read_text().replace("{}", told))
+    with pytest.raises(StoreError, match=r"f-c\.json: cannot be read: .*; delete it, and measure"):
+        read_noise(store.folder, "f", "c")
 
 
 def test_a_figure_that_no_run_has_makes_no_line(store):
