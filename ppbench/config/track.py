@@ -50,12 +50,12 @@ class Track:
         return fitting[-1] if fitting else default
 
 
-def read_fraction(value: object) -> float:
-    """`"2%"` or 0.02. Raises ValueError for what is neither, or not between 0 and 100 %."""
+def read_fraction(value: object, most: float = 1.0) -> float:
+    """`"2%"` or 0.02. Raises ValueError for what is neither, or not between 0 and `most`."""
     if isinstance(value, str) and (found := _PERCENT.fullmatch(value)):
         value = float(found[1]) / 100
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError('expected a share such as "2%" or 0.02, between 0 and 100 %')
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f'expected a share such as "2%" or 0.02, between 0 and {100 * most:.0f} %')
     return float(value)
 
 

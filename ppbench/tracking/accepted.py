@@ -9,6 +9,7 @@
 
 An entry holds only while its commit lies between base and head. After that the base has the change
 too, so nobody has to remember to take the entry out, and the next regression is not covered by it.
+Of a commit that was squashed or rebased away it holds nowhere, and that is told.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from ppbench.repository import Repository
 _AND = re.compile(r"\s+and\s+", re.IGNORECASE)
 _KEYS = ("commit", "reason", "cases", "metric", "up_to")
 _NEEDED = ("commit", "reason")
+_MOST = 1000.0  # memory may well be several times of what it was
 
 
 @dataclass(frozen=True)
 class Accepted:
     """One entry of the file."""
 
-    commit: str  # in full
+    commit: str  # in full, if it is known
     reason: str
     only: Only = EVERYTHING
     metric: str | None = None  # None: any
     up_to: float | None = None  # a fraction; None: however much
+    problem: str = ""  # why the commit is not known
 
     def covers(self, metric: str, worse: float, planned: tuple[Case, Measure] | None) -> bool:
         """Whether it lets a figure of a case be worse by this fraction.
@@ -94,21 +97,23 @@ def _entry(source: Source, place: Place, table: Tree, repository: Repository) ->
     if metric is not None and metric not in METRICS:
         problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
         raise source.error((*place, "metric"), problem)
+    commit, problem = _commit(str(table["commit"]), repository)
     return Accepted(
-        _commit(source, (*place, "commit"), str(table["commit"]), repository),
+        commit,
         str(table["reason"]),
         _only(source, (*place, "cases"), table.get("cases")),
         None if metric is None else str(metric),
         None if up_to is None else _fraction(source, (*place, "up_to"), up_to),
+        problem,
     )
 
 
-def _commit(source: Source, place: Place, name: str, repository: Repository) -> str:
+def _commit(name: str, repository: Repository) -> tuple[str, str]:
+    """In full, or as it is written with the reason why it is not known."""
     try:
-        return repository.resolve(name)
+        return repository.resolve(name), ""
     except RepositoryError as error:
-        gone = "delete the entry if the commit was squashed or rebased away"
-        raise source.error(place, f"{error}; {gone}") from None
+        return name, str(error)
 
 
 def _only(source: Source, place: Place, text: object) -> Only:
@@ -120,7 +125,7 @@ def _only(source: Source, place: Place, text: object) -> Only:
 
 def _fraction(source: Source, place: Place, value: object) -> float:
     try:
-        return read_fraction(value)
+        return read_fraction(value, _MOST)
     except ValueError as error:
         raise source.error(place, f"{error}; got {shown(value)}") from None
 
@@ -132,7 +137,9 @@ def in_force(
     return [
         one
         for one in entries
-        if repository.is_ancestor(one.commit, head) and not repository.is_ancestor(one.commit, base)
+        if not one.problem
+        and repository.is_ancestor(one.commit, head)
+        and not repository.is_ancestor(one.commit, base)
     ]
 
 

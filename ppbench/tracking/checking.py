@@ -41,7 +41,9 @@ def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> Out
     threshold = _threshold(asked.threshold)
     gated = read_metrics(asked.metrics, GATED)
     base, head, sweep, places = _sides(asked, results)
-    limits = limits_of(sweep, threshold, _accepted(sweep, places, base, head))
+    accepted, notes = _accepted(sweep, places, base, head)
+    head = replace(head, notes=(*head.notes, *notes))
+    limits = limits_of(sweep, threshold, accepted)
     limits = replace(limits, has_all=asked.sweep is not None)
     shown = read_metrics([*asked.metrics, *SHOWN])
     comparison = compare_sides(
@@ -150,16 +152,24 @@ def _nearest(sha: str, head: Side, repository: Repository, places: Places) -> st
     return next((one for one in newest_first if repository.is_ancestor(one, sha)), None)
 
 
-def _accepted(sweep: Sweep | None, places: Places, base: Side, head: Side) -> list[Accepted]:
-    """The entries that hold between base and head. Raises SweepFileError."""
+def _accepted(
+    sweep: Sweep | None, places: Places, base: Side, head: Side
+) -> tuple[list[Accepted], list[str]]:
+    """The entries that hold between base and head, and notes. Raises SweepFileError."""
     file = None if sweep is None else accept_file(sweep)
     if file is None:
-        return []
+        return [], []
     repository = places.repository()
     entries = read_accepted(file, repository)
+    notes = [
+        f"{file}: an entry is not in force: {one.problem}; delete it if its commit was squashed or "
+        "rebased away, or name the new one"
+        for one in entries
+        if one.problem
+    ]
     if base.commit is None or head.commit is None:
-        return []
-    return in_force(entries, repository, base.commit, head.commit)
+        return [], notes
+    return in_force(entries, repository, base.commit, head.commit), notes
 
 
 def _command(asked: Asked, ruling: Ruling, sweep: Sweep | None, results: Path) -> str:

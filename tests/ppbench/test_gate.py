@@ -13,6 +13,7 @@ from tracked import CASE, STEADY, SWEEP, add_launches, slower, store_in
 
 from ppbench.errors import NotMeasuredError, UsageError
 from ppbench.format import Format
+from ppbench.repository import Repository
 from ppbench.store import Store
 from ppbench.tracking.checking import Asked, check
 from ppbench.tracking.outcome import Outcome
@@ -235,7 +236,7 @@ def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_
     failing = replace(CASE, schedule="afab")
     measure(store, root, "HEAD~1", case=failing)
     measure(store, root, "HEAD", slower(0.08), sweep_file="demo.toml")
-    measure(store, root, "HEAD", [None], failing, status="crash", error="<img src=x>")
+    measure(store, root, "HEAD", [None], failing, status="crash", error="<img src=x> @team [a](b)")
     page = tmp_path / "page.md"
     outcome = check(Asked(), store.folder, Format.csv, page)
     assert outcome.exit_code == 1
@@ -243,7 +244,10 @@ def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_
     assert text.startswith("## ppbench check: regression: 1 figure worse beyond what is allowed; ")
     assert "`head worktree = " in text
     assert "<script>alert(1)</script> 'x' @someone | pipe, 5 runs, 1 failed`" in text
-    assert "<img" not in text
+    (note,) = (line for line in text.splitlines() if "<img" in line)
+    assert note.startswith("- `afab: 1 launch failed at head, crash: <img src=x> @team [a](b) (")
+    assert note.endswith("`")
+    assert note.count("`") == 2
     for part in ("**Why**", "**Notes**", "How to reproduce", "<summary>Is it intended?</summary>"):
         assert part in text, part
     head, base = sha_of(root, "HEAD")[:12], sha_of(root, "HEAD~1")[:12]
@@ -337,3 +341,23 @@ def test_thresholds_of_a_sweep_file_are_never_lost_silently(root, store):
         "no sweep file: head's runs come from 2; thresholds"
         in checked(store, base="HEAD~1", head="HEAD").text
     )
+
+
+def test_an_entry_of_a_commit_that_is_gone_is_a_note(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+        measure(store, root, "HEAD", case=case)
+    (root / "demo.accept.toml").write_text('[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert 'demo.accept.toml: an entry is not in force: "beefbeef": no such' in outcome.text
+
+
+def test_uncommitted_changes_are_committed_before_they_are_accepted(root, store):
+    (root / "number").write_text("changed\n")
+    changes = Repository.around(root).state().changes
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", slower(0.08), changes=changes, is_dirty=True)
+    text = checked(store, base="HEAD").text
+    assert "If this is intended, commit first, then name that commit and put it into" in text
+    assert 'commit = "the commit that it came with"' in text
