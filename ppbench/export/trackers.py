@@ -162,7 +162,7 @@ def _entry(name: str, runs: pd.DataFrame) -> dict[str, object]:
     bubble, peak = (runs[figure].median() for figure in ("bubble_fraction", "peak_memory_bytes"))
     extra = [
         f"launches: {len(runs)}",
-        f"bubble: {bubble:.1%}",
+        *([] if pd.isna(bubble) else [f"bubble: {bubble:.1%}"]),
         *([] if pd.isna(peak) else [f"peak memory: {peak / 2**20:.1f} MiB"]),
     ]
     return {

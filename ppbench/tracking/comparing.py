@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppbench.analysis.compare import Verdict
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import SweepInterruptedError, UsageError
@@ -56,8 +57,8 @@ def compare_named(question: Question, results: Path, how: Format) -> Outcome:
     wanted = comparison.series() if how is Format.json else comparison.changed()
     found = break_down(comparison, wanted)
     tell_aside(comparison, how)
-    exit_code = FINE if comparison.lines else NOT_ENOUGH
-    return Outcome(compared(comparison, found, how), exit_code)
+    has_verdict = any(line.change.verdict is not Verdict.insufficient for line in comparison.lines)
+    return Outcome(compared(comparison, found, how), FINE if has_verdict else NOT_ENOUGH)
 
 
 def _names(question: Question, results: Path) -> tuple[str, str]:

@@ -220,8 +220,8 @@ def _commit_side(
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}{also}; measure it with: ppbench "
-            f"backfill {sha[:SHORT]}~1..{sha[:SHORT]} SWEEP, or both sides with: ppbench compare "
-            "BASE HEAD SWEEP --run"
+            f"backfill {sha[:SHORT]}..{sha[:SHORT]} SWEEP --launches 5, or both sides with: "
+            "ppbench compare BASE HEAD SWEEP --run"
         )
     return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
 
@@ -234,11 +234,12 @@ def _title(name: str, sha: str, subject: str | None) -> str:
 def worktree_side(places: Places) -> Side:
     """The runs of the tree as it is: of its commit and of exactly these changes."""
     try:
-        state = places.repository().state()
+        repository = places.repository()
     except RepositoryError as error:
         raise RepositoryError(
             f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
         ) from None
+    state = repository.state()
     if not state.is_dirty:
         return _commit_side(WORKTREE, state.commit, places, (), state)
     runs = places.runs([Condition("commit", "=", state.commit)])

@@ -262,3 +262,13 @@ def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_it
     assert (first.change.verdict, second.change.verdict) == (Verdict.same, Verdict.slower)
     assert "measure.steps=50" in first.series.text
     assert "measure.steps=1," in second.series.text
+
+
+def test_a_comparison_without_any_verdict_is_not_enough_data(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY[:2], BASE)
+    add_launches(store, STEADY, HEAD)
+    monkeypatch.chdir(tmp_path)
+    question = read_question([BASE, HEAD], [], None)
+    assert compare_named(question, store.folder, Format.table).exit_code == 3
+    add_launches(store, STEADY, BASE)
+    assert compare_named(question, store.folder, Format.table).exit_code == 0

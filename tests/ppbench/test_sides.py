@@ -123,7 +123,7 @@ def test_a_commit_without_runs_is_told_from_a_name_that_means_nothing(repository
     assert caught.value.exit_code == 3
     told = str(caught.value)
     assert f"main~1 = {first[:9]} Number 1: not measured in {store.folder} (5 runs of it" in told
-    assert f"ppbench backfill {first[:9]}~1..{first[:9]} SWEEP" in told
+    assert f"ppbench backfill {first[:9]}..{first[:9]} SWEEP --launches 5" in told
     with pytest.raises(UsageError, match="as a revision: no such revision in"):
         find_side("mian", places)
     with pytest.raises(UsageError, match=r"5 runs begin so: .*; give more of the id"):
@@ -138,6 +138,12 @@ def test_without_a_repository_a_revision_is_refused_with_the_reason(store, tmp_p
         find_side("HEAD", Places(store, tmp_path))
     with pytest.raises(RepositoryError, match=r"^worktree: .*not a git repository.*; without a"):
         find_side("worktree", Places(store, tmp_path))
+
+
+def test_a_repository_without_a_commit_is_one_all_the_same(store, repository):
+    with pytest.raises(RepositoryError) as caught:
+        find_side("worktree", Places(store, repository))
+    assert "without a repository" not in str(caught.value)
 
 
 def test_a_shallow_clone_says_how_to_fetch_the_rest(repository, store, tmp_path):
