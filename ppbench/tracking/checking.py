@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.cli_options import RESULTS
@@ -20,7 +21,15 @@ from ppbench.tracking.comparing import measured, noise_folders, places_of, read,
 from ppbench.tracking.comparison import SHOWN, break_down, compare_sides, read_metrics
 from ppbench.tracking.gate import GATED, Ruling, limits_of, rule
 from ppbench.tracking.outcome import Outcome
-from ppbench.tracking.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
+from ppbench.tracking.sides import (
+    SHORT,
+    WORKTREE,
+    Places,
+    Side,
+    both_fresh,
+    find_side,
+    revision_side,
+)
 from ppbench.tracking.summary import checked
 
 
@@ -75,7 +84,7 @@ def _number(text: str) -> str | float:
 
 def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Places]:
     sweep = None if asked.sweep is None else read(asked.sweep)
-    base_name, head_name = asked.base, asked.head
+    base_name, head_name, begun = asked.base, asked.head, datetime.now(UTC)
     if asked.launches is not None:
         names = (asked.base, asked.head)
         try:
@@ -93,6 +102,8 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
         raise UsageError(
             f"base ({base.title}) and head ({head.title}): are the same runs; name two"
         )
+    if asked.launches is not None:
+        base, head = both_fresh(base, head, begun)
     if asked.sweep is None:  # one that was found may have other cases by now
         return base, head, sweep, places
     return _of_sweep(base, sweep), _of_sweep(head, sweep), sweep, places

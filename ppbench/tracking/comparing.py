@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.analysis.compare import Verdict
@@ -18,7 +19,7 @@ from ppbench.tracking.comparison import Comparison, break_down, compare_sides, r
 from ppbench.tracking.gate import FINE, NOT_ENOUGH
 from ppbench.tracking.measuring import measure_sides
 from ppbench.tracking.outcome import Outcome
-from ppbench.tracking.sides import WORKTREE, Places, Side, find_side
+from ppbench.tracking.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.tracking.summary import compared
 
 
@@ -50,9 +51,12 @@ def read_question(words: Sequence[str], metrics: Sequence[str], launches: int | 
 def compare_named(question: Question, results: Path, how: Format) -> Outcome:
     """Both sides beside each other. Raises UsageError, NotMeasuredError, StoreError."""
     metrics = read_metrics(question.metrics)
+    begun = datetime.now(UTC)
     names = _names(question, results)
     sweep = None if question.sweep is None else read(question.sweep)
     base, head = sides(names, places_of(sweep, results), sweep)
+    if question.launches is not None:
+        base, head = both_fresh(base, head, begun)
     comparison = compare_sides(base, head, metrics, noise_folders(results, base, head))
     wanted = comparison.series() if how is Format.json else comparison.changed()
     found = break_down(comparison, wanted)

@@ -29,7 +29,7 @@ from ppbench.cautions import Caution
 from ppbench.errors import UsageError, first_line, nearest
 from ppbench.report.cases import case_text, cautions_of, varying_axes
 from ppbench.store.noise import StoredNoise, read_noise
-from ppbench.tracking.replicates import MEASURED_ALIKE, SETTINGS, Key, keys_of
+from ppbench.tracking.replicates import FRESH_S, MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.tracking.sides import Side
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
@@ -242,6 +242,7 @@ def _notes(
     for side, word in ((base, "base"), (head, "head")):
         yield from _failures(side, word, texts)
     yield from _codes(base, head)
+    yield from _apart(base, head, shared)
     yield from _cautions(base, head, shared)
 
 
@@ -299,6 +300,28 @@ def _codes(base: Side, head: Side) -> Iterable[str]:
             f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
             "itself is what is tracked, measure both with one: ppbench compare --run"
         )
+
+
+def _apart(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
+    """By how long the times differ between which the sides were measured."""
+    times = [_times_of(side.runs, shared) for side in (base, head)]
+    if any(one.empty for one in times):
+        return
+    (first, last), (other_first, other_last) = ((one.min(), one.max()) for one in times)
+    apart_s = max(other_first - last, first - other_last).total_seconds()
+    if apart_s > FRESH_S:
+        days, hours = apart_s / 86400, apart_s / 3600
+        told = f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
+        yield (
+            f"measured {told} apart: what drifted since is in the difference; ppbench compare "
+            "--run interleaves"
+        )
+
+
+def _times_of(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.Series:
+    keys = {one.key for one in shared}
+    known = runs.loc[[key in keys for key in keys_of(runs)], "created_at"]
+    return pd.to_datetime(known, utc=True, format="ISO8601", errors="coerce").dropna()
 
 
 def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:

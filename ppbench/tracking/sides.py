@@ -13,15 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.config.case import Case
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
+from ppbench.report.units import counted
 from ppbench.repository import Commit, Repository
 from ppbench.store import LAST, Condition, Store
-from ppbench.tracking.replicates import MEASURED_ALIKE, newest_launches
+from ppbench.tracking.replicates import MEASURED_ALIKE, fresh, newest_launches
 
 WORKTREE = "worktree"
 SHORT = 9
@@ -53,6 +55,25 @@ class Side:
         wanted = set(case_ids)
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
         return replace(self, runs=runs, failed=failed)
+
+    def fresh(self, now: datetime) -> Side:
+        """Of launches that were made together; see `replicates.fresh`."""
+        every = pd.concat([self.runs, self.failed]).sort_values("run_id")
+        ids = set(fresh(every, now)["run_id"])
+        runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
+        older = len(every) - len(ids)
+        told = (
+            f"{counted(older, 'run')} of {self.name} left out: made over an hour earlier, or by "
+            "other code of ppbench"
+        )
+        return replace(self, runs=runs, failed=failed, notes=(*self.notes, *[told][: bool(older)]))
+
+
+def both_fresh(base: Side, head: Side, now: datetime) -> tuple[Side, Side]:
+    """As they are if either has no such launches: then a note tells how far apart they are."""
+    first, last = base.fresh(now), head.fresh(now)
+    is_empty = any(one.runs.empty and one.failed.empty for one in (first, last))
+    return (base, head) if is_empty else (first, last)
 
 
 @dataclass(frozen=True)

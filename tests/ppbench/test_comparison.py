@@ -272,3 +272,12 @@ def test_a_comparison_without_any_verdict_is_not_enough_data(store, monkeypatch,
     assert compare_named(question, store.folder, Format.table).exit_code == 3
     add_launches(store, STEADY, BASE)
     assert compare_named(question, store.folder, Format.table).exit_code == 0
+
+
+def test_sides_that_were_measured_at_other_times_are_told_apart(store):
+    add_launches(store, STEADY, BASE, created_at="2026-01-01T10:00:00+00:00")
+    add_launches(store, STEADY[:4], HEAD, created_at="2026-01-01T10:50:00+00:00")
+    assert compared(store).notes == ()
+    add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
+    told = "measured 3 days apart: what drifted since is in the difference; ppbench compare"
+    assert compared(store).notes == (f"{told} --run interleaves",)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tracked import CASE, STEADY, add_launches, store_in
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.repository import Repository
 from ppbench.store import Store
-from ppbench.tracking.sides import Places, Side, find_side
+from ppbench.tracking.sides import Places, Side, both_fresh, find_side
 
 
 @pytest.fixture
@@ -151,3 +152,19 @@ def test_a_shallow_clone_says_how_to_fetch_the_rest(repository, store, tmp_path)
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", "shallow")
     with pytest.raises(UsageError, match="the clone is shallow: git fetch --unshallow"):
         find_side("HEAD~1", Places(store, tmp_path / "shallow"))
+
+
+def test_of_what_was_measured_now_no_older_launches_count(store, tmp_path):
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    one, other = "0e" * 20, "07" * 20
+    places = Places(store, tmp_path)
+    add_launches(store, STEADY, one)
+    add_launches(store, STEADY, other, created_at=now.isoformat())
+    base, head = (find_side(sha, places) for sha in (one, other))
+    assert both_fresh(base, head, now) == (base, head)
+    mine = add_launches(store, STEADY[:3], one, created_at=now.isoformat())
+    first, last = both_fresh(find_side(one, places), head, now)
+    assert (ids(first), ids(last), last.notes) == (mine, ids(head), ())
+    assert first.notes == (
+        f"2 runs of {one} left out: made over an hour earlier, or by other code of ppbench",
+    )
