@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.selection import Only, parse_only
+from ppbench.config.selection import AND, Only, parse_only
 from ppbench.errors import UsageError
 
 DEFAULT = "default"
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", re.ASCII)
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def read_threshold(key: str, value: object) -> Threshold:
     Raises ValueError that says what is wrong.
     """
     try:
-        only = parse_only([] if key == DEFAULT else _AND.split(key))
+        only = parse_only([] if key == DEFAULT else AND.split(key))
     except UsageError as error:
         raise ValueError(str(error).removeprefix("--only ")) from None
     return Threshold(only, read_fraction(value))

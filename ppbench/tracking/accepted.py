@@ -14,7 +14,6 @@ Of a commit that was squashed or rebased away it holds nowhere, and that is told
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,13 @@ from ppbench.analysis.compare import METRICS
 from ppbench.config.case import Case, Measure
 from ppbench.config.locate import Path as Place
 from ppbench.config.problems import brief, quoted, shown, unknown_key
-from ppbench.config.selection import EVERYTHING, Only, parse_only
+from ppbench.config.selection import AND, EVERYTHING, Only, parse_only
 from ppbench.config.source import Source, Tree, parse, read_text
 from ppbench.config.sweep import Sweep
 from ppbench.config.track import read_fraction
 from ppbench.errors import RepositoryError, UsageError, nearest
 from ppbench.repository import Repository
 
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
 _KEYS = ("commit", "reason", "cases", "metric", "up_to")
 _NEEDED = ("commit", "reason")
 _MOST = 1000.0  # memory may well be several times of what it was
@@ -118,7 +116,7 @@ def _commit(name: str, repository: Repository) -> tuple[str, str]:
 
 def _only(source: Source, place: Place, text: object) -> Only:
     try:
-        return EVERYTHING if text is None else parse_only(_AND.split(str(text).strip()))
+        return EVERYTHING if text is None else parse_only(AND.split(str(text).strip()))
     except UsageError as error:
         raise source.error(place, str(error).removeprefix("--only ")) from None
 

@@ -16,9 +16,8 @@ from ppbench.repository import Repository
 from ppbench.run.environment import default_device
 from ppbench.stored import open_store, tell
 from ppbench.tracking.comparison import Comparison, break_down, compare_sides, read_metrics
-from ppbench.tracking.gate import FINE, NOT_ENOUGH
 from ppbench.tracking.measuring import measure_sides
-from ppbench.tracking.outcome import Outcome
+from ppbench.tracking.outcome import FINE, NOT_ENOUGH, Outcome
 from ppbench.tracking.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.tracking.summary import compared
 

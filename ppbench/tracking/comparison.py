@@ -26,6 +26,7 @@ from ppbench.analysis.compare import (
 )
 from ppbench.analysis.ratios import FEWEST_LAUNCHES
 from ppbench.cautions import Caution
+from ppbench.config.costs import TIMES
 from ppbench.errors import UsageError, first_line, nearest
 from ppbench.report.cases import case_text, cautions_of, varying_axes
 from ppbench.store.noise import StoredNoise, read_noise
@@ -35,7 +36,6 @@ from ppbench.tracking.sides import Side
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared unless others are asked for."""
 _SPEEDS = ("tokens_per_s", "step_ns")
-_TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
     """
     every = pd.concat([head.runs, head.failed, base.runs, base.failed])
     cases = every.drop_duplicates("case_id").copy()
-    cases.loc[cases["emulated_costs"].fillna("") != "", list(_TIMES)] = "[]"
+    cases.loc[cases["emulated_costs"].fillna("") != "", list(TIMES)] = "[]"
     axes = varying_axes(cases) if len(cases) else ()
     return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 

@@ -26,11 +26,11 @@ from ppbench.config.track import Track
 from ppbench.report.cases import case_text, varying_axes
 from ppbench.tracking.accepted import Accepted
 from ppbench.tracking.comparison import Comparison, Line, Series
+from ppbench.tracking.outcome import FAILED, FINE, NOT_ENOUGH, REGRESSION
 from ppbench.tracking.replicates import keys_of
 
 THRESHOLD = 0.02
 GATED = ("tokens_per_s", "peak_memory_bytes")
-FINE, REGRESSION, NOT_ENOUGH, FAILED = 0, 1, 3, 4
 WORDS = {FINE: "passed", REGRESSION: "regression", NOT_ENOUGH: "not enough data", FAILED: "failed"}
 NOTHING = "no case was measured on both sides on the same machine"
 NOT_AT_HEAD = "not measured at head"
