@@ -22,9 +22,8 @@ from ppbench.store import check_writable
 from ppbench.store.noise import StoredNoise, write_noise
 from ppbench.stored import WORKLOAD, open_store
 from ppbench.sweeping import run_missing
-from ppbench.tracking.outcome import Outcome
+from ppbench.tracking.outcome import FAILED, FINE, NOT_ENOUGH, Outcome
 
-EXIT_TOO_FEW, EXIT_FAILED_RUNS = 3, 4
 SPEED = "tokens_per_s"
 NUM_LAUNCHES = 5
 """Of a side, for which the change that can be found is told."""
@@ -61,8 +60,8 @@ def measure_noise(
     ]
     table = render(pd.DataFrame(rows), how, [*(read.axes or WORKLOAD), *COLUMNS]) if rows else ""
     if len(good) < len(plan.items):
-        return Outcome(table, EXIT_FAILED_RUNS)
-    return Outcome(table, 0 if rows else EXIT_TOO_FEW)
+        return Outcome(table, FAILED)
+    return Outcome(table, FINE if rows else NOT_ENOUGH)
 
 
 def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
@@ -73,7 +72,7 @@ def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
     commit = None if pd.isna(last["commit"]) else str(last["commit"])
     when = datetime.now(UTC).isoformat(timespec="seconds")
     facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
-    write_noise(results, StoredNoise(*facts))
+    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
     speed = levels[SPEED]
     assert speed is not None  # a run that is ok has a speed
     return {

@@ -139,3 +139,9 @@ def test_otava_takes_no_runs_with_uncommitted_changes(store):
     add_launches(store, STEADY[:1], ONE, is_dirty=True, changes="c4a9")
     with pytest.raises(UsageError, match="none of the runs is of a commit without changes"):
         export([], None, ExportFormat.otava, None, store.folder)
+
+
+def test_figures_that_no_run_has_are_not_told(store):
+    add_launches(store, STEADY, ONE, bubble_fraction=None, peak_memory_bytes=None)
+    (entry,) = json.loads(github(store.runs()))
+    assert entry["extra"] == "launches: 5"
