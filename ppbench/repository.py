@@ -141,20 +141,42 @@ class Repository:
         order = self._run(*listing, text="\n".join(here)).split()
         return {sha: place for place, sha in enumerate(order) if sha in wanted}
 
-    def default_base(self, of: str = "HEAD") -> str:
-        """What a commit is compared with: where it left the main branch, or its parent."""
-        head = self.resolve(of)
-        for name in _MAIN_BRANCHES:
-            tip = self._commit_called(name)
-            if tip is None or tip == head:
-                continue
-            base = self._try("merge-base", tip, head)
-            if base not in (None, head):
-                return str(base)
+    def default_base(self, of: str | None = None) -> str:
+        """What a commit is compared with: where it left the main branch, or its parent.
+
+        By default it is the work tree: if that has uncommitted changes, on the main branch its
+        base is HEAD itself.
+        """
+        head = self.resolve(of or "HEAD")
+        base = self.merge_base(self._main_tip(), head)
+        if base != head or (of is None and self.state().is_dirty):
+            return base
         parent = self.describe(head).parent
         if parent is None:
-            raise RepositoryError(f"{self.root}: {of} is its first commit; name a base with --base")
+            raise RepositoryError(
+                f"{self.root}: {of or 'HEAD'} is its first commit; name a base with --base"
+            )
         return self.resolve(parent)
+
+    def _main_tip(self) -> str:
+        """Of the first main branch that there is: another may be what an old name has left.
+
+        A repository's only branch is its main one, whatever it is called.
+        """
+        tips = (self._commit_called(name) for name in _MAIN_BRANCHES)
+        found = next((tip for tip in tips if tip is not None), None)
+        if found is not None:
+            return found
+        listing = ("for-each-ref", "--format=%(refname)", "refs/heads", "refs/remotes")
+        references = self._run(*listing).splitlines()
+        names = {re.sub(r"^refs/(heads|remotes/[^/]+)/", "", name) for name in references}
+        if len(names) != 1:
+            raise RepositoryError(
+                f"{self.root}: which of its {len(names)} branches is the main one is not known; "
+                f"name a base with --base, or: git remote set-head origin --auto"
+                f"{self._shallow_hint()}"
+            )
+        return self.resolve(references[-1])
 
     @contextlib.contextmanager
     def worktree(self, sha: str, folder: Path) -> Iterator[Path]:

@@ -183,6 +183,35 @@ def test_the_base_is_the_parent_on_main_and_elsewhere_where_the_branch_left_it(r
     assert found.default_base() == shas[1]
 
 
+def test_a_main_branch_of_an_old_name_is_not_the_base(repository):
+    folder, shas = repository
+    git(folder, "branch", "master", shas[0])
+    assert Repository.around(folder).default_base() == shas[2]
+
+
+def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repository):
+    folder, shas = repository
+    git(folder, "branch", "--move", "trunk")
+    found = Repository.around(folder)
+    assert found.default_base() == shas[2]
+    git(folder, "switch", "--quiet", "--create", "feature", shas[1])
+    commits(folder, 2, first=10)
+    with pytest.raises(RepositoryError, match="which of its 2 branches is the main one is not kn"):
+        found.default_base()
+
+
+def test_uncommitted_changes_on_main_are_compared_with_its_newest_commit(repository):
+    folder, shas = repository
+    (folder / "number").write_text("changed\n")
+    found = Repository.around(folder)
+    assert found.default_base() == shas[3]
+    assert found.default_base("HEAD") == shas[2]
+    git(folder, "switch", "--quiet", "--create", "feature")
+    commits(folder, 1, first=10)
+    (folder / "number").write_text("changed\n")
+    assert found.default_base() == shas[3]
+
+
 def test_the_first_commit_has_no_base(tmp_path):
     folder = make_repository(tmp_path)
     commits(folder, 1)
