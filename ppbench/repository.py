@@ -7,11 +7,13 @@ reads all of what it writes (worktrees, shallow clones, partial clones).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HE
 """As git itself has it, whatever programs the user has for it."""
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Set by git for its hooks, of which this may be run: they would name another repository."""
+_OF_OWNERS = "safe.directory"
+"""The setting that lets git use what another user owns, as is usual in containers."""
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 
 
@@ -42,11 +46,22 @@ class Commit:
 
 
 def read_commit(folder: Path) -> Commit | None:
-    """The state of the work tree around `folder`; None where no commit, or no git, is there."""
+    """The state of the work tree around `folder`; None where no commit, or no git, is there.
+
+    Also where git fails: none is better than a wrong one. This is said, once.
+    """
     try:
-        return Repository.around(folder).state()
-    except RepositoryError:
+        found = Repository.around(folder)
+        return found.state() if found.has_commits() else None
+    except RepositoryError as error:
+        if any((one / ".git").exists() for one in (folder, *folder.resolve().parents)):
+            _warn(f"commit and changes are not stored with the runs: {error}")
         return None
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    print(f"warning: {problem}", file=sys.stderr)
 
 
 class Repository:
@@ -60,12 +75,14 @@ class Repository:
         """The one whose work tree holds `folder`."""
         return cls(Path(_git(folder, "rev-parse", "--show-toplevel", where=f"{folder}")))
 
+    def has_commits(self) -> bool:
+        return self._commit_called("HEAD") is not None
+
     def state(self) -> Commit:
         """What is checked out, with what was changed since."""
         found = self.describe(self.resolve("HEAD"))
-        changes = self._try("status", "--porcelain", "--untracked-files=no") or ""
-        diff = (self._try(*_DIFF) or "") if changes else ""
-        digest = hashlib.sha256((changes + diff).encode()).hexdigest()[:12] if changes else ""
+        changes = self._run(*_DIFF)  # what is staged is in it like what is not
+        digest = hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else ""
         branch = self._try("symbolic-ref", "--short", "HEAD")
         described = (found.author_date, found.parent, found.subject)
         return Commit(found.commit, branch, bool(changes), digest, *described)
@@ -243,6 +260,12 @@ def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RepositoryError(f"{where}: git {arguments[0]}: {error}") from None
     if done.returncode != 0:
-        told = first_line(done.stderr) or f"ended with {done.returncode}"
+        told = _told(done.stderr) or f"ended with {done.returncode}"
         raise RepositoryError(f"{where}: git {arguments[0]}: {told}")
     return done.stdout.rstrip("\n")
+
+
+def _told(stderr: str) -> str:
+    """What went wrong; and what git advises where the files belong to someone else."""
+    advice = [line.strip() for line in stderr.splitlines() if _OF_OWNERS in line][-1:]
+    return "; ".join(filter(None, [first_line(stderr), *advice]))

@@ -51,9 +51,10 @@ def test_a_folder_without_a_repository_has_no_commit_and_says_so_when_asked(tmp_
         Repository.around(tmp_path)
 
 
-def test_a_repository_without_commits_has_none(tmp_path):
+def test_a_repository_without_commits_has_none(tmp_path, capsys):
     folder = make_repository(tmp_path)
     assert read_commit(folder) is None
+    assert capsys.readouterr().err == ""
     with pytest.raises(RepositoryError, match='"HEAD": no such revision'):
         Repository.around(folder).resolve("HEAD")
 
@@ -75,11 +76,40 @@ def test_changes_to_tracked_files_make_a_tree_dirty_and_have_a_hash_of_their_own
     (folder / "number").write_text("changed again\n")
     second = read_commit(folder)
     git(folder, "add", "number")
-    staged = read_commit(folder)
-    assert first.is_dirty and second.is_dirty and staged.is_dirty
+    assert first.is_dirty and second.is_dirty
     assert first.changes and first.changes != second.changes
     git(folder, "checkout", "--quiet", "HEAD", "--", "number")
     assert read_commit(folder).changes == ""
+
+
+def test_the_same_changes_are_the_same_whether_they_are_staged_or_not(repository):
+    folder, _ = repository
+    (folder / "number").write_text("changed\n")
+    before = read_commit(folder)
+    git(folder, "add", "number")
+    assert read_commit(folder) == before
+    (folder / "number").write_text("4\n")  # staged, and undone since: what is run is HEAD's
+    assert read_commit(folder).changes == ""
+
+
+def test_a_state_that_git_cannot_tell_is_none_and_said(repository, capsys):
+    folder, _ = repository
+    (folder / "number").write_text("changed\n")
+    (folder / ".git" / "index").write_bytes(b"x")
+    assert read_commit(folder) is None
+    assert "are not stored with the runs: " in capsys.readouterr().err
+
+
+def test_a_repository_of_another_user_is_not_silently_none(repository, monkeypatch, capsys):
+    folder, _ = repository
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert read_commit(folder) is None
+    told = capsys.readouterr().err
+    assert "warning: commit and changes are not stored with the runs: " in told
+    assert "dubious ownership" in told
+    assert f"git config --global --add safe.directory {folder}" in told
+    assert read_commit(folder) is None
+    assert capsys.readouterr().err == ""  # said once
 
 
 def test_a_detached_head_has_no_branch(repository):
