@@ -22,7 +22,7 @@ from ppbench.errors import RepositoryError, first_line
 
 _TIMEOUT_S = 120
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_FORMAT = "%H%n%aI%n%P%n%s"
+_SHOW = ("show", "--no-patch", "--no-show-signature", "--format=%H%n%aI%n%P%n%s")
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD")
 """As git itself has it, whatever programs the user has for it."""
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
@@ -89,7 +89,7 @@ class Repository:
 
     def describe(self, sha: str) -> Commit:
         """Who came before a commit, when it was written and what it says."""
-        told = self._run("show", "--no-patch", f"--format={_FORMAT}", f"{sha}^{{commit}}", "--")
+        told = self._run(*_SHOW, f"{sha}^{{commit}}", "--")
         commit, date, _, *subject = [*told.split("\n"), "", "", ""][:4]
         # `%P` leaves out a parent that a shallow clone lacks; the commit itself names it.
         raw = self._run("cat-file", "commit", commit)

@@ -305,3 +305,20 @@ def test_users_settings_change_nothing(repository, tmp_path, monkeypatch):
         states.append(found.state())
     assert all(state.is_dirty and state.subject == "Number 4" for state in states)
     assert states[0].changes != states[1].changes
+
+
+def test_signatures_are_not_checked(repository, tmp_path, monkeypatch):
+    folder, shas = repository
+    raw = tmp_path / "raw"
+    text = git(folder, "cat-file", "commit", shas[1])
+    mark = "-----{} PGP SIGNATURE-----".format
+    signature = f"\ngpgsig {mark('BEGIN')}\n \n abc\n {mark('END')}\n\n"
+    raw.write_text(text.replace("\n\n", signature, 1) + "\n")
+    signed = git(folder, "hash-object", "-t", "commit", "-w", str(raw))
+    settings = tmp_path / "gitconfig"
+    program = tmp_path / "gpg"
+    program.write_text("#!/bin/sh\ncat > /dev/null\necho 'gpg: no key' >&2\nexit 2\n")
+    program.chmod(0o755)
+    settings.write_text(f"[log]\nshowSignature = true\n[gpg]\nprogram = {program}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    assert Repository.around(folder).describe(signed).subject == "Number 2"
