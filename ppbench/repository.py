@@ -29,6 +29,9 @@ OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Set by git for its hooks, of which this may be run: they would name another repository."""
 _OF_OWNERS = "safe.directory"
 """The setting that lets git use what another user owns, as is usual in containers."""
+_NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
+"""Those of a user are for what the user checks out."""
+_QUIETLY = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 
 
@@ -219,10 +222,12 @@ class Repository:
                 self._clear(path)
 
     def _clear(self, path: Path) -> None:
-        if path.exists():
-            self._try("worktree", "remove", "--force", "--force", str(path))
+        """With git's note of it alone: other work trees may lie on disks that are away."""
+        forget = ("worktree", "remove", "--force", "--force", str(path))
+        self._try(*forget)
+        if path.exists():  # git does not know it, or not how it is now
             shutil.rmtree(path, ignore_errors=True)
-        self._try("worktree", "prune")
+            self._try(*forget)
 
     def is_shallow(self) -> bool:
         return self._try("rev-parse", "--is-shallow-repository") == "true"
@@ -242,7 +247,7 @@ class Repository:
 
 def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
     """What git prints, given `text` to read."""
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", *_NO_HOOKS, "-C", str(folder), *arguments]
     known = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
     try:
         done = subprocess.run(
@@ -253,7 +258,7 @@ def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
             errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
-            env={**known, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+            env={**known, **_QUIETLY},
         )
     except FileNotFoundError:
         raise RepositoryError(f"{where}: git was not found; install it, or name runs") from None

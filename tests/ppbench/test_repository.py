@@ -1,5 +1,6 @@
 """Git repositories as they are found: whole, shallow, dirty, detached, merged, empty, missing."""
 
+import shutil
 import sys
 
 import pytest
@@ -273,6 +274,40 @@ def test_what_a_killed_process_left_of_a_work_tree_is_cleared_away(repository, t
         assert (again / "number").read_text() == "2\n"
         assert not (again / "left").exists()
     assert git(folder, "worktree", "list").count("\n") == 0
+
+
+def test_other_work_trees_stay_known_though_their_disk_is_away(repository, tmp_path):
+    folder, shas = repository
+    git(folder, "worktree", "add", "--quiet", "--detach", str(tmp_path / "mine"), shas[2])
+    (tmp_path / "mine").rename(tmp_path / "away")
+    with Repository.around(folder).worktree(shas[1], tmp_path / "trees"):
+        pass
+    (tmp_path / "away").rename(tmp_path / "mine")
+    assert read_commit(tmp_path / "mine").commit == shas[2]
+
+
+def test_a_work_tree_that_something_else_has_removed_is_made_again(repository, tmp_path):
+    folder, shas = repository
+    found = Repository.around(folder)
+    left = found.worktree(shas[1], tmp_path / "trees")
+    shutil.rmtree(left.__enter__())
+    with found.worktree(shas[1], tmp_path / "trees") as tree:
+        (tree / ".git").unlink()
+    assert git(folder, "worktree", "list").count("\n") == 0
+
+
+def test_neither_hooks_nor_large_files_have_a_part_in_a_work_tree(repository, tmp_path):
+    folder, _ = repository
+    hook = folder / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    hook.chmod(0o755)
+    told = f"sh -c 'cat; echo $GIT_LFS_SKIP_SMUDGE > {tmp_path}/skips'"
+    sha = commit(folder, {".gitattributes": "large filter=lfs\n", "large": "x"}, "Large", day=9)
+    git(folder, "config", "filter.lfs.smudge", told)
+    with Repository.around(folder).worktree(sha, tmp_path / "trees"):
+        pass
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "skips").read_text() == "1\n"
 
 
 def test_what_git_sets_for_its_hooks_does_not_mislead(repository, tmp_path):
