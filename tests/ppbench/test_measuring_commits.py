@@ -1,6 +1,7 @@
 """What runs in a commit's work tree, and both sides of a comparison."""
 
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_a_command_is_ended_when_we_are_stopped():
         child.run([sys.executable, "-c", program], Path(), {}, stop)
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0], 0)
+
+
+def test_what_a_command_has_started_is_ended_with_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    program = "(exec 3> pipe; echo begun >&3; echo started; exec sleep 600) & wait"
+
+    def stop(_line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        child.run(["/bin/sh", "-c", program], tmp_path, dict(os.environ), stop)
+    assert os.read(reader, 99) == b"begun\n"
+    assert select.select([reader], [], [], 30.0)[0]  # at its end: nobody writes any more
+    assert os.read(reader, 99) == b""
+    os.close(reader)
 
 
 def test_an_account_begins_with_what_tells_most():
