@@ -206,7 +206,10 @@ class Repository:
         """
         path = folder.resolve() / sha[:12]
         self._clear(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RepositoryError(f"{path.parent}: cannot be made: {error}") from None
         self._run("worktree", "add", "--detach", "--force", "--quiet", str(path), sha)
         try:
             yield path

@@ -64,16 +64,22 @@ class Launches:
 
         One that was interrupted has not failed: nothing was found out.
         """
-        rows = [row for row in self.of_case(case) if row.status != INTERRUPTED]
-        return rows[-1] if rows and not self.num_ok(case) else None
+        return None if self.num_ok(case) else self.last_failure(case)
+
+    def last_failure(self, case: int) -> Launch | None:
+        """Whether or not others are ok."""
+        rows = [row for row in self.of_case(case) if row.status not in ("ok", INTERRUPTED)]
+        return rows[-1] if rows else None
+
+    def does_not_run(self, case: int) -> bool:
+        """Whether a case has failed by its own fault, and is ok in no launch: nor will others."""
+        return not self.num_ok(case) and any(row.status in FINAL for row in self.of_case(case))
 
     def is_missing(self, case: int, launch: int, *, retries_failed: bool = False) -> bool:
         """Whether it is to be run: it was not, or was cut short by what is not its own fault."""
-        final = () if retries_failed else FINAL
-        if any(row.status in final for row in self.of_case(case)):
-            return False
         row = self.rows.get((case, launch))
-        return row is None or row.status != "ok"
+        done = ("ok",) if retries_failed else ("ok", *FINAL)
+        return row is None or row.status not in done
 
 
 class Stored:

@@ -28,7 +28,7 @@ from ppbench.config.schema import known_keys
 from ppbench.config.selection import parse_only
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, RepositoryError, StoreError, UsageError, first_line
+from ppbench.errors import LaunchError, StoreError, UsageError, first_line
 from ppbench.repository import Commit, Repository
 from ppbench.run.environment import default_device
 from ppbench.run.evidence import Judgement
@@ -129,7 +129,8 @@ class Bench:
         """See to it that every case has so many launches, or a row that says why not.
 
         What has failed by its own fault is not tried again. `num_left` commits are to be measured,
-        with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted.
+        with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
+        RepositoryError where git fails: that is no fault of the commit's, and has no row.
         """
         found = self._stored.of(target.commit)
         if not self._missing(target, found, num_launches):
@@ -148,25 +149,25 @@ class Bench:
     def _missing(self, target: Target, found: Launches, num_launches: int) -> list[tuple[int, int]]:
         """The first launch that each case lacks: (place of the case, launch)."""
         tried = self._tried.get(target.name, 0)
-        retries = self._retries_failed and not tried
-        firsts = (
-            next(
-                (
-                    (place, launch)
-                    for launch in range(num_launches)
-                    if found.is_missing(place, launch, retries_failed=retries)
-                ),
-                None,
-            )
+        lacks = (
+            next((n for n in range(num_launches) if self._lacks(found, place, n, tried)), None)
             for place in range(len(self.sweep.cases))
         )
-        return [] if tried >= num_launches else [one for one in firsts if one is not None]
+        firsts = [(place, n) for place, n in enumerate(lacks) if n is not None]
+        return [] if tried >= num_launches else firsts
+
+    def _lacks(self, found: Launches, place: int, launch: int, tried: int) -> bool:
+        """Whether a launch of a case is to be made; `tried` were asked for by this process."""
+        if found.does_not_run(place) and (tried or not self._retries_failed):
+            return False
+        retries = self._retries_failed and launch >= tried
+        return found.is_missing(place, launch, retries_failed=retries)
 
     def _start(self, target: Target, num_launches: int) -> str | None:
         """Run the sweep on a target; what went wrong, None if nothing did."""
         try:
-            tree = self._tree_of(target)
-        except (RepositoryError, SetupError) as error:
+            tree = self._tree_of(target)  # git's own failures are not the commit's
+        except SetupError as error:
             return str(error)
         folder = tree / _place_in(self.repository.root)
         command = self._command(tree, num_launches)
