@@ -1,7 +1,8 @@
 """Two sides beside each other: what became of each case, and which spans made it so.
 
-Pairs are made by case and fingerprint. What was measured on another machine is another series: it
-is a line of its own where both sides have it, and a note where one has.
+Pairs are made by case, fingerprint and how it was measured. What was measured on another machine,
+or over other steps, is another series: it is a line of its own where both sides have it, and a
+note where one has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ppbench.cautions import Caution
 from ppbench.errors import UsageError, first_line, nearest
 from ppbench.report.cases import case_text, cautions_of, varying_axes
 from ppbench.store.noise import read_noise
+from ppbench.tracking.replicates import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.tracking.sides import Side
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
@@ -38,11 +40,12 @@ _TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one fingerprint: what may be compared."""
+    """One case on one fingerprint, measured in one way: what may be compared."""
 
     case_id: str
     fingerprint: str
     text: str  # the case in words, beside the others
+    key: Key = ()  # of its launches
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,8 @@ def compare_sides(
     """
     axes, texts = _texts(base, head)
     in_order = head.runs.sort_values("position", kind="stable")
-    shared = [
-        Series(case_id, fingerprint, texts[case_id])
-        for case_id, fingerprint in _keys(in_order)
-        if (case_id, fingerprint) in _keys(base.runs)
-    ]
+    known = set(keys_of(base.runs))
+    shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
     by_metric = [
         _lines(metric, shared, (base, head), noise_folders, floor_of) for metric in metrics
     ]
@@ -125,10 +125,29 @@ def compare_sides(
     return Comparison(base, head, axes, texts, tuple(lines), tuple(dict.fromkeys(notes)))
 
 
-def _keys(runs: pd.DataFrame) -> dict[tuple[str, str], None]:
-    """Case and fingerprint of each series, in the runs' order."""
-    pairs = zip(runs["case_id"].map(str), runs["fingerprint"].map(str), strict=True)
-    return dict.fromkeys(pairs)
+def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
+    """In words, with how it was measured where one case was in several ways."""
+    found = []
+    for key in keys:
+        case_id, fingerprint, *_ = key
+        alike = [one for one in keys if one[:2] == key[:2]]
+        told = [texts[case_id], *_ways(key, alike)]
+        found.append(Series(case_id, fingerprint, ", ".join(told), key))
+    return found
+
+
+def _ways(key: Key, others: Sequence[Key]) -> list[str]:
+    """The settings of `measure` in which it differs from any of the others."""
+    return [
+        f"{name.replace('_', '.', 1)}={value or 'unknown'}"
+        for name, value, *its in zip(MEASURED_ALIKE, key, *others, strict=True)
+        if name in SETTINGS and set(its) - {value}
+    ]
+
+
+def _keys(runs: pd.DataFrame) -> set[tuple[str, str]]:
+    """Cases and their fingerprints."""
+    return {(case_id, fingerprint) for case_id, fingerprint, *_ in keys_of(runs)}
 
 
 def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -164,8 +183,7 @@ def _lines(
 
 
 def of_series(runs: pd.DataFrame, one: Series) -> pd.DataFrame:
-    is_it = (runs["case_id"] == one.case_id) & (runs["fingerprint"].map(str) == one.fingerprint)
-    return runs[is_it]
+    return runs[[key == one.key for key in keys_of(runs)]]
 
 
 def _figures(runs: pd.DataFrame, one: Series, metric: Metric) -> tuple[float, ...]:
@@ -201,6 +219,7 @@ def _notes(
 ) -> Iterable[str]:
     yield from _one_sided(base, head, texts)
     yield from _other_machines(base, head, texts)
+    yield from _other_ways(base, head, texts)
     for side, word in ((base, "base"), (head, "head")):
         yield from _failures(side, word, texts)
     yield from _codes(base, head)
@@ -216,7 +235,7 @@ def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str
 
 def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
     """Of cases that both sides have."""
-    keys = [set(_keys(side.runs)) for side in (base, head)]
+    keys = [_keys(side.runs) for side in (base, head)]
     cases = {case for case, _ in keys[0]} & {case for case, _ in keys[1]}
     for only, word in ((keys[0] - keys[1], "base"), (keys[1] - keys[0], "head")):
         prints = sorted({fingerprint for case, fingerprint in only if case in cases})
@@ -226,6 +245,20 @@ def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterabl
                 f"only {word} was measured on the machine {one} ({_listed(told)}): what machines "
                 "differ in is no change of the code, so these runs are not compared"
             )
+
+
+def _other_ways(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+    """Of cases that both sides have on the same machine."""
+    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
+    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
+        for key in mine:
+            others = [one for one in theirs if one[:2] == key[:2]]
+            if others and key not in theirs:
+                told = ", ".join(_ways(key, others))
+                yield (
+                    f"only {word} was measured with {told} ({texts[key[0]]}): runs that were "
+                    "measured otherwise are not compared"
+                )
 
 
 def _failures(side: Side, word: str, texts: Mapping[str, str]) -> Iterable[str]:

@@ -21,23 +21,24 @@ from ppbench.config.case import Case
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.repository import Commit, Repository
 from ppbench.store import LAST, Condition, Store
+from ppbench.tracking.replicates import MEASURED_ALIKE, newest_launches
 
 WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 _COLUMNS = (
-    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "position"),
-    *("status", "error"),
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "launch", "position", "created_at"),
+    *("status", "error", *MEASURED_ALIKE),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
-    *("commit", "is_dirty", "changes", "subject", "author_date", "fingerprint", "code"),
+    *("commit", "is_dirty", "changes", "subject", "author_date", "code"),
 )
 """Of `runs`: what sides are made from and compared by."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: the newest run of each case, fingerprint and launch."""
+    """What is compared: the newest run of each launch; see `replicates`."""
 
     name: str  # as it was typed
     title: str  # what it turned out to be
@@ -214,7 +215,7 @@ def _commit_side(
     clean = runs[~runs["is_dirty"].eq(True)]
     subject = told.subject if told else next(iter(clean["subject"].dropna()), None)
     title = _title(name, sha, subject)
-    if _of_launches(clean).empty:
+    if newest_launches(clean).empty:
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
         raise NotMeasuredError(
@@ -243,18 +244,12 @@ def worktree_side(places: Places) -> Side:
     runs = places.runs([Condition("commit", "=", state.commit)])
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
-    if _of_launches(mine).empty:
+    if newest_launches(mine).empty:
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}; measure it with: ppbench sweep SWEEP "
             "--set measure.launches=5"
         )
     return _side(WORKTREE, title, places.store, mine, state.commit)
-
-
-def _of_launches(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest of each case, fingerprint and launch; one that was interrupted tells nothing."""
-    whole = runs[runs["status"] != "interrupted"]
-    return whole.drop_duplicates(["case_id", "fingerprint", "launch"], keep="last")
 
 
 def _side(
@@ -265,6 +260,6 @@ def _side(
     commit: str | None,
     notes: tuple[str, ...] = (),
 ) -> Side:
-    newest = _of_launches(runs)
+    newest = newest_launches(runs)
     is_ok = newest["status"] == "ok"
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

@@ -222,3 +222,19 @@ def test_without_a_base_and_run_the_base_is_asked_for(store):
         compare_named(read_question(["a.toml"], [], None), store.folder, Format.table)
     with pytest.raises(UsageError, match="--run: needs SWEEP"):
         compare_named(read_question(["main"], [], 3), store.folder, Format.table)
+
+
+def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_its_own(store):
+    long, short = {"measure_steps": 50, "measure_verify": True}, {"measure_steps": 1}
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY, sha, **long)
+    add_launches(store, slower(0.2)[:3], HEAD, **short)
+    found = compared(store, "tokens_per_s")
+    (line,) = found.lines
+    assert (line.change.verdict, line.change.num_head) == (Verdict.same, 5)
+    assert found.notes[0].startswith("only head was measured with measure.steps=1, measure.verify=")
+    add_launches(store, STEADY[:3], BASE, **short)
+    first, second = compared(store, "tokens_per_s").lines
+    assert (first.change.verdict, second.change.verdict) == (Verdict.same, Verdict.slower)
+    assert "measure.steps=50" in first.series.text
+    assert "measure.steps=1," in second.series.text
