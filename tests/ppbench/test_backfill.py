@@ -116,7 +116,7 @@ def test_a_failure_of_git_is_told_and_not_stored(repository):
     trees = folder / "results" / "worktrees" / platform.node()
     trees.parent.mkdir(parents=True)
     trees.write_text("no folder")
-    with pytest.raises(PpbenchError, match="worktrees.*: cannot be made"):
+    with pytest.raises(PpbenchError, match=r"worktrees.*: cannot be made"):
         listed(folder, file, Wanted("HEAD.."))
     assert not (folder / "results" / "runs").exists()
 
