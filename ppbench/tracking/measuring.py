@@ -137,8 +137,8 @@ class Bench:
     def measure(self, target: Target, num_launches: int, num_left: int | None = None) -> Launches:
         """See to it that every case has so many launches, or a row that says why not.
 
-        What has failed by its own fault is not tried again. `num_left` commits are to be measured,
-        with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
+        What has failed by its own fault is not tried again. `num_left` starts are to be made
+        at most, with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
         RepositoryError where git fails: that is no fault of the commit's, and has no row.
         """
         found = self._stored.of(target.commit)

@@ -176,6 +176,16 @@ def test_a_commit_that_cannot_be_set_up_has_a_row_and_is_not_tried_again(reposit
     assert len(Store(results).runs(["run_id"])) == 4
 
 
+def test_no_commit_has_its_second_launch_before_all_have_their_first(repository):
+    folder, shas = repository
+    file = sweep_in(folder, FAILS)
+    add_measured(file, shas[4], [1000.0])
+    listed(folder, file, Wanted("HEAD~2..", launches=2))
+    made = Store(folder / "results").runs(["commit", "launch"]).iloc[1:]
+    expected = [(shas[2], 0), (shas[3], 0), (shas[4], 1)]
+    assert list(made.itertuples(index=False, name=None)) == expected
+
+
 def test_a_setup_may_not_change_what_git_tracks(repository):
     folder, _ = repository
     file = sweep_in(folder, SWEEP + '\n[track]\nsetup = "echo changed > number"\n')
