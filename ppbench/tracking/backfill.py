@@ -3,7 +3,9 @@
     order of measurement      2  9  5  8  3  7  4  6  1      oldest to newest
 
 In this order what is known is spread evenly whenever it is stopped. It is decided by the range
-alone, so that a second start goes on where the first one ended. Commits are those along first
+alone, so that a second start goes on where the first one ended. All commits have their first launch
+before any has its second: launches of one commit in a row would share whatever the machine did just
+then, and that looks like a change. Commits are those along first
 parents, which are what the branch has been at one time; what was merged counts as its merge.
 """
 
@@ -118,8 +120,15 @@ def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None
     ]
     if num_done := len(targets) - len(missing):
         tell(f"{num_done} of {len(targets)} commits are measured already")
-    for place, target in enumerate(missing):
-        bench.measure(target, num_launches, len(missing) - place)
+    for count in range(1, num_launches + 1):
+        lacking = [
+            target
+            for target, found in zip(missing, bench.launches(missing), strict=True)
+            if bench.is_missing(target, found, count)
+        ]
+        num_later = (num_launches - count) * len(missing)
+        for place, target in enumerate(lacking):
+            bench.measure(target, count, num_later + len(lacking) - place)
 
 
 def _planned(bench: Bench, targets: Sequence[Target], num_launches: int, how: Format) -> Outcome:
