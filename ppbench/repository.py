@@ -135,6 +135,8 @@ class Repository:
             raise RepositoryError(f"{good} and {bad}: are the same commit; name two")
         path = self._run("rev-list", "--first-parent", "--reverse", f"{first}..{last}").split()
         if not path or self.describe(path[0]).parent != first:
+            if not path and self.is_ancestor(last, first):
+                raise RepositoryError(f"{good}: is newer than {bad}; swap them")
             raise RepositoryError(
                 f"{good}: does not lie on the first-parent line of {bad} in {self.root}"
                 f"{self._shallow_hint()}; name a commit that does, such as "
@@ -147,8 +149,10 @@ class Repository:
         return self._run("rev-list", "--first-parent", "--reverse", self.resolve(tip)).split()
 
     def _nearest_on_line(self, sha: str, tip: str) -> str:
-        base = self._try("merge-base", sha, tip)
-        return base[:12] if base else f"{tip[:12]}~1"
+        """The newest commit of the tip's first-parent line that the other one has as well."""
+        both = set(self._run("rev-list", sha).split())
+        found = [one for one in self.line(tip) if one in both]
+        return found[-1][:12] if found else f"{tip[:12]}~1"
 
     def positions(self, shas: Iterable[str]) -> dict[str, int]:
         """Places in one order of all commits, parents first; of what is not here none."""

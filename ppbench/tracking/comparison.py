@@ -7,6 +7,7 @@ note where one has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,14 +82,23 @@ class Comparison:
         return list(dict.fromkeys(line.series for line in self.lines))
 
     def changed(self) -> list[Series]:
-        """The cases whose throughput, or step, is not what it was."""
-        found = (Verdict.faster, Verdict.slower)
+        """The cases whose throughput, or step, is not what it was, or seems not to be.
+
+        Of what is unclear, too: a stage that moved is seen in its spans where the step, which has
+        the noise of all ranks, tells nothing.
+        """
         changed = [
             line.series
             for line in self.lines
-            if line.metric.name in _SPEEDS and line.change.verdict in found
+            if line.metric.name in _SPEEDS and _may_have_changed(line.change)
         ]
         return list(dict.fromkeys(changed))
+
+
+def _may_have_changed(change: Change) -> bool:
+    if change.verdict is Verdict.unclear and change.ratio is not None:
+        return abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
+    return change.verdict in (Verdict.faster, Verdict.slower)
 
 
 def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:

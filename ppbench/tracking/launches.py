@@ -103,6 +103,9 @@ class Stored:
         code: str | None = None,
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
+        self._begun = datetime.now(
+            UTC
+        )  # what is made from now on stays fresh, however long it takes
         self._metrics = list(dict.fromkeys(metrics))
         self._places = {_key_of(*one): place for place, one in enumerate(sweep.cases)}
 
@@ -128,7 +131,7 @@ class Stored:
         """Of these rows of a commit, oldest first."""
         rows = self._of_state(runs, commit)
         if self._is_fresh:
-            rows = fresh(self._of_code(rows), datetime.now(UTC))
+            rows = fresh(self._of_code(rows), self._begun)
         places = (self._places[tuple(row)] for row in rows[_KEYS].itertuples(index=False))
         numbers = map(int, rows["launch"])
         told = map(self._launch, rows.to_dict("records"))
