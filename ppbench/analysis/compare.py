@@ -32,6 +32,8 @@ import numpy as np
 from ppbench.analysis.differences import Difference, Group, group, is_larger, student, welch
 from ppbench.analysis.ratios import FEWEST_LAUNCHES, Ratio, ratio_of_logs
 
+SPEED = "tokens_per_s"
+"""The figure that is meant where none is named."""
 LEVEL = 0.02
 """Of the two-sided test over all cases: 1 % for `slower`, 1 % for `faster`."""
 LEVEL_WITH_NOISE = 0.01

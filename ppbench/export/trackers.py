@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.config.case import Case
 from ppbench.config.costs import TIMES
 from ppbench.config.schema import known_keys
@@ -23,7 +24,6 @@ from ppbench.config.schema import known_keys
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}
 _DEFAULTS = Case().settings()
-SPEED = "tokens_per_s"
 DIRECTIONS = {SPEED: 1, "bubble_fraction": -1, "peak_memory_bytes": -1}
 """What is exported, and whether more of it is better."""
 LEAST_TOLD = 0.5

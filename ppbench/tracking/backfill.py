@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.errors import SweepInterruptedError, UsageError, first_line
 from ppbench.format import Format
 from ppbench.listing import render
 from ppbench.repository import Repository
 from ppbench.stored import tell
 from ppbench.tracking.launches import Launches
-from ppbench.tracking.measuring import TOKENS_PER_S, Bench, Target, opened
+from ppbench.tracking.measuring import Bench, Target, opened
 from ppbench.tracking.outcome import COMMIT_COLUMNS, COMMIT_FIELDS, Outcome, row_of, words_of
 
 EXIT_NOTHING_RAN = 4
@@ -153,7 +154,7 @@ def _outcome(bench: Bench, targets: Sequence[Target], how: Format) -> Outcome:
     ]
     frame = pd.DataFrame(rows)
     axes = bench.sweep.axes if len(bench.sweep.cases) > 1 else ()
-    columns = [*COMMIT_COLUMNS, *axes, "num_launches", "status", TOKENS_PER_S]
+    columns = [*COMMIT_COLUMNS, *axes, "num_launches", "status", SPEED]
     error = ["error"] if frame["error"].any() else []
     text = render(frame, how, [*columns, *error], COMMIT_FIELDS)
     return Outcome(text, 0 if frame["num_launches"].any() else EXIT_NOTHING_RAN)
@@ -162,14 +163,14 @@ def _outcome(bench: Bench, targets: Sequence[Target], how: Format) -> Outcome:
 def _case_row(bench: Bench, found: Launches, place: int) -> dict[str, object]:
     case, measure = bench.sweep.cases[place]
     settings = {**case.settings(), **measure.settings()}
-    figures, rows = found.figures(place, TOKENS_PER_S), found.of_case(place)
+    figures, rows = found.figures(place, SPEED), found.of_case(place)
     failure = found.failure(place)
     return {
         "case_id": case.case_id,
         **{axis: settings[axis] for axis in bench.sweep.axes},
         "num_launches": found.num_ok(place),
         "status": "ok" if found.num_ok(place) else rows[-1].status if rows else "not measured",
-        TOKENS_PER_S: statistics.median(figures) if figures else None,
+        SPEED: statistics.median(figures) if figures else None,
         "error": first_line(failure.error) if failure else None,
     }
 

@@ -137,7 +137,7 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
             f"--base: is missing; {head.title} is not one commit, which would have one"
         )
     repository = places.repository()
-    sha = repository.default_base(head.commit)
+    sha = repository.default_base(head.commit if head.is_clean else None)
     try:
         return revision_side(sha, sha, repository, places)
     except NotMeasuredError as error:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ppbench.analysis.breakdown import Figures, Moved, breakdown, launch_figures
 from ppbench.analysis.compare import (
     FLOOR,
     METRICS,
+    SPEED,
     Change,
     Metric,
     Noise,
@@ -26,6 +28,7 @@ from ppbench.analysis.compare import (
     compare,
 )
 from ppbench.analysis.ratios import FEWEST_LAUNCHES
+from ppbench.analysis.stats import is_outlier
 from ppbench.cautions import Caution
 from ppbench.config.costs import TIMES
 from ppbench.errors import UsageError, first_line, nearest
@@ -36,7 +39,9 @@ from ppbench.tracking.sides import Side
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared unless others are asked for."""
-_SPEEDS = ("tokens_per_s", "step_ns")
+_SPEEDS = (SPEED, "step_ns")
+FAR_APART = 0.05
+"""Of a launch from the median of its side, so that it is told."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,7 @@ def _notes(
     yield from _other_ways(base, head, texts)
     for side, word in ((base, "base"), (head, "head")):
         yield from _failures(side, word, texts)
+        yield from _disturbed(side, word, shared)
     yield from _codes(base, head)
     yield from _apart(base, head, shared)
     yield from _cautions(base, head, shared)
@@ -332,6 +338,24 @@ def _times_of(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.Series:
     keys = {one.key for one in shared}
     known = runs.loc[[key in keys for key in keys_of(runs)], "created_at"]
     return pd.to_datetime(known, utc=True, format="ISO8601", errors="coerce").dropna()
+
+
+def _disturbed(side: Side, word: str, shared: Sequence[Series]) -> Iterable[str]:
+    """Launches that stand apart from the others of their case: they count, and hide changes."""
+    keys = pd.Series(keys_of(side.runs), side.runs.index)
+    for one in shared:
+        runs = side.runs[keys == one.key]
+        speeds = runs[SPEED]
+        if len(runs) < FEWEST_LAUNCHES or speeds.isna().any():
+            continue
+        away = speeds / speeds.median() - 1
+        is_apart = np.array(is_outlier(speeds.tolist())) & (away.abs() > FAR_APART).to_numpy()
+        for place in np.flatnonzero(is_apart):
+            yield (
+                f"run {runs['run_id'].iloc[place]} of {word} stands apart from the others of its "
+                f"case, by {away.iloc[place]:+.0%} of their median: it counts, and may hide a "
+                "change; measure more launches"
+            )
 
 
 def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:

@@ -103,9 +103,7 @@ class Stored:
         code: str | None = None,
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
-        self._begun = datetime.now(
-            UTC
-        )  # what is made from now on stays fresh, however long it takes
+        self._begun = datetime.now(UTC)  # what is made later stays fresh, however long that takes
         self._metrics = list(dict.fromkeys(metrics))
         self._places = {_key_of(*one): place for place, one in enumerate(sweep.cases)}
 

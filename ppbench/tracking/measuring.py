@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.config.case import setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.selection import parse_only
@@ -40,10 +41,8 @@ from ppbench.stored import open_store, tell
 from ppbench.tracking.checkouts import Checkouts, SetupError
 from ppbench.tracking.launches import Launches, Stored
 from ppbench.tracking.progress import Progress
+from ppbench.tracking.sides import WORKTREE
 
-WORKTREE = "worktree"
-"""The name of what is checked out, with its uncommitted changes."""
-TOKENS_PER_S = "tokens_per_s"
 _CODE = Path("ppbench") / "run" / "environment.py"
 """In a repository with it, each commit measures by its own code."""
 _INTERRUPTED = 130
@@ -263,7 +262,7 @@ class Bench:
         if failures:
             more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
             return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
-        figures = ", ".join(f"{one:,.0f}" for one in found.figures(0, TOKENS_PER_S))
+        figures = ", ".join(f"{one:,.0f}" for one in found.figures(0, SPEED))
         return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
 
 
@@ -287,7 +286,7 @@ def opened(
     overrides: Sequence[str],
     results: Path,
     *,
-    metrics: Sequence[str] = (TOKENS_PER_S,),
+    metrics: Sequence[str] = (SPEED,),
     retries_failed: bool = False,
     is_fresh: bool = False,
 ) -> Iterator[Bench]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.analysis.compare import FLOOR, METRICS, Metric, effective_floor
+from ppbench.analysis.compare import FLOOR, METRICS, SPEED, Metric, effective_floor
 from ppbench.analysis.noise import NoiseLevel, detectable_change
 from ppbench.analysis.noise import measure_noise as noise_of
 from ppbench.analysis.ratios import FEWEST_LAUNCHES
@@ -24,7 +24,6 @@ from ppbench.stored import WORKLOAD, open_store
 from ppbench.sweeping import run_missing
 from ppbench.tracking.outcome import FAILED, FINE, NOT_ENOUGH, Outcome
 
-SPEED = "tokens_per_s"
 NUM_LAUNCHES = 5
 """Of a side, for which the change that can be found is told."""
 COLUMNS = [

@@ -160,6 +160,18 @@ def test_what_moved_is_said_with_waiting_last(store):
     assert waiting.startswith("waiting followed, as it does from any of these; idle ms a step: ")
 
 
+def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
+    ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
+    found = compared(store)
+    assert found.lines[0].change.verdict is Verdict.unclear
+    (told,) = [note for note in found.notes if "stands apart" in note]
+    assert told.startswith(f"run {ids[-1]} of head stands apart from the others of its case, by -3")
+    (one,) = break_down(found, found.changed())
+    assert moved_sentences(one)[0].startswith("compute of stage 1 moved: B 12.0 -> 13.2 ms")
+
+
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})

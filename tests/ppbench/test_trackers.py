@@ -119,6 +119,7 @@ def test_by_default_the_last_sweep_goes_out_and_never_two_commits_at_once(store,
     first = store.runs()["run_id"].iloc[0]
     with pytest.raises(UsageError, match="takes the runs of one commit, and these are of 2: 1111"):
         export([first, newest], None, ExportFormat.bencher, None, store.folder)
+    assert capsys.readouterr().err == "figures of commit 222222222\n"
     path = store.folder / "history.csv"
     assert export([], None, ExportFormat.otava, path, store.folder) == str(path)
     assert len(path.read_text().splitlines()) == 1 + 2
