@@ -64,7 +64,7 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
     try:
-        app()
+        app(prog_name="ppbench")
     except PpbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -168,6 +168,9 @@ def bisect(
     ] = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try commits again that failed.")
+    ] = False,
     how: HowToPrint = Format.table,
 ) -> None:
     """Find the first bad commit with as few launches as the noise allows."""
@@ -182,6 +185,7 @@ def bisect(
         tuple(only or ()),
         confidence,
         max_launches,
+        retry_failed,
     )
     outcome = bisecting.bisect(question, results, how)
     print(outcome.text)

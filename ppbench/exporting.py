@@ -16,6 +16,7 @@ from ppbench.export.perfetto import perfetto_trace
 from ppbench.export.tracks import Trace, trace_of
 from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
+from ppbench.report.units import is_missing
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
 from ppbench.stored import open_store, tell
@@ -127,6 +128,10 @@ def _for_tracker(
     if is_history:
         return _history(measured, output)
     _check_one_commit(measured, how)
+    last = measured.iloc[-1]
+    if not is_missing(last["commit"]):  # a backfill's last sweep is not the newest commit's
+        changed = " with uncommitted changes" if last["is_dirty"] else ""
+        tell(f"figures of commit {str(last['commit'])[:9]}{changed}")
     return trackers.bencher(measured) if how is ExportFormat.bencher else trackers.github(measured)
 
 

@@ -30,6 +30,14 @@ def test_all_of_the_history_is_fetched():
     assert GITLAB["performance"]["variables"]["GIT_DEPTH"] == "0"
 
 
+def test_the_base_is_that_of_the_event_and_forks_have_no_part():
+    (step,) = (step for step in STEPS if step.get("name") == "Check")
+    assert "pull_request.base.sha || github.event.before" in step["env"]["BASE"]
+    assert '${base:+--base "$base"}' in STEP
+    assert "head.repo.full_name == github.repository" in GITHUB["jobs"]["check"]["if"]
+    assert "github.ref" in GITHUB["concurrency"]["group"]
+
+
 def test_results_are_kept_whatever_the_gate_says():
     saved, restored = uses("actions/cache/save"), uses("actions/cache/restore")
     assert saved["if"] == uses("actions/upload-artifact")["if"] == "always()"

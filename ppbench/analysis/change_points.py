@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppbench.analysis.commit_spread import share_luck
 from ppbench.analysis.compare import FLOOR
 from ppbench.analysis.differences import Difference, Group, group, is_larger, student, welch
 from ppbench.analysis.levels import LEAST_DEVIATION, Places, Values, cut_chances
@@ -66,7 +67,10 @@ class Level:
 
 @dataclass(frozen=True)
 class _Launches:
-    """All launches in the order of their commits, on the scale on which they are compared."""
+    """All launches in the order of their commits, on the scale on which they are compared.
+
+    Or the means of each commit's.
+    """
 
     values: Values
     commits: Places  # of each launch
@@ -76,6 +80,20 @@ class _Launches:
     def cuts(self) -> Places:
         """Numbers of launches before which another commit begins."""
         return np.flatnonzero(np.diff(self.commits)) + 1
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """The launches of each commit that has some."""
+        parts = np.split(self.values, self.cuts)
+        return [group(part) for part in parts if len(part)]
+
+    @property
+    def means(self) -> _Launches:
+        """With each commit's mean in place of its launches; itself where each has one."""
+        if len(self.values) <= len(self.cuts) + 1:
+            return self
+        means = np.array([commit.mean for commit in self.groups])
+        return _Launches(means, np.unique(self.commits), self.in_points)
 
     @functools.cached_property
     def widths(self) -> list[int]:
@@ -88,6 +106,10 @@ class _Launches:
     def num_tests(self) -> int:
         """How often chance may make a change: a short one, there and back, at each width."""
         return max(len(self.cuts), 1) * len(self.widths)
+
+    def of(self, first: int, behind: int) -> Values:
+        """The values of the commits from `first` on and before `behind`."""
+        return self.values[slice(*np.searchsorted(self.commits, (first, behind)))]
 
     def gap(self, cut: int) -> tuple[int, int]:
         """The commits with one of which the level changed if it did at this cut."""
@@ -107,31 +129,36 @@ def change_points(
     not positive, is no figure. `floor` is relative, for `in_points` a fraction.
     """
     launches = _launches(series, in_points=in_points)
-    if len(launches.values) < 2 * SHORTEST:
-        return []
-    bars = _Bars(
-        p=level / launches.num_tests,
-        size=floor if in_points else float(np.log1p(floor)),
-    )
-    cuts = _merged(launches, _weak_cuts(launches), bars)
-    for _ in range(_MOST_ROUNDS):
-        placed = _merged(launches, _placed(launches, cuts), bars)
-        if placed == cuts:
-            break
-        cuts = placed
-    return _described(launches, cuts)
+    size = _size(floor, in_points=in_points)
+    commits = launches.means
+    cuts = _cuts(commits, size, level)
+    if commits is launches or share_luck(launches.groups, cuts, size):
+        return _described(commits, cuts)
+    return _described(launches, _cuts(launches, size, level))
 
 
 def levels(
-    series: Sequence[Sequence[float]], points: Sequence[ChangePoint], *, in_points: bool = False
+    series: Sequence[Sequence[float]],
+    points: Sequence[ChangePoint],
+    floor: float = FLOOR,
+    *,
+    in_points: bool = False,
 ) -> list[Level]:
     """The levels between the points, for drawing; together they hold all commits."""
-    starts = [0, *(point.index for point in points), len(series)]
+    launches = _launches(series, in_points=in_points)
+    starts = [point.index for point in points]
+    cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
+    is_shared = share_luck(launches.groups, cuts, _size(floor, in_points=in_points))
+    figures = launches.means if is_shared else launches
     return [
-        _level(series[first:behind], first, in_points=in_points)
-        for first, behind in itertools.pairwise(starts)
+        _level(launches, figures, first, behind)
+        for first, behind in itertools.pairwise([0, *starts, len(series)])
         if first < behind
     ]
+
+
+def _size(floor: float, *, in_points: bool) -> float:
+    return floor if in_points else float(np.log1p(floor))
 
 
 def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launches:
@@ -140,6 +167,20 @@ def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launche
     is_figure = np.isfinite(values) & (in_points | (values > 0))
     kept = values[is_figure]
     return _Launches(kept if in_points else np.log(kept), commits[is_figure], in_points)
+
+
+def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
+    """Steps 1 to 3."""
+    if len(launches.values) < 2 * SHORTEST:
+        return []
+    bars = _Bars(level / launches.num_tests, size)
+    cuts = _merged(launches, _weak_cuts(launches), bars)
+    for _ in range(_MOST_ROUNDS):
+        placed = _merged(launches, _placed(launches, cuts), bars)
+        if placed == cuts:
+            break
+        cuts = placed
+    return cuts
 
 
 def _weak_cuts(launches: _Launches) -> list[int]:
@@ -317,18 +358,18 @@ def _likely(chances: Values) -> Places:
     return order[:num]
 
 
-def _level(series: Sequence[Sequence[float]], first: int, *, in_points: bool) -> Level:
-    values = _launches(series, in_points=in_points).values
-    last = first + len(series) - 1
-    if not len(values):
-        return Level(first, last, 0, None, None)
+def _level(launches: _Launches, figures: _Launches, first: int, behind: int) -> Level:
+    """Of the commits from `first` on and before `behind`; `figures` may be their means."""
+    num, values = len(launches.of(first, behind)), figures.of(first, behind)
+    if not num:
+        return Level(first, behind - 1, 0, None, None)
     found = group(values)
-    estimate = found.mean if in_points else float(np.exp(found.mean))
+    estimate = found.mean if launches.in_points else float(np.exp(found.mean))
     if not found.freedom:
-        return Level(first, last, 1, estimate, None)
+        return Level(first, behind - 1, num, estimate, None)
     ends = Difference(found.mean, np.sqrt(found.variance / found.num), found.freedom).ends()
-    if in_points:
-        return Level(first, last, found.num, estimate, ends)
+    if launches.in_points:
+        return Level(first, behind - 1, num, estimate, ends)
     with np.errstate(over="ignore"):
         low, high = np.exp(ends).tolist()
-    return Level(first, last, found.num, estimate, (low, high))
+    return Level(first, behind - 1, num, estimate, (low, high))

@@ -152,7 +152,7 @@ def tell(series: Series, metric: Metric) -> Told:
     figures, places = _with_gaps(series.points)
     found = change_points(figures, series.floor, in_points=metric.in_points)
     steps = tuple(_step(series.points, places, point, metric) for point in found)
-    drawn = levels(figures, found, in_points=metric.in_points)
+    drawn = levels(figures, found, series.floor, in_points=metric.in_points)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
     return Told(series, steps, placed, _state(series, steps, placed, metric))
 

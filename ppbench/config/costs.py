@@ -19,6 +19,9 @@ from ppbench.config.schema import CostsFile
 from ppbench.config.source import parse, read_text
 from ppbench.errors import UsageError
 
+TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+"""Columns of `runs` that such a file fills."""
+
 
 def read_costs(file: str) -> dict[str, tuple[float, ...]]:
     """Milliseconds of each stage or link by the keys of `[emulated]`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from ppbench.errors import UsageError
 
 Planned = tuple[Case, Measure]
 MAX_LISTED = 20
+AND = re.compile(r"\s+and\s+", re.IGNORECASE)
+"""Between conditions that are written in one line."""
 
 
 @dataclass(frozen=True)

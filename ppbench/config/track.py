@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.selection import Only, parse_only
+from ppbench.config.selection import AND, Only, parse_only
 from ppbench.errors import UsageError
 
 DEFAULT = "default"
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", re.ASCII)
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class Track:
         return fitting[-1] if fitting else default
 
 
-def read_fraction(value: object) -> float:
-    """`"2%"` or 0.02. Raises ValueError for what is neither, or not between 0 and 100 %."""
+def read_fraction(value: object, most: float = 1.0) -> float:
+    """`"2%"` or 0.02. Raises ValueError for what is neither, or not between 0 and `most`."""
     if isinstance(value, str) and (found := _PERCENT.fullmatch(value)):
         value = float(found[1]) / 100
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError('expected a share such as "2%" or 0.02, between 0 and 100 %')
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f'expected a share such as "2%" or 0.02, between 0 and {100 * most:.0f} %')
     return float(value)
 
 
@@ -65,7 +64,7 @@ def read_threshold(key: str, value: object) -> Threshold:
     Raises ValueError that says what is wrong.
     """
     try:
-        only = parse_only([] if key == DEFAULT else _AND.split(key))
+        only = parse_only([] if key == DEFAULT else AND.split(key))
     except UsageError as error:
         raise ValueError(str(error).removeprefix("--only ")) from None
     return Threshold(only, read_fraction(value))

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.config.case import Case
+from ppbench.config.costs import TIMES
 from ppbench.config.schema import known_keys
 
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
-_COSTS = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}
 _DEFAULTS = Case().settings()
-SPEED = "tokens_per_s"
 DIRECTIONS = {SPEED: 1, "bubble_fraction": -1, "peak_memory_bytes": -1}
 """What is exported, and whether more of it is better."""
 LEAST_TOLD = 0.5
@@ -44,7 +44,7 @@ def name_of(run: pd.Series) -> str:
     """What a case on a machine is called, whatever else there is."""
     settings = {name: run[name] for name in _DEFAULTS if name != "schedule"}
     if run["emulated_costs"]:
-        settings = {name: value for name, value in settings.items() if name not in _COSTS}
+        settings = {name: value for name, value in settings.items() if name not in TIMES}
     told = {
         name: value
         for name, value in settings.items()
@@ -162,7 +162,7 @@ def _entry(name: str, runs: pd.DataFrame) -> dict[str, object]:
     bubble, peak = (runs[figure].median() for figure in ("bubble_fraction", "peak_memory_bytes"))
     extra = [
         f"launches: {len(runs)}",
-        f"bubble: {bubble:.1%}",
+        *([] if pd.isna(bubble) else [f"bubble: {bubble:.1%}"]),
         *([] if pd.isna(peak) else [f"peak memory: {peak / 2**20:.1f} MiB"]),
     ]
     return {

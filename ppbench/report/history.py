@@ -174,7 +174,11 @@ def _answer(page: HistoryPage) -> list[str]:
     """What has changed, the newest change first."""
     changed = [one for one in page.told if one.steps]
     if not changed:
-        return ["No change was found."] if _could_see(page.told) else []
+        if not _could_see(page.told):
+            return []
+        unclear = sum(one.state is State.unclear for one in page.told)
+        rest = f" In {unclear} of the series the noise may hide one." if unclear else ""
+        return [f"No change was found.{rest}"]
     latest = max(changed, key=lambda one: _date_of(one.series, one.steps[-1]))
     step = latest.steps[-1]
     many = f"{len(changed)} of {len(page.told)} series changed. " if len(page.told) > 1 else ""

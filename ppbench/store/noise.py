@@ -8,6 +8,7 @@ A file per case and fingerprint, since noise is of both; not a table, since it i
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,12 @@ class StoredNoise:
     commit: str | None
     num_launches: int
     deviations: dict[str, float]  # figure -> relative standard deviation between launches
+    run_ids: list[str] | None = None  # of the launches; None in files of older versions
+
+    def __post_init__(self) -> None:
+        values = self.deviations.values()
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise ValueError(f"deviations: expected finite numbers from 0, got {self.deviations}")
 
 
 def write_noise(folder: Path, noise: StoredNoise) -> None:
@@ -40,7 +47,7 @@ def read_noise(folder: Path, fingerprint: str, case_id: str) -> StoredNoise | No
         return StoredNoise(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: cannot be read: {error}; delete it, and measure again with: ppbench noise"
         ) from error

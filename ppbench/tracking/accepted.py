@@ -9,11 +9,11 @@
 
 An entry holds only while its commit lies between base and head. After that the base has the change
 too, so nobody has to remember to take the entry out, and the next regression is not covered by it.
+Of a commit that was squashed or rebased away it holds nowhere, and that is told.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +22,28 @@ from ppbench.analysis.compare import METRICS
 from ppbench.config.case import Case, Measure
 from ppbench.config.locate import Path as Place
 from ppbench.config.problems import brief, quoted, shown, unknown_key
-from ppbench.config.selection import EVERYTHING, Only, parse_only
+from ppbench.config.selection import AND, EVERYTHING, Only, parse_only
 from ppbench.config.source import Source, Tree, parse, read_text
 from ppbench.config.sweep import Sweep
 from ppbench.config.track import read_fraction
 from ppbench.errors import RepositoryError, UsageError, nearest
 from ppbench.repository import Repository
 
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
 _KEYS = ("commit", "reason", "cases", "metric", "up_to")
 _NEEDED = ("commit", "reason")
+_MOST = 1000.0  # memory may well be several times of what it was
 
 
 @dataclass(frozen=True)
 class Accepted:
     """One entry of the file."""
 
-    commit: str  # in full
+    commit: str  # in full, if it is known
     reason: str
     only: Only = EVERYTHING
     metric: str | None = None  # None: any
     up_to: float | None = None  # a fraction; None: however much
+    problem: str = ""  # why the commit is not known
 
     def covers(self, metric: str, worse: float, planned: tuple[Case, Measure] | None) -> bool:
         """Whether it lets a figure of a case be worse by this fraction.
@@ -94,33 +95,35 @@ def _entry(source: Source, place: Place, table: Tree, repository: Repository) ->
     if metric is not None and metric not in METRICS:
         problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
         raise source.error((*place, "metric"), problem)
+    commit, problem = _commit(str(table["commit"]), repository)
     return Accepted(
-        _commit(source, (*place, "commit"), str(table["commit"]), repository),
+        commit,
         str(table["reason"]),
         _only(source, (*place, "cases"), table.get("cases")),
         None if metric is None else str(metric),
         None if up_to is None else _fraction(source, (*place, "up_to"), up_to),
+        problem,
     )
 
 
-def _commit(source: Source, place: Place, name: str, repository: Repository) -> str:
+def _commit(name: str, repository: Repository) -> tuple[str, str]:
+    """In full, or as it is written with the reason why it is not known."""
     try:
-        return repository.resolve(name)
+        return repository.resolve(name), ""
     except RepositoryError as error:
-        gone = "delete the entry if the commit was squashed or rebased away"
-        raise source.error(place, f"{error}; {gone}") from None
+        return name, str(error)
 
 
 def _only(source: Source, place: Place, text: object) -> Only:
     try:
-        return EVERYTHING if text is None else parse_only(_AND.split(str(text).strip()))
+        return EVERYTHING if text is None else parse_only(AND.split(str(text).strip()))
     except UsageError as error:
         raise source.error(place, str(error).removeprefix("--only ")) from None
 
 
 def _fraction(source: Source, place: Place, value: object) -> float:
     try:
-        return read_fraction(value)
+        return read_fraction(value, _MOST)
     except ValueError as error:
         raise source.error(place, f"{error}; got {shown(value)}") from None
 
@@ -132,7 +135,9 @@ def in_force(
     return [
         one
         for one in entries
-        if repository.is_ancestor(one.commit, head) and not repository.is_ancestor(one.commit, base)
+        if not one.problem
+        and repository.is_ancestor(one.commit, head)
+        and not repository.is_ancestor(one.commit, base)
     ]
 
 

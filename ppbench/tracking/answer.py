@@ -172,7 +172,7 @@ def _skipped(found: Found) -> list[str]:
 
 
 def _why(launches: Launches) -> str:
-    failure = launches.failure(0)
+    failure = launches.last_failure(0)  # what does not run any more may be ok in earlier launches
     return "no figure" if failure is None else f"{failure.status}: {first_line(failure.error)}"
 
 

@@ -3,7 +3,9 @@
     order of measurement      2  9  5  8  3  7  4  6  1      oldest to newest
 
 In this order what is known is spread evenly whenever it is stopped. It is decided by the range
-alone, so that a second start goes on where the first one ended. Commits are those along first
+alone, so that a second start goes on where the first one ended. All commits have their first launch
+before any has its second: launches of one commit in a row would share whatever the machine did just
+then, and that looks like a change. Commits are those along first
 parents, which are what the branch has been at one time; what was merged counts as its merge.
 """
 
@@ -18,13 +20,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.errors import SweepInterruptedError, UsageError, first_line
 from ppbench.format import Format
 from ppbench.listing import render
 from ppbench.repository import Repository
 from ppbench.stored import tell
 from ppbench.tracking.launches import Launches
-from ppbench.tracking.measuring import TOKENS_PER_S, Bench, Target, opened
+from ppbench.tracking.measuring import Bench, Target, opened
 from ppbench.tracking.outcome import COMMIT_COLUMNS, COMMIT_FIELDS, Outcome, row_of, words_of
 
 EXIT_NOTHING_RAN = 4
@@ -118,8 +121,15 @@ def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None
     ]
     if num_done := len(targets) - len(missing):
         tell(f"{num_done} of {len(targets)} commits are measured already")
-    for place, target in enumerate(missing):
-        bench.measure(target, num_launches, len(missing) - place)
+    for count in range(1, num_launches + 1):
+        lacking = [
+            target
+            for target, found in zip(missing, bench.launches(missing), strict=True)
+            if bench.is_missing(target, found, count)
+        ]
+        num_later = (num_launches - count) * len(missing)
+        for place, target in enumerate(lacking):
+            bench.measure(target, count, num_later + len(lacking) - place)
 
 
 def _planned(bench: Bench, targets: Sequence[Target], num_launches: int, how: Format) -> Outcome:
@@ -144,7 +154,7 @@ def _outcome(bench: Bench, targets: Sequence[Target], how: Format) -> Outcome:
     ]
     frame = pd.DataFrame(rows)
     axes = bench.sweep.axes if len(bench.sweep.cases) > 1 else ()
-    columns = [*COMMIT_COLUMNS, *axes, "num_launches", "status", TOKENS_PER_S]
+    columns = [*COMMIT_COLUMNS, *axes, "num_launches", "status", SPEED]
     error = ["error"] if frame["error"].any() else []
     text = render(frame, how, [*columns, *error], COMMIT_FIELDS)
     return Outcome(text, 0 if frame["num_launches"].any() else EXIT_NOTHING_RAN)
@@ -153,14 +163,14 @@ def _outcome(bench: Bench, targets: Sequence[Target], how: Format) -> Outcome:
 def _case_row(bench: Bench, found: Launches, place: int) -> dict[str, object]:
     case, measure = bench.sweep.cases[place]
     settings = {**case.settings(), **measure.settings()}
-    figures, rows = found.figures(place, TOKENS_PER_S), found.of_case(place)
+    figures, rows = found.figures(place, SPEED), found.of_case(place)
     failure = found.failure(place)
     return {
         "case_id": case.case_id,
         **{axis: settings[axis] for axis in bench.sweep.axes},
         "num_launches": found.num_ok(place),
         "status": "ok" if found.num_ok(place) else rows[-1].status if rows else "not measured",
-        TOKENS_PER_S: statistics.median(figures) if figures else None,
+        SPEED: statistics.median(figures) if figures else None,
         "error": first_line(failure.error) if failure else None,
     }
 

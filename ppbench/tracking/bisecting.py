@@ -27,7 +27,6 @@ from ppbench.errors import (
 )
 from ppbench.format import Format
 from ppbench.run.environment import read_environment
-from ppbench.run.sweep import FINAL
 from ppbench.store.noise import read_noise
 from ppbench.tracking.answer import Found, told
 from ppbench.tracking.launches import Launches
@@ -50,13 +49,15 @@ class Question:
     only: tuple[str, ...] = ()
     confidence: str = "95%"
     most_launches: int | None = None
+    retries_failed: bool = False
 
     def command(self, results: Path) -> str:
         """What asks it again, and so goes on."""
         words = ["ppbench", "bisect", self.good, self.bad, str(self.file), "--metric", self.metric]
         words += [word for one in self.only for word in ("--only", one)]
         options = {"confidence": self.confidence, "max-launches": self.most_launches}
-        return shlex.join([*words, *words_of(options, self.overrides, results)])
+        flags = ["--retry-failed"] * self.retries_failed
+        return shlex.join([*words, *words_of(options, self.overrides, results, flags)])
 
 
 def bisect(question: Question, results: Path, how: Format) -> Outcome:
@@ -69,7 +70,13 @@ def bisect(question: Question, results: Path, how: Format) -> Outcome:
         known = nearest(question.metric, METRICS)
         raise UsageError(f'--metric "{question.metric}": is none that is compared{known}')
     metrics = (question.metric, "tokens_per_s")
-    with opened(question.file, question.overrides, results, metrics=metrics) as bench:
+    with opened(
+        question.file,
+        question.overrides,
+        results,
+        metrics=metrics,
+        retries_failed=question.retries_failed,
+    ) as bench:
         bench.select(question.only)
         try:
             found = _Bisection(bench, question, confidence, results).run()
@@ -99,7 +106,8 @@ class _Bisection:
         path = bench.repository.between(question.good, question.bad)
         shas = [bench.repository.resolve(question.good), *path]
         self._targets = [bench.target(sha) for sha in shas]
-        self._fruitless = [0] * len(shas)
+        self._fruitless = [0] * len(shas)  # starts in a row, of each commit
+        self._retried = [not question.retries_failed] * len(shas)
         self._launches: list[Launches] = []
         self.num_made = 0
 
@@ -180,12 +188,11 @@ class _Bisection:
 
     def _runs_at(self, commit: int, place: int) -> bool:
         """Whether a commit can be measured, as far as is known."""
+        if self._fruitless[commit] >= MOST_FRUITLESS:
+            return False
         found = self._launches[commit]
-        if found.figures(place, self._question.metric):
-            return True
-        failure = found.failure(place)
-        has_failed = failure is not None and failure.status in FINAL
-        return not has_failed and self._fruitless[commit] < MOST_FRUITLESS
+        has_figures = bool(found.figures(place, self._question.metric))
+        return has_figures or not (found.does_not_run(place) and self._retried[commit])
 
     def _check_runs(self, end: int, place: int) -> None:
         """Raises LaunchError for an end that does not run: between which two is then unknown."""
@@ -196,7 +203,7 @@ class _Bisection:
             )
 
     def _why(self, commit: int, place: int) -> str:
-        failure = self._launches[commit].failure(place)
+        failure = self._launches[commit].last_failure(place)
         if failure is None:
             return f"Its runs have no {self._question.metric}."
         return f"{failure.status}: {first_line(failure.error)}"
@@ -206,22 +213,16 @@ class _Bisection:
         return most is None or self.num_made < most
 
     def _launch(self, commit: int) -> None:
-        """One launch more of a commit. Raises LaunchError for one that ran and no longer does."""
+        """One launch more of a commit; one that fails again and again counts with what it has."""
         before = self._num_figures(commit)
         launches = [launch for _, launch in self._launches[commit].rows]
         starts = self._bench.num_starts
         target = self._targets[commit]
         self._launches[commit] = self._bench.measure(target, max(launches, default=-1) + 2)
         self.num_made += self._bench.num_starts - starts
-        if self._num_figures(commit) > before:
-            self._fruitless[commit] = 0
-            return
-        self._fruitless[commit] += 1
-        if before and self._fruitless[commit] >= MOST_FRUITLESS:
-            raise LaunchError(
-                f"{target.label}: ran before and fails now, {MOST_FRUITLESS} times in a row; see: "
-                f"ppbench ls --where commit={target.commit.commit}"
-            )
+        self._retried[commit] = True
+        has_more = self._num_figures(commit) > before
+        self._fruitless[commit] = 0 if has_more else self._fruitless[commit] + 1
 
     def _num_figures(self, commit: int) -> int:
         cases = range(len(self._bench.sweep.cases))

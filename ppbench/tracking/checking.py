@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.cli_options import RESULTS
@@ -20,7 +21,15 @@ from ppbench.tracking.comparing import measured, noise_folders, places_of, read,
 from ppbench.tracking.comparison import SHOWN, break_down, compare_sides, read_metrics
 from ppbench.tracking.gate import GATED, Ruling, limits_of, rule
 from ppbench.tracking.outcome import Outcome
-from ppbench.tracking.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
+from ppbench.tracking.sides import (
+    SHORT,
+    WORKTREE,
+    Places,
+    Side,
+    both_fresh,
+    find_side,
+    revision_side,
+)
 from ppbench.tracking.summary import checked
 
 
@@ -41,7 +50,10 @@ def check(asked: Asked, results: Path, how: Format, summary: Path | None) -> Out
     threshold = _threshold(asked.threshold)
     gated = read_metrics(asked.metrics, GATED)
     base, head, sweep, places = _sides(asked, results)
-    limits = limits_of(sweep, threshold, _accepted(sweep, places, base, head))
+    accepted, notes = _accepted(sweep, places, base, head)
+    head = replace(head, notes=(*head.notes, *notes))
+    limits = limits_of(sweep, threshold, accepted)
+    limits = replace(limits, has_all=asked.sweep is not None)
     shown = read_metrics([*asked.metrics, *SHOWN])
     comparison = compare_sides(
         base, head, shown, noise_folders(results, base, head), limits.floor_of
@@ -72,7 +84,7 @@ def _number(text: str) -> str | float:
 
 def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Places]:
     sweep = None if asked.sweep is None else read(asked.sweep)
-    base_name, head_name = asked.base, asked.head
+    base_name, head_name, begun = asked.base, asked.head, datetime.now(UTC)
     if asked.launches is not None:
         names = (asked.base, asked.head)
         try:
@@ -81,27 +93,35 @@ def _sides(asked: Asked, results: Path) -> tuple[Side, Side, Sweep | None, Place
             tell(f"warning: {error}")
     places = places_of(sweep, results)
     head = find_side(head_name, places)
-    if sweep is None and (sweep := _sweep_of(head)) is not None:
-        places = places_of(sweep, results)
+    if sweep is None:
+        sweep, notes = _sweep_of(head)
+        head = replace(head, notes=(*head.notes, *notes))
+        places = places if sweep is None else places_of(sweep, results)
     base = _base(base_name, head, places)
     if set(base.runs["run_id"]) & set(head.runs["run_id"]):
         raise UsageError(
             f"base ({base.title}) and head ({head.title}): are the same runs; name two"
         )
+    if asked.launches is not None:
+        base, head = both_fresh(base, head, begun)
     if asked.sweep is None:  # one that was found may have other cases by now
         return base, head, sweep, places
     return _of_sweep(base, sweep), _of_sweep(head, sweep), sweep, places
 
 
-def _sweep_of(head: Side) -> Sweep | None:
-    """The sweep file that head's runs come from, if it is one and can still be read."""
-    files = head.runs["sweep_file"].dropna().unique()
-    if len(files) != 1 or not Path(files[0]).is_file():
-        return None
-    try:
-        return read(Path(files[0]))
-    except UsageError:
-        return None
+def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
+    """The sweep file that head's runs come from, or a note why there is none.
+
+    Raises UsageError for one that is there and cannot be used: its thresholds must not be lost.
+    """
+    files = sorted(set((head.failed if head.runs.empty else head.runs)["sweep_file"].dropna()))
+    if len(files) == 1 and Path(files[0]).exists():
+        return read(Path(files[0])), ()
+    if not files:
+        return None, ()
+    why = "it is not there" if len(files) == 1 else f"head's runs come from {len(files)}"
+    lost = f"thresholds and accepted changes of {', '.join(files)} not used"
+    return None, (f"no sweep file: {why}; {lost}; name one: ppbench check SWEEP",)
 
 
 def _of_sweep(side: Side, sweep: Sweep | None) -> Side:
@@ -117,7 +137,7 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
             f"--base: is missing; {head.title} is not one commit, which would have one"
         )
     repository = places.repository()
-    sha = repository.default_base(head.commit)
+    sha = repository.default_base(head.commit if head.is_clean else None)
     try:
         return revision_side(sha, sha, repository, places)
     except NotMeasuredError as error:
@@ -143,16 +163,24 @@ def _nearest(sha: str, head: Side, repository: Repository, places: Places) -> st
     return next((one for one in newest_first if repository.is_ancestor(one, sha)), None)
 
 
-def _accepted(sweep: Sweep | None, places: Places, base: Side, head: Side) -> list[Accepted]:
-    """The entries that hold between base and head. Raises SweepFileError."""
+def _accepted(
+    sweep: Sweep | None, places: Places, base: Side, head: Side
+) -> tuple[list[Accepted], list[str]]:
+    """The entries that hold between base and head, and notes. Raises SweepFileError."""
     file = None if sweep is None else accept_file(sweep)
     if file is None:
-        return []
+        return [], []
     repository = places.repository()
     entries = read_accepted(file, repository)
+    notes = [
+        f"{file}: an entry is not in force: {one.problem}; delete it if its commit was squashed or "
+        "rebased away, or name the new one"
+        for one in entries
+        if one.problem
+    ]
     if base.commit is None or head.commit is None:
-        return []
-    return in_force(entries, repository, base.commit, head.commit)
+        return [], notes
+    return in_force(entries, repository, base.commit, head.commit), notes
 
 
 def _command(asked: Asked, ruling: Ruling, sweep: Sweep | None, results: Path) -> str:

@@ -7,6 +7,7 @@ it can put its runs in order before its work tree is removed. What it prints is 
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,18 +69,22 @@ def run(
             lines.append(line.rstrip("\n"))
             on_line(lines[-1])
         return Ended(child.wait(), tuple(lines))
-    finally:
+    except BaseException:
         _end(child)
+        raise
+    finally:
+        child.stdout.close()
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Gently, then with all that it has started."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(PATIENCE_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
+    """With all that it has started in its session: gently, then what is left."""
+    _signal_all(child, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.wait(PATIENCE_S)
+    _signal_all(child, signal.SIGKILL)
+    child.wait()
+
+
+def _signal_all(child: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from ppbench.analysis.compare import Verdict
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import SweepInterruptedError, UsageError
@@ -14,10 +16,9 @@ from ppbench.repository import Repository
 from ppbench.run.environment import default_device
 from ppbench.stored import open_store, tell
 from ppbench.tracking.comparison import Comparison, break_down, compare_sides, read_metrics
-from ppbench.tracking.gate import FINE, NOT_ENOUGH
 from ppbench.tracking.measuring import measure_sides
-from ppbench.tracking.outcome import Outcome
-from ppbench.tracking.sides import WORKTREE, Places, Side, find_side
+from ppbench.tracking.outcome import FINE, NOT_ENOUGH, Outcome
+from ppbench.tracking.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.tracking.summary import compared
 
 
@@ -49,15 +50,18 @@ def read_question(words: Sequence[str], metrics: Sequence[str], launches: int | 
 def compare_named(question: Question, results: Path, how: Format) -> Outcome:
     """Both sides beside each other. Raises UsageError, NotMeasuredError, StoreError."""
     metrics = read_metrics(question.metrics)
+    begun = datetime.now(UTC)
     names = _names(question, results)
     sweep = None if question.sweep is None else read(question.sweep)
     base, head = sides(names, places_of(sweep, results), sweep)
+    if question.launches is not None:
+        base, head = both_fresh(base, head, begun)
     comparison = compare_sides(base, head, metrics, noise_folders(results, base, head))
     wanted = comparison.series() if how is Format.json else comparison.changed()
     found = break_down(comparison, wanted)
     tell_aside(comparison, how)
-    exit_code = FINE if comparison.lines else NOT_ENOUGH
-    return Outcome(compared(comparison, found, how), exit_code)
+    has_verdict = any(line.change.verdict is not Verdict.insufficient for line in comparison.lines)
+    return Outcome(compared(comparison, found, how), FINE if has_verdict else NOT_ENOUGH)
 
 
 def _names(question: Question, results: Path) -> tuple[str, str]:

@@ -1,21 +1,25 @@
 """Two sides beside each other: what became of each case, and which spans made it so.
 
-Pairs are made by case and fingerprint. What was measured on another machine is another series: it
-is a line of its own where both sides have it, and a note where one has.
+Pairs are made by case, fingerprint and how it was measured. What was measured on another machine,
+or over other steps, is another series: it is a line of its own where both sides have it, and a
+note where one has.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ppbench.analysis.breakdown import Figures, Moved, breakdown, launch_figures
 from ppbench.analysis.compare import (
     FLOOR,
     METRICS,
+    SPEED,
     Change,
     Metric,
     Noise,
@@ -24,25 +28,30 @@ from ppbench.analysis.compare import (
     compare,
 )
 from ppbench.analysis.ratios import FEWEST_LAUNCHES
+from ppbench.analysis.stats import is_outlier
 from ppbench.cautions import Caution
+from ppbench.config.costs import TIMES
 from ppbench.errors import UsageError, first_line, nearest
 from ppbench.report.cases import case_text, cautions_of, varying_axes
-from ppbench.store.noise import read_noise
+from ppbench.store.noise import StoredNoise, read_noise
+from ppbench.tracking.replicates import FRESH_S, MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.tracking.sides import Side
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared unless others are asked for."""
-_SPEEDS = ("tokens_per_s", "step_ns")
-_TIMES = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+_SPEEDS = (SPEED, "step_ns")
+FAR_APART = 0.05
+"""Of a launch from the median of its side, so that it is told."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one fingerprint: what may be compared."""
+    """One case on one fingerprint, measured in one way: what may be compared."""
 
     case_id: str
     fingerprint: str
     text: str  # the case in words, beside the others
+    key: Key = ()  # of its launches
 
 
 @dataclass(frozen=True)
@@ -78,14 +87,23 @@ class Comparison:
         return list(dict.fromkeys(line.series for line in self.lines))
 
     def changed(self) -> list[Series]:
-        """The cases whose throughput, or step, is not what it was."""
-        found = (Verdict.faster, Verdict.slower)
+        """The cases whose throughput, or step, is not what it was, or seems not to be.
+
+        Of what is unclear, too: a stage that moved is seen in its spans where the step, which has
+        the noise of all ranks, tells nothing.
+        """
         changed = [
             line.series
             for line in self.lines
-            if line.metric.name in _SPEEDS and line.change.verdict in found
+            if line.metric.name in _SPEEDS and _may_have_changed(line.change)
         ]
         return list(dict.fromkeys(changed))
+
+
+def _may_have_changed(change: Change) -> bool:
+    if change.verdict is Verdict.unclear and change.ratio is not None:
+        return abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
+    return change.verdict in (Verdict.faster, Verdict.slower)
 
 
 def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
@@ -112,23 +130,38 @@ def compare_sides(
     """
     axes, texts = _texts(base, head)
     in_order = head.runs.sort_values("position", kind="stable")
-    shared = [
-        Series(case_id, fingerprint, texts[case_id])
-        for case_id, fingerprint in _keys(in_order)
-        if (case_id, fingerprint) in _keys(base.runs)
-    ]
-    by_metric = [
-        _lines(metric, shared, (base, head), noise_folders, floor_of) for metric in metrics
-    ]
+    known = set(keys_of(base.runs))
+    shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
+    noises, unused = _noises(noise_folders, shared, (base, head))
+    by_metric = [_lines(metric, shared, (base, head), noises, floor_of) for metric in metrics]
     lines = [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
-    notes = [*base.notes, *head.notes, *_notes(base, head, shared, texts), *_few(lines)]
+    notes = [*base.notes, *head.notes, *_notes(base, head, shared, texts), *unused, *_few(lines)]
     return Comparison(base, head, axes, texts, tuple(lines), tuple(dict.fromkeys(notes)))
 
 
-def _keys(runs: pd.DataFrame) -> dict[tuple[str, str], None]:
-    """Case and fingerprint of each series, in the runs' order."""
-    pairs = zip(runs["case_id"].map(str), runs["fingerprint"].map(str), strict=True)
-    return dict.fromkeys(pairs)
+def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
+    """In words, with how it was measured where one case was in several ways."""
+    found = []
+    for key in keys:
+        case_id, fingerprint, *_ = key
+        alike = [one for one in keys if one[:2] == key[:2]]
+        told = [texts[case_id], *_ways(key, alike)]
+        found.append(Series(case_id, fingerprint, ", ".join(told), key))
+    return found
+
+
+def _ways(key: Key, others: Sequence[Key]) -> list[str]:
+    """The settings of `measure` in which it differs from any of the others."""
+    return [
+        f"{name.replace('_', '.', 1)}={value or 'unknown'}"
+        for name, value, *its in zip(MEASURED_ALIKE, key, *others, strict=True)
+        if name in SETTINGS and set(its) - {value}
+    ]
+
+
+def _keys(runs: pd.DataFrame) -> set[tuple[str, str]]:
+    """Cases and their fingerprints."""
+    return {(case_id, fingerprint) for case_id, fingerprint, *_ in keys_of(runs)}
 
 
 def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -138,7 +171,7 @@ def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
     """
     every = pd.concat([head.runs, head.failed, base.runs, base.failed])
     cases = every.drop_duplicates("case_id").copy()
-    cases.loc[cases["emulated_costs"].fillna("") != "", list(_TIMES)] = "[]"
+    cases.loc[cases["emulated_costs"].fillna("") != "", list(TIMES)] = "[]"
     axes = varying_axes(cases) if len(cases) else ()
     return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 
@@ -147,14 +180,14 @@ def _lines(
     metric: Metric,
     shared: Sequence[Series],
     sides: tuple[Side, Side],
-    noise_folders: Sequence[Path],
+    noises: Mapping[Series, StoredNoise],
     floor_of: FloorOf,
 ) -> list[Line | None]:
     """None for a series that has no such figure on either side, as emulated ranks have no peak."""
     pairs: list[Pair | None] = []
     for one in shared:
         base, head = (_figures(side.runs, one, metric) for side in sides)
-        noise = _noise(noise_folders, one, metric)
+        noise = _noise(noises.get(one), metric)
         pairs.append(Pair(base, head, noise, floor_of(one)) if base or head else None)
     changes = iter(compare(metric, [pair for pair in pairs if pair]))
     return [
@@ -164,20 +197,39 @@ def _lines(
 
 
 def of_series(runs: pd.DataFrame, one: Series) -> pd.DataFrame:
-    is_it = (runs["case_id"] == one.case_id) & (runs["fingerprint"].map(str) == one.fingerprint)
-    return runs[is_it]
+    return runs[[key == one.key for key in keys_of(runs)]]
 
 
 def _figures(runs: pd.DataFrame, one: Series, metric: Metric) -> tuple[float, ...]:
     return tuple(float(value) for value in of_series(runs, one)[metric.name].dropna())
 
 
-def _noise(folders: Sequence[Path], one: Series, metric: Metric) -> Noise | None:
-    for folder in folders:
-        stored = read_noise(folder, one.fingerprint, one.case_id)
-        if stored is not None and metric.name in stored.deviations:
-            return Noise(stored.deviations[metric.name], stored.num_launches)
-    return None
+def _noises(
+    folders: Sequence[Path], shared: Sequence[Series], sides: tuple[Side, Side]
+) -> tuple[dict[Series, StoredNoise], list[str]]:
+    """The machine's noise, from launches that are not compared: those would count twice."""
+    compared = {str(run_id) for side in sides for run_id in side.runs["run_id"]}
+    usable: dict[Series, StoredNoise] = {}
+    unused = []
+    for one in shared:
+        read = [read_noise(folder, one.fingerprint, one.case_id) for folder in folders]
+        found = [noise for noise in read if noise is not None]
+        apart = [n for n in found if n.run_ids is not None and compared.isdisjoint(n.run_ids)]
+        if apart:
+            usable[one] = apart[0]
+        elif found:
+            unused.append(one.text)
+    told = (
+        f"stored noise is not used of {_listed(unused)}: it is from launches that are compared "
+        "here, or does not tell from which; measure it with others: ppbench noise SWEEP"
+    )
+    return usable, [told] if unused else []
+
+
+def _noise(stored: StoredNoise | None, metric: Metric) -> Noise | None:
+    if stored is None or metric.name not in stored.deviations:
+        return None
+    return Noise(stored.deviations[metric.name], stored.num_launches)
 
 
 def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown]:
@@ -201,9 +253,12 @@ def _notes(
 ) -> Iterable[str]:
     yield from _one_sided(base, head, texts)
     yield from _other_machines(base, head, texts)
+    yield from _other_ways(base, head, texts)
     for side, word in ((base, "base"), (head, "head")):
         yield from _failures(side, word, texts)
+        yield from _disturbed(side, word, shared)
     yield from _codes(base, head)
+    yield from _apart(base, head, shared)
     yield from _cautions(base, head, shared)
 
 
@@ -216,7 +271,7 @@ def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str
 
 def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
     """Of cases that both sides have."""
-    keys = [set(_keys(side.runs)) for side in (base, head)]
+    keys = [_keys(side.runs) for side in (base, head)]
     cases = {case for case, _ in keys[0]} & {case for case, _ in keys[1]}
     for only, word in ((keys[0] - keys[1], "base"), (keys[1] - keys[0], "head")):
         prints = sorted({fingerprint for case, fingerprint in only if case in cases})
@@ -226,6 +281,20 @@ def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterabl
                 f"only {word} was measured on the machine {one} ({_listed(told)}): what machines "
                 "differ in is no change of the code, so these runs are not compared"
             )
+
+
+def _other_ways(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+    """Of cases that both sides have on the same machine."""
+    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
+    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
+        for key in mine:
+            others = [one for one in theirs if one[:2] == key[:2]]
+            if others and key not in theirs:
+                told = ", ".join(_ways(key, others))
+                yield (
+                    f"only {word} was measured with {told} ({texts[key[0]]}): runs that were "
+                    "measured otherwise are not compared"
+                )
 
 
 def _failures(side: Side, word: str, texts: Mapping[str, str]) -> Iterable[str]:
@@ -247,6 +316,46 @@ def _codes(base: Side, head: Side) -> Iterable[str]:
             f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
             "itself is what is tracked, measure both with one: ppbench compare --run"
         )
+
+
+def _apart(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
+    """By how long the times differ between which the sides were measured."""
+    times = [_times_of(side.runs, shared) for side in (base, head)]
+    if any(one.empty for one in times):
+        return
+    (first, last), (other_first, other_last) = ((one.min(), one.max()) for one in times)
+    apart_s = max(other_first - last, first - other_last).total_seconds()
+    if apart_s > FRESH_S:
+        days, hours = apart_s / 86400, apart_s / 3600
+        told = f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
+        yield (
+            f"measured {told} apart: what drifted since is in the difference; ppbench compare "
+            "--run interleaves"
+        )
+
+
+def _times_of(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.Series:
+    keys = {one.key for one in shared}
+    known = runs.loc[[key in keys for key in keys_of(runs)], "created_at"]
+    return pd.to_datetime(known, utc=True, format="ISO8601", errors="coerce").dropna()
+
+
+def _disturbed(side: Side, word: str, shared: Sequence[Series]) -> Iterable[str]:
+    """Launches that stand apart from the others of their case: they count, and hide changes."""
+    keys = pd.Series(keys_of(side.runs), side.runs.index)
+    for one in shared:
+        runs = side.runs[keys == one.key]
+        speeds = runs[SPEED]
+        if len(runs) < FEWEST_LAUNCHES or speeds.isna().any():
+            continue
+        away = speeds / speeds.median() - 1
+        is_apart = np.array(is_outlier(speeds.tolist())) & (away.abs() > FAR_APART).to_numpy()
+        for place in np.flatnonzero(is_apart):
+            yield (
+                f"run {runs['run_id'].iloc[place]} of {word} stands apart from the others of its "
+                f"case, by {away.iloc[place]:+.0%} of their median: it counts, and may hide a "
+                "change; measure more launches"
+            )
 
 
 def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:

@@ -1,8 +1,10 @@
 """Whether a change may go in: head against base, with a threshold for each case.
 
     regression   beyond chance worse, by more than the case's threshold, and not accepted
-    failed       ran at the base, and fails at the head
-    too little   a case of which no verdict can be given
+    failed       ran at the base, and fails at the head on the same machine
+    too little   a case of which no verdict can be given; with a sweep, any of its cases
+
+A case that fails on both sides is no worse than it was: it passes, with a note.
 
 A case that is `unclear` passes, and is said to be so: a gate that stops what it cannot tell would
 stop most changes, and soon be switched off.
@@ -14,19 +16,25 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pandas as pd
+
 from ppbench.analysis.compare import FLOOR, Metric, Verdict
 from ppbench.config.case import Case, Measure, setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
 from ppbench.config.track import Track
+from ppbench.report.cases import case_text, varying_axes
 from ppbench.tracking.accepted import Accepted
 from ppbench.tracking.comparison import Comparison, Line, Series
+from ppbench.tracking.outcome import FAILED, FINE, NOT_ENOUGH, REGRESSION
+from ppbench.tracking.replicates import keys_of
 
 THRESHOLD = 0.02
 GATED = ("tokens_per_s", "peak_memory_bytes")
-FINE, REGRESSION, NOT_ENOUGH, FAILED = 0, 1, 3, 4
 WORDS = {FINE: "passed", REGRESSION: "regression", NOT_ENOUGH: "not enough data", FAILED: "failed"}
 NOTHING = "no case was measured on both sides on the same machine"
+NOT_AT_HEAD = "not measured at head"
+OTHER_MACHINES = "measured on different machines"
 Planned = Mapping[str, tuple[Case, Measure]]
 
 
@@ -38,6 +46,13 @@ class Limits:
     track: Track
     default: float = THRESHOLD
     accepted: tuple[Accepted, ...] = ()
+    has_all: bool = False  # whether each of the planned cases must be judged
+
+    def text_of(self, case_id: str) -> str:
+        """What a case of the sweep is called that neither side has."""
+        cases = pd.DataFrame([case.settings() for case, _ in self.planned.values()])
+        case, _ = self.planned[case_id]
+        return case_text(pd.Series(case.settings()), varying_axes(cases))
 
     def threshold_of(self, one: Series) -> float:
         found = self.planned.get(one.case_id)
@@ -162,12 +177,12 @@ def worse_by(line: Line, end: str = "estimate") -> float | None:
 
 
 def _failed(comparison: Comparison) -> Iterable[str]:
-    """A launch that fails counts, even if others of the case do not: its base never failed."""
+    """A launch that fails counts, even if others of the case do not and none did at the base."""
     base, head = comparison.base, comparison.head
-    ran = set(base.runs["case_id"]) - set(base.failed["case_id"])
-    for case_id, rows in head.failed.groupby("case_id", sort=False):
-        if case_id in ran:
-            yield f"{comparison.texts[str(case_id)]}: {rows.iloc[-1]['status']}"
+    ran, flaky, runs = (set(keys_of(rows)) for rows in (base.runs, base.failed, head.runs))
+    for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True):
+        if key in ran and (key not in runs or key not in flaky):
+            yield f"{comparison.texts[key[0]]}: {status}"
 
 
 def _missing(comparison: Comparison, judged: Sequence[Judged], limits: Limits) -> Iterable[str]:
@@ -176,16 +191,29 @@ def _missing(comparison: Comparison, judged: Sequence[Judged], limits: Limits) -
             change = one.line.change
             told = f"{change.num_base} at base, {change.num_head} at head"
             yield f"{one.line.series.text}: too few launches ({told})"
-    judged_ids = {line.series.case_id for line in comparison.lines}
-    at_head = {str(name): set(rows["case_id"]) for name, rows in (
-        ("ok", comparison.head.runs), ("failed", comparison.head.failed)
-    )}  # fmt: skip
-    for case_id in comparison.base.runs["case_id"].drop_duplicates():
-        if case_id in judged_ids | at_head["failed"]:
-            continue
-        if case_id in at_head["ok"]:
-            yield f"{comparison.texts[case_id]}: measured on different machines"
-        elif case_id in limits.planned:
-            yield f"{comparison.texts[case_id]}: not measured at head"
+    settled = {line.series.case_id for line in comparison.lines}
+    known = dict.fromkeys(comparison.base.runs["case_id"])
+    for case_id in known | dict.fromkeys(limits.planned if limits.has_all else ()):
+        why = None if case_id in settled else _why_missing(case_id, comparison)
+        if why is not None and (case_id in limits.planned or why != NOT_AT_HEAD):
+            yield f"{comparison.texts.get(case_id) or limits.text_of(case_id)}: {why}"
     if not comparison.lines:
         yield NOTHING
+
+
+def _why_missing(case_id: str, comparison: Comparison) -> str | None:
+    """Of a case without a line; None if it fails at head, and that is told or was so before."""
+    (base, base_failed), (head, head_failed) = (
+        tuple({key for key in keys_of(rows) if key[0] == case_id} for rows in (s.runs, s.failed))
+        for s in (comparison.base, comparison.head)
+    )
+    if not head | head_failed:
+        return NOT_AT_HEAD if base | base_failed else "not measured"
+    if not base | base_failed:
+        return "not measured at base"
+    if head and not base:
+        return "failed at base"
+    if base & head_failed or not base:
+        return None
+    places = [{key[1] for key in keys} for keys in (base, head | head_failed)]
+    return "measured with different settings" if places[0] & places[1] else OTHER_MACHINES

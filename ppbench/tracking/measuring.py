@@ -23,14 +23,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.analysis.compare import SPEED
 from ppbench.config.case import setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.selection import parse_only
 from ppbench.config.sweep import Sweep
 from ppbench.config.sweep_file import read_sweep
-from ppbench.errors import LaunchError, RepositoryError, StoreError, UsageError, first_line
+from ppbench.errors import LaunchError, StoreError, UsageError, first_line
 from ppbench.repository import Commit, Repository
-from ppbench.run.environment import default_device
+from ppbench.run.environment import code_hash, default_device
 from ppbench.run.evidence import Judgement
 from ppbench.run.job import Begun, Job
 from ppbench.run.rows import write_failure
@@ -40,10 +41,10 @@ from ppbench.stored import open_store, tell
 from ppbench.tracking.checkouts import Checkouts, SetupError
 from ppbench.tracking.launches import Launches, Stored
 from ppbench.tracking.progress import Progress
+from ppbench.tracking.sides import WORKTREE
 
-WORKTREE = "worktree"
-"""The name of what is checked out, with its uncommitted changes."""
-TOKENS_PER_S = "tokens_per_s"
+_CODE = Path("ppbench") / "run" / "environment.py"
+"""In a repository with it, each commit measures by its own code."""
 _INTERRUPTED = 130
 _CHECKED_OUT = ("", "HEAD", "@", WORKTREE)
 _PROGRAM = (
@@ -81,6 +82,7 @@ class Bench:
         *,
         metrics: Sequence[str],
         retries_failed: bool,
+        is_fresh: bool,
     ) -> None:
         self.sweep, self.progress = sweep, progress
         self.repository = Repository.around(sweep.track.repo)
@@ -88,18 +90,24 @@ class Bench:
         self._store = open_store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
-        self._stored = Stored(self._store, sweep, metrics)
+        self._is_fresh = is_fresh
+        self._stored = self._look_up()
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
         folder, setup = self._store.folder, sweep.track.setup
         self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
+
+    def _look_up(self) -> Stored:
+        has_own_code = (self.repository.root / _CODE).is_file()
+        code = None if has_own_code else code_hash()
+        return Stored(self._store, self.sweep, self._metrics, is_fresh=self._is_fresh, code=code)
 
     def select(self, only: Sequence[str]) -> None:
         """From now on the sweep is its cases that match. Raises UsageError if none does."""
         cases = parse_only(only).select(self.sweep.cases)
         self.sweep = dataclasses.replace(self.sweep, cases=cases)
         self._only = tuple(only)
-        self._stored = Stored(self._store, self.sweep, self._metrics)
+        self._stored = self._look_up()
 
     def select_case(self, place: int) -> None:
         """From now on the sweep is this one case."""
@@ -128,45 +136,73 @@ class Bench:
     def measure(self, target: Target, num_launches: int, num_left: int | None = None) -> Launches:
         """See to it that every case has so many launches, or a row that says why not.
 
-        What has failed by its own fault is not tried again. `num_left` commits are to be measured,
-        with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted.
+        What has failed by its own fault is not tried again. `num_left` starts are to be made
+        at most, with this one. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
+        RepositoryError where git fails: that is no fault of the commit's, and has no row.
         """
         found = self._stored.of(target.commit)
         if not self._missing(target, found, num_launches):
             return found
         self.progress.begin(f"{target.label}, {_times(num_launches)}", num_left)
-        self.num_starts += 1
-        error = self._start(target, num_launches)
-        after = self._stored.of(target.commit)
-        if error is not None and after.run_ids <= found.run_ids:
-            self._write_failures(target, after, num_launches, error)
-            after = self._stored.of(target.commit)
+        missing = self._missing(target, found, num_launches)
+        after = self._made(target, found, num_launches, missing)
         self._tried[target.name] = num_launches
         self.progress.end(self._outcome(after))
         return after
 
+    def measure_afresh(self, target: Target, num_launches: int) -> Launches:
+        """One launch more of what has not so many fresh ones; what is older has lower numbers.
+
+        Of cases with unlike many older launches some get more than one.
+        """
+        found = self._stored.of(target.commit)
+        places = [
+            place
+            for place in range(len(self.sweep.cases))
+            if found.num_done(place) < num_launches and not found.does_not_run(place)
+        ]
+        if not places:
+            return found
+        self.progress.begin(f"{target.label}, {_times(num_launches)}")
+        number = self._stored.next_launch(target.commit)
+        after = self._made(target, found, number + 1, [(place, number) for place in places])
+        self.progress.end(self._outcome(after))
+        return after
+
+    def _made(
+        self, target: Target, found: Launches, num_launches: int, missing: list[tuple[int, int]]
+    ) -> Launches:
+        """What there is after a start, by which those that are missing were to be made."""
+        self.num_starts += 1
+        error = self._start(target, num_launches)
+        after = self._stored.of(target.commit)
+        if error is None or not after.run_ids <= found.run_ids:
+            return after
+        self._write_failures(target, missing, num_launches, error)
+        return self._stored.of(target.commit)
+
     def _missing(self, target: Target, found: Launches, num_launches: int) -> list[tuple[int, int]]:
         """The first launch that each case lacks: (place of the case, launch)."""
         tried = self._tried.get(target.name, 0)
-        retries = self._retries_failed and not tried
-        firsts = (
-            next(
-                (
-                    (place, launch)
-                    for launch in range(num_launches)
-                    if found.is_missing(place, launch, retries_failed=retries)
-                ),
-                None,
-            )
+        lacks = (
+            next((n for n in range(num_launches) if self._lacks(found, place, n, tried)), None)
             for place in range(len(self.sweep.cases))
         )
-        return [] if tried >= num_launches else [one for one in firsts if one is not None]
+        firsts = [(place, n) for place, n in enumerate(lacks) if n is not None]
+        return [] if tried >= num_launches else firsts
+
+    def _lacks(self, found: Launches, place: int, launch: int, tried: int) -> bool:
+        """Whether a launch of a case is to be made; `tried` were asked for by this process."""
+        if found.does_not_run(place) and (tried or not self._retries_failed):
+            return False
+        retries = self._retries_failed and launch >= tried
+        return found.is_missing(place, launch, retries_failed=retries)
 
     def _start(self, target: Target, num_launches: int) -> str | None:
         """Run the sweep on a target; what went wrong, None if nothing did."""
         try:
-            tree = self._tree_of(target)
-        except (RepositoryError, SetupError) as error:
+            tree = self._tree_of(target)  # git's own failures are not the commit's
+        except SetupError as error:
             return str(error)
         folder = tree / _place_in(self.repository.root)
         command = self._command(tree, num_launches)
@@ -203,7 +239,7 @@ class Bench:
         return [sys.executable, "-c", program, "sweep", self.sweep.file, *options, *retry]
 
     def _write_failures(
-        self, target: Target, found: Launches, num_launches: int, error: str
+        self, target: Target, missing: list[tuple[int, int]], num_launches: int, error: str
     ) -> None:
         """A row for each case that should have had one."""
         cases = tuple(
@@ -215,7 +251,7 @@ class Bench:
         named = (sweep_id_of(sweep, items), sweep.name, sweep.file)
         job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
         judgement = Judgement("error", error, None, [], None, 0, pd.DataFrame())
-        for place, launch in self._missing(target, found, num_launches):
+        for place, launch in missing:
             index = launch * len(cases) + place  # items are in this order
             write_failure(job, items[index], Begun(index, new_run_id(), 1), judgement)
 
@@ -226,7 +262,7 @@ class Bench:
         if failures:
             more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
             return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
-        figures = ", ".join(f"{one:,.0f}" for one in found.figures(0, TOKENS_PER_S))
+        figures = ", ".join(f"{one:,.0f}" for one in found.figures(0, SPEED))
         return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
 
 
@@ -250,11 +286,13 @@ def opened(
     overrides: Sequence[str],
     results: Path,
     *,
-    metrics: Sequence[str] = (TOKENS_PER_S,),
+    metrics: Sequence[str] = (SPEED,),
     retries_failed: bool = False,
+    is_fresh: bool = False,
 ) -> Iterator[Bench]:
     """A bench for a sweep file; its work trees are removed when it is left.
 
+    With `is_fresh` only launches count that were made just now, by the same code.
     Raises UsageError for a sweep that cannot be used, RepositoryError where no repository is.
     """
     read = read_sweep(file, overrides, default_device(), is_of_this_tree=False)
@@ -263,7 +301,13 @@ def opened(
     sweep = dataclasses.replace(read, file=str(file.resolve()))
     with Progress() as progress:
         bench = Bench(
-            sweep, overrides, results, progress, metrics=metrics, retries_failed=retries_failed
+            sweep,
+            overrides,
+            results,
+            progress,
+            metrics=metrics,
+            retries_failed=retries_failed,
+            is_fresh=is_fresh,
         )
         try:
             yield bench
@@ -281,11 +325,15 @@ def measure_sides(
 ) -> tuple[str, str]:
     """Measure two commits in interleaved launches, so many of each; what they are called.
 
+    Older launches do not count: between sessions a machine drifts by more than launches differ, and
+    one side would have it alone. What was made within the last hour does, so that one that was
+    stopped goes on.
+
     Full hashes; head is `WORKTREE` where it is what is checked out and that has uncommitted
     changes, which is then measured where it lies. An empty base is the repository's default, an
     empty head what is checked out. Raises PpbenchError.
     """
-    with opened(sweep_file, overrides, results) as bench:
+    with opened(sweep_file, overrides, results, is_fresh=True) as bench:
         repository = bench.repository
         last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
         first = bench.target(base or repository.default_base())
@@ -295,7 +343,7 @@ def measure_sides(
         for count in range(1, launches + 1):
             # A B, B A, A B, ...: what drifts meanwhile favours neither.
             for side in (first, last) if count % 2 else (last, first):
-                found = bench.measure(side, count)
+                found = bench.measure_afresh(side, count)
                 if count == 1:
                     _check_runs(bench, side, found)
     return first.name, last.name

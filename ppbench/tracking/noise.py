@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.analysis.compare import FLOOR, METRICS, Metric, effective_floor
+from ppbench.analysis.compare import FLOOR, METRICS, SPEED, Metric, effective_floor
 from ppbench.analysis.noise import NoiseLevel, detectable_change
 from ppbench.analysis.noise import measure_noise as noise_of
 from ppbench.analysis.ratios import FEWEST_LAUNCHES
@@ -22,10 +22,8 @@ from ppbench.store import check_writable
 from ppbench.store.noise import StoredNoise, write_noise
 from ppbench.stored import WORKLOAD, open_store
 from ppbench.sweeping import run_missing
-from ppbench.tracking.outcome import Outcome
+from ppbench.tracking.outcome import FAILED, FINE, NOT_ENOUGH, Outcome
 
-EXIT_TOO_FEW, EXIT_FAILED_RUNS = 3, 4
-SPEED = "tokens_per_s"
 NUM_LAUNCHES = 5
 """Of a side, for which the change that can be found is told."""
 COLUMNS = [
@@ -61,8 +59,8 @@ def measure_noise(
     ]
     table = render(pd.DataFrame(rows), how, [*(read.axes or WORKLOAD), *COLUMNS]) if rows else ""
     if len(good) < len(plan.items):
-        return Outcome(table, EXIT_FAILED_RUNS)
-    return Outcome(table, 0 if rows else EXIT_TOO_FEW)
+        return Outcome(table, FAILED)
+    return Outcome(table, FINE if rows else NOT_ENOUGH)
 
 
 def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
@@ -73,7 +71,7 @@ def _row(results: Path, runs: pd.DataFrame) -> dict[str, object]:
     commit = None if pd.isna(last["commit"]) else str(last["commit"])
     when = datetime.now(UTC).isoformat(timespec="seconds")
     facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
-    write_noise(results, StoredNoise(*facts))
+    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
     speed = levels[SPEED]
     assert speed is not None  # a run that is ok has a speed
     return {

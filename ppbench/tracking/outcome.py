@@ -10,6 +10,8 @@ from ppbench.cli_options import RESULTS
 from ppbench.listing import FIELDS, Field
 from ppbench.repository import Commit
 
+FINE, REGRESSION, NOT_ENOUGH, FAILED = 0, 1, 3, 4
+"""Exit codes."""
 _LONGEST_SUBJECT = 50
 
 

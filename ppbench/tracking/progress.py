@@ -12,6 +12,8 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 
+from ppbench.report.units import counted
+
 _TOLD = ("waiting for ", "warning: ", "setup: ")
 """Lines of a sweep that are of interest where no live line shows them."""
 
@@ -67,9 +69,9 @@ class Progress:
         if num_left is None:
             return ""
         if not self._seconds:
-            return f", {num_left} to do"
+            return f", {counted(num_left, 'commit')} left with this one"
         seconds = sum(self._seconds) / len(self._seconds) * num_left
-        return f", {num_left} to do, about {_duration(seconds)}"
+        return f", {counted(num_left, 'commit')} left with this one, about {_duration(seconds)}"
 
 
 def _duration(seconds: float) -> str:

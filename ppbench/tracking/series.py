@@ -4,8 +4,8 @@ Only commits of the first-parent line of HEAD count, unless all are asked for: w
 been at one time. A commit of a branch that was merged lies beside what came into the line
 meanwhile; put between, it would look as if that had been undone.
 
-A commit that the repository does not know (rebased away, beyond the end of a shallow clone, or
-there is no repository) stands where its author date is.
+A commit beyond the end of a shallow clone stands where its author date is, as all do where there is
+no repository. What a whole clone does not know was never on its line, and is left out.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
 from ppbench.report.cases import SETTINGS, case_text, varying_axes
 from ppbench.report.units import counted, is_missing
 from ppbench.repository import Commit, Repository
-from ppbench.store import TABLES, Condition, Store, newest_of
+from ppbench.store import TABLES, Condition, Store
 from ppbench.store.noise import read_noise
+from ppbench.tracking.replicates import SETTINGS as MEASURED_BY
+from ppbench.tracking.replicates import keys_of, newest_launches
 
 _PROVENANCE = ("commit", "author_date", "subject", "is_dirty", "changes")
 _COLUMNS = (
     *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "sweep_file"),
     *_PROVENANCE,
+    *("code", *MEASURED_BY),
 )
-_LAUNCH = ("commit", "is_dirty", "changes", "case_id", "fingerprint", "launch")
-"""What the same launch, run again, has in common."""
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = ("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS)
+_MOST_NAMED = 3
 _MOST_FOLDERS = 8  # of sweep files that are asked which repository they track
 Notes = list[str]
 
@@ -95,6 +97,7 @@ def read_history(store: Store, wanted: Wanted) -> History:
         return History((), tuple(notes), "")
     order = _order_of(runs, wanted, notes)
     clean, dirty = _told_apart(_kept(runs, order, wanted, notes), wanted, notes)
+    _note_code(clean, order, notes)
     every = pd.concat([clean, dirty])
     if every.empty:
         return History((), tuple(notes), order.line)
@@ -123,10 +126,7 @@ def _runs(store: Store, wanted: Wanted, notes: Notes) -> pd.DataFrame:
         what = "no run meets the conditions" if is_there else "no runs here yet"
         notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
         return read
-    # Not the key by which sweeps resume: that takes in the code that measures.
-    same = read.groupby(list(_LAUNCH), dropna=False, sort=False).ngroup()
-    runs = newest_of(read.assign(resume_key=same))
-    runs = runs[runs["status"] != "interrupted"]
+    runs = _measured_alike(newest_launches(read, by_state=True), notes)
     told = runs[runs["commit"].notna()]
     if num := len(runs) - len(told):
         notes.append(f"{counted(num, 'run')} without a commit: left out")
@@ -134,6 +134,39 @@ def _runs(store: Store, wanted: Wanted, notes: Notes) -> pd.DataFrame:
     if num := int((~has_figure).sum()):
         notes.append(f"{counted(num, 'run')} without {name}: left out")
     return told[has_figure].assign(fingerprint=told["fingerprint"].fillna("unknown"))
+
+
+def _measured_alike(runs: pd.DataFrame, notes: Notes) -> pd.DataFrame:
+    """Of each case and machine those over the same steps: as most are, of as many the newest."""
+    key = ["case_id", "fingerprint"]
+    settings = pd.Series(keys_of(runs), runs.index, dtype=object)
+    usual = [
+        settings[rows.index[::-1]].value_counts(sort=False).idxmax()
+        for _, rows in runs.groupby(key, dropna=False, sort=False)
+    ]
+    is_usual = settings.isin(usual)
+    if num := int((~is_usual).sum()):
+        notes.append(f"{counted(num, 'run')} over other steps than most of the case: left out")
+    return runs[is_usual]
+
+
+def _note_code(runs: pd.DataFrame, order: _Order, notes: Notes) -> None:
+    """Where ppbench itself changed within a series: a change there may be its own."""
+    told = runs[runs["code"].notna() & runs["status"].eq("ok")]
+    if told["code"].nunique() < 2:
+        return
+    places = told["commit"].map(order.places)
+    told = told.assign(place=places).sort_values("place", kind="stable")
+    firsts: dict[str, None] = {}
+    for _, rows in told.groupby(["case_id", "fingerprint"]):
+        is_other = rows["code"].ne(rows["code"].shift()) & rows["code"].shift().notna()
+        firsts |= dict.fromkeys(str(sha)[:9] for sha in rows.loc[is_other, "commit"])
+    if firsts:
+        shown = ", ".join(list(firsts)[:_MOST_NAMED]) + ", …" * (len(firsts) > _MOST_NAMED)
+        notes.append(
+            f"measured by {told['code'].nunique()} versions of ppbench's code, which changes at "
+            f"{shown}: a change of the figure there may be its own"
+        )
 
 
 @dataclass(frozen=True)
@@ -155,7 +188,8 @@ def _order_of(runs: pd.DataFrame, wanted: Wanted, notes: Notes) -> _Order:
         on_line = {sha: n for n, sha in enumerate(repository.line("HEAD"))}
         state = repository.state()
         name = state.branch or f"{state.commit[:9]} (no branch is checked out)"
-        _note_unknown(len(commits) - len(places), repository, notes)
+        if repository.is_shallow() or wanted.has_all:
+            _note_unknown(len(commits) - len(places), repository, notes)
         num_off = len(places.keys() - on_line.keys()) if wanted.has_all else 0
         if num_off:
             notes.append(
@@ -201,8 +235,8 @@ def _note_unknown(num: int, repository: Repository, notes: Notes) -> None:
 
 
 def _kept(runs: pd.DataFrame, order: _Order, wanted: Wanted, notes: Notes) -> pd.DataFrame:
-    """Without what lies off the line."""
-    if wanted.has_all:
+    """Without what lies off the line; what is unknown lies off it, but in a shallow clone."""
+    if wanted.has_all or order.repository is None:
         return runs
     is_off = runs["commit"].isin(set(order.places) - set(order.on_line))
     if num := int(is_off.sum()):
@@ -210,7 +244,16 @@ def _kept(runs: pd.DataFrame, order: _Order, wanted: Wanted, notes: Notes) -> pd
         notes.append(
             f"{counted(num, 'run')} of {commits} off the {order.line}: left out; --all shows them"
         )
-    return runs[~is_off]
+    if order.repository.is_shallow():
+        return runs[~is_off]
+    is_unknown = ~runs["commit"].isin(set(order.places))
+    if num := int(is_unknown.sum()):
+        commits = counted(runs.loc[is_unknown, "commit"].nunique(), "commit")
+        notes.append(
+            f"{counted(num, 'run')} of {commits} not in {order.repository.root} (rebased away, or "
+            "another project's): left out; --all shows them"
+        )
+    return runs[~is_off & ~is_unknown]
 
 
 def _told_apart(

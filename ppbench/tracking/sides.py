@@ -13,31 +13,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.config.case import Case
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
+from ppbench.report.units import counted
 from ppbench.repository import Commit, Repository
 from ppbench.store import LAST, Condition, Store
+from ppbench.tracking.replicates import MEASURED_ALIKE, fresh, newest_launches
 
 WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 _COLUMNS = (
-    *("run_id", "sweep_id", "sweep_name", "sweep_file", "case_id", "launch", "position"),
-    *("status", "error"),
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "launch", "position", "created_at"),
+    *("status", "error", *MEASURED_ALIKE),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
-    *("commit", "is_dirty", "changes", "subject", "author_date", "fingerprint", "code"),
+    *("commit", "is_dirty", "changes", "subject", "author_date", "code"),
 )
 """Of `runs`: what sides are made from and compared by."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: the newest run of each case, fingerprint and launch."""
+    """What is compared: the newest run of each launch; see `replicates`."""
 
     name: str  # as it was typed
     title: str  # what it turned out to be
@@ -52,6 +55,25 @@ class Side:
         wanted = set(case_ids)
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
         return replace(self, runs=runs, failed=failed)
+
+    def fresh(self, now: datetime) -> Side:
+        """Of launches that were made together; see `replicates.fresh`."""
+        every = pd.concat([self.runs, self.failed]).sort_values("run_id")
+        ids = set(fresh(every, now)["run_id"])
+        runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
+        older = len(every) - len(ids)
+        told = (
+            f"{counted(older, 'run')} of {self.name} left out: made over an hour earlier, or by "
+            "other code of ppbench"
+        )
+        return replace(self, runs=runs, failed=failed, notes=(*self.notes, *[told][: bool(older)]))
+
+
+def both_fresh(base: Side, head: Side, now: datetime) -> tuple[Side, Side]:
+    """As they are if either has no such launches: then a note tells how far apart they are."""
+    first, last = base.fresh(now), head.fresh(now)
+    is_empty = any(one.runs.empty and one.failed.empty for one in (first, last))
+    return (base, head) if is_empty else (first, last)
 
 
 @dataclass(frozen=True)
@@ -214,13 +236,13 @@ def _commit_side(
     clean = runs[~runs["is_dirty"].eq(True)]
     subject = told.subject if told else next(iter(clean["subject"].dropna()), None)
     title = _title(name, sha, subject)
-    if _of_launches(clean).empty:
+    if newest_launches(clean).empty:
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}{also}; measure it with: ppbench "
-            f"backfill {sha[:SHORT]}~1..{sha[:SHORT]} SWEEP, or both sides with: ppbench compare "
-            "BASE HEAD SWEEP --run"
+            f"backfill {sha[:SHORT]}..{sha[:SHORT]} SWEEP --launches 5, or both sides with: "
+            "ppbench compare BASE HEAD SWEEP --run"
         )
     return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
 
@@ -233,28 +255,23 @@ def _title(name: str, sha: str, subject: str | None) -> str:
 def worktree_side(places: Places) -> Side:
     """The runs of the tree as it is: of its commit and of exactly these changes."""
     try:
-        state = places.repository().state()
+        repository = places.repository()
     except RepositoryError as error:
         raise RepositoryError(
             f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
         ) from None
+    state = repository.state()
     if not state.is_dirty:
         return _commit_side(WORKTREE, state.commit, places, (), state)
     runs = places.runs([Condition("commit", "=", state.commit)])
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
-    if _of_launches(mine).empty:
+    if newest_launches(mine).empty:
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}; measure it with: ppbench sweep SWEEP "
             "--set measure.launches=5"
         )
     return _side(WORKTREE, title, places.store, mine, state.commit)
-
-
-def _of_launches(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest of each case, fingerprint and launch; one that was interrupted tells nothing."""
-    whole = runs[runs["status"] != "interrupted"]
-    return whole.drop_duplicates(["case_id", "fingerprint", "launch"], keep="last")
 
 
 def _side(
@@ -265,6 +282,6 @@ def _side(
     commit: str | None,
     notes: tuple[str, ...] = (),
 ) -> Side:
-    newest = _of_launches(runs)
+    newest = newest_launches(runs)
     is_ok = newest["status"] == "ok"
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

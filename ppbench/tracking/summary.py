@@ -174,13 +174,14 @@ class _Section:
     lines: Sequence[str]
     prefix: str | None = None
     is_markup: bool = False  # in markdown: written as it is
+    is_quoted: bool = False  # in markdown: as code, since it holds text of others
 
     def text(self, how: Format) -> str:
         if not self.lines:
             return ""
         if how is Format.markdown:
-            lines = self.lines if self.is_markup else map(escaped, self.lines)
-            items = "\n".join(f"- {line}" for line in lines)
+            written = _code if self.is_quoted else str if self.is_markup else escaped
+            items = "\n".join(f"- {written(line)}" for line in self.lines)
             return f"**{escaped(self.title)}**\n\n{items}"
         if self.prefix is None:
             return "\n".join([f"{self.title}:", *(f"  {line}" for line in self.lines)])
@@ -210,7 +211,7 @@ def _reasons(ruling: Ruling) -> _Section:
             for one in ruling.unclear
         ),
     ]
-    return _Section("Why", lines, "")
+    return _Section("Why", lines, "", is_quoted=True)
 
 
 def _accepted(ruling: Ruling, how: Format) -> _Section:
@@ -235,19 +236,23 @@ def _allowed(one: Judged) -> str:
 
 
 def _notes(comparison: Comparison) -> _Section:
-    return _Section("Notes", comparison.notes, "note: ")
+    return _Section("Notes", comparison.notes, "note: ", is_quoted=True)
 
 
 def _to_paste(ruling: Ruling, how: Format) -> str:
     """For each regression what would accept it."""
     if not ruling.regressions:
         return ""
-    commit = ruling.comparison.head.commit or "the commit that it came with"
+    head = ruling.comparison.head
+    is_dirty = bool(head.runs["is_dirty"].eq(True).any())
+    known = None if is_dirty else head.commit
+    commit = known[:12] if known else "the commit that it came with"
     entries = "\n\n".join(
-        entry_text(commit[:12], one.conditions, one.line.metric.name, one.up_to)
+        entry_text(commit, one.conditions, one.line.metric.name, one.up_to)
         for one in ruling.regressions
     )
-    told = "If this is intended, put it into the accept file (see docs/tracking.md):"
+    first = "commit first, then name that commit and " if is_dirty else ""
+    told = f"If this is intended, {first}put it into the accept file (see docs/tracking.md):"
     if how is Format.markdown:
         return _details("Is it intended?", f"{told}\n\n```toml\n{entries}\n```")
     return f"{told}\n\n{entries}"

@@ -66,12 +66,8 @@ def test_an_entry_names_a_commit_a_reason_and_perhaps_cases_a_metric_and_a_size(
             '4: accept.upto: unknown key, set to "2%" (a string); did you mean "up_to"?',
         ),
         (
-            '[[accept]]\nreason = "x"\ncommit = "beefbeef"\n',
-            '3: accept.commit: "beefbeef": no such revision in',
-        ),
-        (
             '[[accept]]\nreason = "x"\ncommit = "HEAD"\nup_to = "much"\n',
-            '4: accept.up_to: expected a share such as "2%" or 0.02, between 0 and 100 %; got',
+            '4: accept.up_to: expected a share such as "2%" or 0.02, between 0 and 100000 %; got',
         ),
         (
             '[[accept]]\nreason = "x"\ncommit = "HEAD"\ncases = "schedul=1f1b"\n',
@@ -130,3 +126,16 @@ def test_the_file_is_the_one_named_or_the_one_beside_the_sweep(tmp_path):
         accept_file(read_sweep(file, [], "cpu"))
     (tmp_path / "other.toml").write_text("")
     assert accept_file(read_sweep(file, [], "cpu")) == tmp_path / "other.toml"
+
+
+def test_an_entry_of_a_commit_that_is_gone_holds_nowhere_and_tells_why(root):
+    first, second = commits(root, 2)
+    (entry,) = entries(root, '[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
+    assert (entry.commit, entry.problem[:30]) == ("beefbeef", '"beefbeef": no such revision i')
+    assert in_force([entry], Repository.around(root), first, second) == []
+
+
+def test_memory_may_be_accepted_to_grow_to_several_times(root):
+    (sha,) = commits(root, 1)
+    text = entry_text(sha[:12], {}, "peak_memory_bytes", 1.6)
+    assert entries(root, text)[0].up_to == 1.6

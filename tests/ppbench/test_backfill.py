@@ -100,6 +100,27 @@ def test_nothing_is_started_for_what_is_stored_and_all_of_it_is_listed(repositor
     assert len(Store(folder / "results").runs(["run_id"])) == 13
 
 
+def test_a_launch_that_failed_among_others_that_did_not_is_no_end_of_them(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    add_measured(file, shas[4], [1000.0, None, 1001.0])
+    add_measured(file, shas[3], [None])
+    for count, told in ((3, "stored"), (4, "to measure")):
+        rows, _ = listed(folder, file, Wanted("HEAD~1..", launches=count), is_dry_run=True)
+        assert [row["status"] for row in rows] == [told, "stored"]
+
+
+def test_a_failure_of_git_is_told_and_not_stored(repository):
+    folder, _ = repository
+    file = sweep_in(folder)
+    trees = folder / "results" / "worktrees" / platform.node()
+    trees.parent.mkdir(parents=True)
+    trees.write_text("no folder")
+    with pytest.raises(PpbenchError, match=r"worktrees.*: cannot be made"):
+        listed(folder, file, Wanted("HEAD.."))
+    assert not (folder / "results" / "runs").exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -153,6 +174,16 @@ def test_a_commit_that_cannot_be_set_up_has_a_row_and_is_not_tried_again(reposit
     assert len(Store(results).runs(["run_id"])) == 2
     listed(folder, file, Wanted("HEAD~1..", retries_failed=True))
     assert len(Store(results).runs(["run_id"])) == 4
+
+
+def test_no_commit_has_its_second_launch_before_all_have_their_first(repository):
+    folder, shas = repository
+    file = sweep_in(folder, FAILS)
+    add_measured(file, shas[4], [1000.0])
+    listed(folder, file, Wanted("HEAD~2..", launches=2))
+    made = Store(folder / "results").runs(["commit", "launch"]).iloc[1:]
+    expected = [(shas[2], 0), (shas[3], 0), (shas[4], 1)]
+    assert list(made.itertuples(index=False, name=None)) == expected
 
 
 def test_a_setup_may_not_change_what_git_tracks(repository):

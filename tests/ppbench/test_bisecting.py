@@ -98,6 +98,30 @@ def test_ends_that_do_not_differ_are_said_not_to(repository):
     assert "first bad commit" not in outcome.text
 
 
+def test_a_commit_that_ran_once_and_fails_since_does_not_end_the_search(repository):
+    folder, shas = repository
+    figures = [around(GOOD, 4), [], [], [GOOD], [], [], around(BAD, 4)]
+    file = measured(repository, figures, FAILS)
+    outcome = asked(repository, file, most_launches=40)
+    assert f"skipped: {shas[3][:9]} Number 4: error: [track] setup: " in outcome.text
+    assert "first bad commit: one of " in outcome.text
+    rows = Store(folder / "results").runs(["commit"])
+    assert list(rows["commit"]).count(shas[3]) == 3  # the one that ran, and two that did not
+
+
+def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
+    folder, shas = repository
+    figures = levels(GOOD, GOOD, None, GOOD, BAD, BAD, BAD)
+    file = measured(repository, [[] if n == 3 else some for n, some in enumerate(figures)], FAILS)
+    asked(repository, file, most_launches=9)
+    before = list(Store(folder / "results").runs(["commit"])["commit"])
+    assert before.count(shas[2]) == 1
+    asked(repository, file, most_launches=9, retries_failed=True)
+    after = list(Store(folder / "results").runs(["commit"])["commit"])
+    assert after.count(shas[2]) == 2
+    assert after.count(shas[3]) == 2
+
+
 def test_an_end_that_does_not_run_is_told_of(repository):
     file = measured(repository, levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, None))
     with pytest.raises(LaunchError, match=r"Number 7: does not run, .* RuntimeError: made by hand"):
@@ -186,5 +210,5 @@ def test_what_cannot_be_asked_is_refused(repository, options, message):
 def test_a_good_commit_that_is_not_before_the_bad_one_is_refused(repository):
     folder, shas = repository
     question = Question(shas[3], shas[1], sweep_in(folder))
-    with pytest.raises(UsageError, match="does not lie on the first-parent line"):
+    with pytest.raises(UsageError, match=r"is newer than .*; swap them"):
         bisect(question, folder / "results", Format.table)

@@ -106,6 +106,48 @@ def test_two_launches_that_agree_by_chance_are_no_change():
     assert change_points(series.tolist()) == []
 
 
+def shared(seed, num_commits=60, num_launches=5, deviation=0.008):
+    """All launches of a commit share as much luck as each has of its own."""
+    luck = np.random.default_rng([seed, 1]).lognormal(0, deviation, (num_commits, 1))
+    return made(seed, num_commits, num_launches) * luck
+
+
+@pytest.mark.parametrize("num_launches", [2, 3, 5])
+def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms(num_launches):
+    series = [shared(seed, num_launches=num_launches).tolist() for seed in range(100)]
+    assert np.mean([bool(change_points(figures)) for figures in series]) <= 0.04
+
+
+def test_a_change_of_the_newest_commit_shows_at_once_where_no_luck_is_shared():
+    series = [stepped(seed, num_commits=41, num_launches=3) for seed in range(50)]
+    found = [[point.index for point in change_points(figures)] == [40] for figures in series]
+    assert np.mean(found) > 0.9
+
+
+def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
+    series = [shared(seed, 42) for seed in range(50)]
+    for figures in series:
+        figures[40:] *= 1.05
+    assert np.mean([bool(change_points(figures[:41].tolist())) for figures in series]) < 0.1
+    found = [change_points(figures.tolist()) for figures in series]
+    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in found]
+    assert np.mean(held) > 0.95
+
+
+def test_where_luck_is_shared_sizes_and_levels_are_those_of_commits_means():
+    series = shared(2)
+    series[40:] *= 1.05
+    (point,) = change_points(series.tolist())
+    means = np.log(series).mean(axis=1)
+    oracle = scipy.stats.ttest_ind(means[point.index :], means[: point.index])
+    low, high = np.exp(oracle.confidence_interval(0.95))
+    assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
+    first, last = levels(series.tolist(), [point])
+    assert (first.num_launches, last.num_launches) == (5 * point.index, 5 * (60 - point.index))
+    oracle = scipy.stats.ttest_1samp(means[: point.index], 0).confidence_interval(0.95)
+    assert first.interval == pytest.approx(np.exp(oracle))
+
+
 def test_the_order_of_launches_within_a_commit_does_not_matter():
     series = stepped(9, num_launches=4)
     reordered = [figures[::-1] for figures in series]

@@ -9,10 +9,10 @@ from repositories import commits, make_repository
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.analysis.compare import METRICS, Verdict
-from ppbench.errors import UsageError
+from ppbench.errors import StoreError, UsageError
 from ppbench.format import Format
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, write_noise
+from ppbench.store.noise import StoredNoise, read_noise, write_noise
 from ppbench.tracking.comparing import compare_named, read_question
 from ppbench.tracking.comparison import (
     SHOWN,
@@ -87,11 +87,35 @@ def test_stored_noise_is_the_floor(store):
     assert compared(store).lines[0].change.verdict is Verdict.slower
     write_noise(
         store.folder,
-        StoredNoise(CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}),
+        StoredNoise(
+            CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}, ["other"]
+        ),
     )
     line = compared(store).lines[0]
     assert line.change.verdict is not Verdict.slower
     assert line.change.floor == 0.05
+
+
+def test_noise_from_the_launches_that_are_compared_is_not_used(store):
+    base = add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.04), HEAD)
+    for run_ids in (base[:3], None):
+        facts = (CASE.case_id, "f1f2", "2026-01-01", None, 3, {"tokens_per_s": 0.05})
+        write_noise(store.folder, StoredNoise(*facts, run_ids))
+        found = compared(store)
+        assert (found.lines[0].noise, found.lines[0].change.floor) == (None, 0.01)
+        assert found.notes[0].startswith("stored noise is not used of 1f1b, 2 ranks")
+
+
+@pytest.mark.parametrize(
+    "told", ["null", '{"step_ns": null}', '{"step_ns": NaN}', '{"step_ns": -1}']
+)
+def test_a_file_of_noise_that_holds_no_numbers_is_refused(store, told):
+    write_noise(store.folder, StoredNoise("c", "f", "", None, 3, {}))
+    file = store.folder / "noise" / "f-c.json"
+    file.write_text(file.read_text().replace("{}", told))
+    with pytest.raises(StoreError, match=r"f-c\.json: cannot be read: .*; delete it, and measure"):
+        read_noise(store.folder, "f", "c")
 
 
 def test_a_figure_that_no_run_has_makes_no_line(store):
@@ -134,6 +158,18 @@ def test_what_moved_is_said_with_waiting_last(store):
         "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in all +2.00 ms"
     )
     assert waiting.startswith("waiting followed, as it does from any of these; idle ms a step: ")
+
+
+def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
+    ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
+    found = compared(store)
+    assert found.lines[0].change.verdict is Verdict.unclear
+    (told,) = [note for note in found.notes if "stands apart" in note]
+    assert told.startswith(f"run {ids[-1]} of head stands apart from the others of its case, by -3")
+    (one,) = break_down(found, found.changed())
+    assert moved_sentences(one)[0].startswith("compute of stage 1 moved: B 12.0 -> 13.2 ms")
 
 
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
@@ -222,3 +258,38 @@ def test_without_a_base_and_run_the_base_is_asked_for(store):
         compare_named(read_question(["a.toml"], [], None), store.folder, Format.table)
     with pytest.raises(UsageError, match="--run: needs SWEEP"):
         compare_named(read_question(["main"], [], 3), store.folder, Format.table)
+
+
+def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_its_own(store):
+    long, short = {"measure_steps": 50, "measure_verify": True}, {"measure_steps": 1}
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY, sha, **long)
+    add_launches(store, slower(0.2)[:3], HEAD, **short)
+    found = compared(store, "tokens_per_s")
+    (line,) = found.lines
+    assert (line.change.verdict, line.change.num_head) == (Verdict.same, 5)
+    assert found.notes[0].startswith("only head was measured with measure.steps=1, measure.verify=")
+    add_launches(store, STEADY[:3], BASE, **short)
+    first, second = compared(store, "tokens_per_s").lines
+    assert (first.change.verdict, second.change.verdict) == (Verdict.same, Verdict.slower)
+    assert "measure.steps=50" in first.series.text
+    assert "measure.steps=1," in second.series.text
+
+
+def test_a_comparison_without_any_verdict_is_not_enough_data(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY[:2], BASE)
+    add_launches(store, STEADY, HEAD)
+    monkeypatch.chdir(tmp_path)
+    question = read_question([BASE, HEAD], [], None)
+    assert compare_named(question, store.folder, Format.table).exit_code == 3
+    add_launches(store, STEADY, BASE)
+    assert compare_named(question, store.folder, Format.table).exit_code == 0
+
+
+def test_sides_that_were_measured_at_other_times_are_told_apart(store):
+    add_launches(store, STEADY, BASE, created_at="2026-01-01T10:00:00+00:00")
+    add_launches(store, STEADY[:4], HEAD, created_at="2026-01-01T10:50:00+00:00")
+    assert compared(store).notes == ()
+    add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
+    told = "measured 3 days apart: what drifted since is in the difference; ppbench compare"
+    assert compared(store).notes == (f"{told} --run interleaves",)

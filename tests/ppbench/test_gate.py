@@ -13,6 +13,7 @@ from tracked import CASE, STEADY, SWEEP, add_launches, slower, store_in
 
 from ppbench.errors import NotMeasuredError, UsageError
 from ppbench.format import Format
+from ppbench.repository import Repository
 from ppbench.store import Store
 from ppbench.tracking.checking import Asked, check
 from ppbench.tracking.outcome import Outcome
@@ -122,6 +123,8 @@ def test_a_threshold_below_the_floor_finds_less_than_one_percent(root, store):
 
 
 def test_an_accepted_regression_is_listed_and_passes_until_the_base_has_it(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name, case=AFAB)
     measure(store, root, "HEAD~1")
     measure(store, root, "HEAD", slower(0.08))
     entry = '[[accept]]\ncommit = "HEAD"\nreason = "exact <b>"\nup_to = "9%"\n'
@@ -233,7 +236,7 @@ def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_
     failing = replace(CASE, schedule="afab")
     measure(store, root, "HEAD~1", case=failing)
     measure(store, root, "HEAD", slower(0.08), sweep_file="demo.toml")
-    measure(store, root, "HEAD", [None], failing, status="crash", error="<img src=x>")
+    measure(store, root, "HEAD", [None], failing, status="crash", error="<img src=x> @team [a](b)")
     page = tmp_path / "page.md"
     outcome = check(Asked(), store.folder, Format.csv, page)
     assert outcome.exit_code == 1
@@ -241,7 +244,10 @@ def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_
     assert text.startswith("## ppbench check: regression: 1 figure worse beyond what is allowed; ")
     assert "`head worktree = " in text
     assert "<script>alert(1)</script> 'x' @someone | pipe, 5 runs, 1 failed`" in text
-    assert "<img" not in text
+    (note,) = (line for line in text.splitlines() if "<img" in line)
+    assert note.startswith("- `afab: 1 launch failed at head, crash: <img src=x> @team [a](b) (")
+    assert note.endswith("`")
+    assert note.count("`") == 2
     for part in ("**Why**", "**Notes**", "How to reproduce", "<summary>Is it intended?</summary>"):
         assert part in text, part
     head, base = sha_of(root, "HEAD")[:12], sha_of(root, "HEAD~1")[:12]
@@ -266,3 +272,92 @@ def test_the_command_ends_with_the_code_of_its_ruling(root, store):
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: base ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_case_that_broke_fails_even_if_one_launch_had_failed_at_the_base(root, store):
+    measure(store, root, "HEAD~1", case=AFAB)
+    measure(store, root, "HEAD", case=AFAB)
+    measure(store, root, "HEAD~1", STEADY[:4])
+    measure(store, root, "HEAD~1", [None], launch=4, status="crash", error="killed")
+    measure(store, root, "HEAD", STEADY[:4])
+    measure(store, root, "HEAD", [None], launch=4, status="crash", error="killed")
+    assert checked(store).exit_code == 0
+    measure(store, root, "HEAD", [None] * 5, status="error", error="ImportError")
+    outcome = checked(store)
+    assert outcome.exit_code == 4
+    assert "failed at head: 1f1b: error" in outcome.text
+
+
+def test_a_failure_on_a_machine_that_the_base_never_used_is_none(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", [None], fingerprint="small", status="oom", error="too small")
+    assert checked(store).exit_code == 0
+
+
+def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
+    def missing() -> tuple[int, list[str]]:
+        outcome = checked(store, Format.json, sweep=Path("demo.toml"))
+        return outcome.exit_code, json.loads(outcome.text)["missing"]
+
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    assert missing() == (3, ["afab: not measured"])
+    measure(store, root, "HEAD", case=AFAB)
+    assert missing() == (3, ["afab: not measured at base"])
+    measure(store, root, "HEAD~1", [None], AFAB, status="oom", error="too big")
+    assert missing() == (3, ["afab: failed at base"])
+    measure(store, root, "HEAD~1", case=AFAB, fingerprint="other")
+    assert missing() == (3, ["afab: measured on different machines"])
+    measure(store, root, "HEAD~1", case=AFAB, measure_steps=1)
+    assert missing() == (3, ["afab: measured with different settings"])
+    measure(store, root, "HEAD~1", case=AFAB)
+    assert missing() == (0, [])
+
+
+def test_a_case_that_fails_on_both_sides_is_no_worse(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name)
+        measure(store, root, name, [None], AFAB, status="oom", error="too big")
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert "afab, 2 ranks" in outcome.text or "afab: 1 launch failed at head" in outcome.text
+
+
+def test_thresholds_of_a_sweep_file_are_never_lost_silently(root, store):
+    measure(store, root, "HEAD~1", sweep_file="demo.toml")
+    measure(store, root, "HEAD", sweep_file="demo.toml")
+    (root / "demo.toml").write_text(f"{SWEEP}typo = 3\n")
+    with pytest.raises(UsageError, match=r"demo\.toml:4: grid\.typo"):
+        checked(store, base="HEAD~1", head="HEAD")
+    (root / "demo.toml").unlink()
+    told = "accepted changes of demo.toml not used; name one: ppbench check SWEEP"
+    assert (
+        f"note: no sweep file: it is not there; thresholds and {told}"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
+    measure(store, root, "HEAD", case=AFAB, sweep_file="other.toml")
+    assert (
+        "no sweep file: head's runs come from 2; thresholds"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
+
+
+def test_an_entry_of_a_commit_that_is_gone_is_a_note(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+        measure(store, root, "HEAD", case=case)
+    (root / "demo.accept.toml").write_text('[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert 'demo.accept.toml: an entry is not in force: "beefbeef": no such' in outcome.text
+
+
+def test_uncommitted_changes_are_committed_before_they_are_accepted(root, store):
+    (root / "number").write_text("changed\n")
+    changes = Repository.around(root).state().changes
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", slower(0.08), changes=changes, is_dirty=True)
+    text = checked(store, base="HEAD").text
+    assert "If this is intended, commit first, then name that commit and put it into" in text
+    assert 'commit = "the commit that it came with"' in text

@@ -1,7 +1,9 @@
 """What runs in a commit's work tree, and both sides of a comparison."""
 
 import os
+import select
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from repositories import commit, commits, make_repository
 
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.repository import Repository
+from ppbench.run.environment import code_hash
 from ppbench.store import Store
 from ppbench.tracking import child
 from ppbench.tracking.checkouts import Checkouts
@@ -69,6 +72,22 @@ def test_a_command_is_ended_when_we_are_stopped():
         os.kill(seen[0], 0)
 
 
+def test_what_a_command_has_started_is_ended_with_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    program = "(exec 3> pipe; echo begun >&3; echo started; exec sleep 600) & wait"
+
+    def stop(_line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        child.run(["/bin/sh", "-c", program], tmp_path, dict(os.environ), stop)
+    assert os.read(reader, 99) == b"begun\n"
+    assert select.select([reader], [], [], 30.0)[0]  # at its end: nobody writes any more
+    assert os.read(reader, 99) == b""
+    os.close(reader)
+
+
 def test_an_account_begins_with_what_tells_most():
     ours = child.Ended(2, ("case 1 of 1", "error: a.toml:3: key: problem", "  a drawing"))
     assert ours.account() == "a.toml:3: key: problem\n  a drawing"
@@ -81,15 +100,37 @@ def test_an_account_begins_with_what_tells_most():
     assert "killed by signal 9" in child.Ended(-9, ()).account()
 
 
-def test_sides_that_are_stored_are_named_and_not_measured(repository):
+def now():
+    """Of a launch that counts: made just now, by the code that measures."""
+    return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
+
+
+def test_sides_that_were_just_measured_are_named_and_not_measured(repository):
     folder, shas = repository
     file = sweep_in(folder)
     for sha in shas[1:]:
-        add_measured(file, sha, around(1000.0, 2))
+        add_measured(file, sha, around(1000.0, 2), **now())
     results = folder / "results"
     assert measure_sides(file, [], "HEAD~1", "HEAD", 2, results) == (shas[1], shas[2])
     assert measure_sides(file, [], "", "", 2, results) == (shas[1], shas[2])  # by default
     assert len(Store(results).runs(["run_id"])) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "number"),
+    [
+        ({"created_at": "2026-01-01T00:00:00+00:00", "code": code_hash()}, 2),
+        ({"code": "another"}, 0),  # which a sweep does not skip
+    ],
+)
+def test_older_launches_and_those_of_other_code_do_not_count(repository, old, number):
+    folder, shas = repository
+    file, results = sweep_in(folder, FAILS), folder / "results"
+    add_measured(file, shas[1], around(1000.0, 2), **{**now(), **old})
+    with pytest.raises(LaunchError, match="Number 2: does not run"):
+        measure_sides(file, [], "HEAD~1", "HEAD", 2, results)
+    newest = Store(results).runs(["run_id", "launch", "status"]).iloc[-1]
+    assert (newest["launch"], newest["status"]) == (number, "error")
 
 
 def test_a_dirty_tree_is_a_side_of_its_own_and_measured_in_place(repository, capsys):
@@ -97,8 +138,8 @@ def test_a_dirty_tree_is_a_side_of_its_own_and_measured_in_place(repository, cap
     file, results = sweep_in(folder), folder / "results"
     (folder / "number").write_text("changed\n")
     changes = Repository.around(folder).state().changes
-    add_measured(file, shas[2], [1000.0])
-    add_measured(file, shas[2], [900.0], changes=changes, is_dirty=True)
+    add_measured(file, shas[2], [1000.0], **now())
+    add_measured(file, shas[2], [900.0], changes=changes, is_dirty=True, **now())
     assert measure_sides(file, [], "HEAD", "HEAD", 1, results) == (shas[2], WORKTREE)
     assert "has uncommitted changes; measured as it is, in place" in capsys.readouterr().err
 

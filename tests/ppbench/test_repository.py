@@ -1,5 +1,6 @@
 """Git repositories as they are found: whole, shallow, dirty, detached, merged, empty, missing."""
 
+import shutil
 import sys
 
 import pytest
@@ -51,9 +52,10 @@ def test_a_folder_without_a_repository_has_no_commit_and_says_so_when_asked(tmp_
         Repository.around(tmp_path)
 
 
-def test_a_repository_without_commits_has_none(tmp_path):
+def test_a_repository_without_commits_has_none(tmp_path, capsys):
     folder = make_repository(tmp_path)
     assert read_commit(folder) is None
+    assert capsys.readouterr().err == ""
     with pytest.raises(RepositoryError, match='"HEAD": no such revision'):
         Repository.around(folder).resolve("HEAD")
 
@@ -75,11 +77,40 @@ def test_changes_to_tracked_files_make_a_tree_dirty_and_have_a_hash_of_their_own
     (folder / "number").write_text("changed again\n")
     second = read_commit(folder)
     git(folder, "add", "number")
-    staged = read_commit(folder)
-    assert first.is_dirty and second.is_dirty and staged.is_dirty
+    assert first.is_dirty and second.is_dirty
     assert first.changes and first.changes != second.changes
     git(folder, "checkout", "--quiet", "HEAD", "--", "number")
     assert read_commit(folder).changes == ""
+
+
+def test_the_same_changes_are_the_same_whether_they_are_staged_or_not(repository):
+    folder, _ = repository
+    (folder / "number").write_text("changed\n")
+    before = read_commit(folder)
+    git(folder, "add", "number")
+    assert read_commit(folder) == before
+    (folder / "number").write_text("4\n")  # staged, and undone since: what is run is HEAD's
+    assert read_commit(folder).changes == ""
+
+
+def test_a_state_that_git_cannot_tell_is_none_and_said(repository, capsys):
+    folder, _ = repository
+    (folder / "number").write_text("changed\n")
+    (folder / ".git" / "index").write_bytes(b"x")
+    assert read_commit(folder) is None
+    assert "are not stored with the runs: " in capsys.readouterr().err
+
+
+def test_a_repository_of_another_user_is_not_silently_none(repository, monkeypatch, capsys):
+    folder, _ = repository
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert read_commit(folder) is None
+    told = capsys.readouterr().err
+    assert "warning: commit and changes are not stored with the runs: " in told
+    assert "dubious ownership" in told
+    assert f"git config --global --add safe.directory {folder}" in told
+    assert read_commit(folder) is None
+    assert capsys.readouterr().err == ""  # said once
 
 
 def test_a_detached_head_has_no_branch(repository):
@@ -114,6 +145,9 @@ def test_between_is_the_path_along_first_parents_where_a_merge_counts_once(tmp_p
     folder = make_repository(tmp_path)
     one, two, side, merge = merged(folder)
     found = Repository.around(folder)
+    on_line = f"does not lie on the first-parent line of main in .*, such as {one[:12]}"
+    with pytest.raises(RepositoryError, match=on_line):
+        found.between(side[0], "main")
     assert found.between(one, merge) == [two, merge]
     assert found.describe(merge).parent == two
     with pytest.raises(RepositoryError, match="does not lie on the first-parent line of"):
@@ -152,7 +186,7 @@ def test_a_commit_that_was_rebased_away_is_found_as_long_as_git_keeps_it(reposit
     found = Repository.around(folder)
     assert found.describe(shas[3]).subject == "Number 4"
     assert found.positions([shas[3]]).keys() == {shas[3]}
-    with pytest.raises(RepositoryError, match="does not lie on the first-parent line"):
+    with pytest.raises(RepositoryError, match="is newer than main; swap them"):
         found.between(shas[3], "main")
     git(folder, "reflog", "expire", "--expire=now", "--all")
     git(folder, "gc", "--quiet", "--prune=now")
@@ -181,6 +215,35 @@ def test_the_base_is_the_parent_on_main_and_elsewhere_where_the_branch_left_it(r
     git(folder, "switch", "--quiet", "--create", "feature", shas[1])
     commits(folder, 2, first=10)
     assert found.default_base() == shas[1]
+
+
+def test_a_main_branch_of_an_old_name_is_not_the_base(repository):
+    folder, shas = repository
+    git(folder, "branch", "master", shas[0])
+    assert Repository.around(folder).default_base() == shas[2]
+
+
+def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repository):
+    folder, shas = repository
+    git(folder, "branch", "--move", "trunk")
+    found = Repository.around(folder)
+    assert found.default_base() == shas[2]
+    git(folder, "switch", "--quiet", "--create", "feature", shas[1])
+    commits(folder, 2, first=10)
+    with pytest.raises(RepositoryError, match="which of its 2 branches is the main one is not kn"):
+        found.default_base()
+
+
+def test_uncommitted_changes_on_main_are_compared_with_its_newest_commit(repository):
+    folder, shas = repository
+    (folder / "number").write_text("changed\n")
+    found = Repository.around(folder)
+    assert found.default_base() == shas[3]
+    assert found.default_base("HEAD") == shas[2]
+    git(folder, "switch", "--quiet", "--create", "feature")
+    commits(folder, 1, first=10)
+    (folder / "number").write_text("changed\n")
+    assert found.default_base() == shas[3]
 
 
 def test_the_first_commit_has_no_base(tmp_path):
@@ -216,6 +279,40 @@ def test_what_a_killed_process_left_of_a_work_tree_is_cleared_away(repository, t
     assert git(folder, "worktree", "list").count("\n") == 0
 
 
+def test_other_work_trees_stay_known_though_their_disk_is_away(repository, tmp_path):
+    folder, shas = repository
+    git(folder, "worktree", "add", "--quiet", "--detach", str(tmp_path / "mine"), shas[2])
+    (tmp_path / "mine").rename(tmp_path / "away")
+    with Repository.around(folder).worktree(shas[1], tmp_path / "trees"):
+        pass
+    (tmp_path / "away").rename(tmp_path / "mine")
+    assert read_commit(tmp_path / "mine").commit == shas[2]
+
+
+def test_a_work_tree_that_something_else_has_removed_is_made_again(repository, tmp_path):
+    folder, shas = repository
+    found = Repository.around(folder)
+    left = found.worktree(shas[1], tmp_path / "trees")
+    shutil.rmtree(left.__enter__())
+    with found.worktree(shas[1], tmp_path / "trees") as tree:
+        (tree / ".git").unlink()
+    assert git(folder, "worktree", "list").count("\n") == 0
+
+
+def test_neither_hooks_nor_large_files_have_a_part_in_a_work_tree(repository, tmp_path):
+    folder, _ = repository
+    hook = folder / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    hook.chmod(0o755)
+    told = f"sh -c 'cat; echo $GIT_LFS_SKIP_SMUDGE > {tmp_path}/skips'"
+    sha = commit(folder, {".gitattributes": "large filter=lfs\n", "large": "x"}, "Large", day=9)
+    git(folder, "config", "filter.lfs.smudge", told)
+    with Repository.around(folder).worktree(sha, tmp_path / "trees"):
+        pass
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "skips").read_text() == "1\n"
+
+
 def test_what_git_sets_for_its_hooks_does_not_mislead(repository, tmp_path):
     folder, _ = repository
     other = make_repository(tmp_path / "other")
@@ -246,3 +343,20 @@ def test_users_settings_change_nothing(repository, tmp_path, monkeypatch):
         states.append(found.state())
     assert all(state.is_dirty and state.subject == "Number 4" for state in states)
     assert states[0].changes != states[1].changes
+
+
+def test_signatures_are_not_checked(repository, tmp_path, monkeypatch):
+    folder, shas = repository
+    raw = tmp_path / "raw"
+    text = git(folder, "cat-file", "commit", shas[1])
+    mark = "-----{} PGP SIGNATURE-----".format
+    signature = f"\ngpgsig {mark('BEGIN')}\n \n abc\n {mark('END')}\n\n"
+    raw.write_text(text.replace("\n\n", signature, 1) + "\n")
+    signed = git(folder, "hash-object", "-t", "commit", "-w", str(raw))
+    settings = tmp_path / "gitconfig"
+    program = tmp_path / "gpg"
+    program.write_text("#!/bin/sh\ncat > /dev/null\necho 'gpg: no key' >&2\nexit 2\n")
+    program.chmod(0o755)
+    settings.write_text(f"[log]\nshowSignature = true\n[gpg]\nprogram = {program}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    assert Repository.around(folder).describe(signed).subject == "Number 2"

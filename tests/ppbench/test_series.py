@@ -149,15 +149,40 @@ def test_a_detached_head_is_the_end_of_the_line(runs: Runs, tmp_path: Path) -> N
     assert history.line == f"first-parent line of {shas[1][:9]} (no branch is checked out)"
 
 
-def test_a_commit_that_was_rebased_away_stands_at_its_date(runs: Runs, tmp_path: Path) -> None:
+def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
+    runs: Runs, tmp_path: Path
+) -> None:
     shas = made(tmp_path / "repo", 4)
     for number, sha in enumerate(shas):
         runs.add(Told(sha, number), CASE, 1000.0)
     runs.add(Told("f" * 40, 2, "gone"), CASE, 900.0)
-    history = asked(runs, tmp_path / "repo")
+    line = asked(runs, tmp_path / "repo")
+    assert commits(line) == shas
+    assert line.notes[0].startswith("1 run of 1 commit not in ")
+    assert line.notes[0].endswith("left out; --all shows them")
+    history = asked(runs, tmp_path / "repo", has_all=True)
     assert commits(history) == [*shas[:3], "f" * 40, shas[3]]
     assert [point.is_known for point in history.series[0].points] == [True] * 3 + [False, True]
     assert "(rebased?): placed by author date" in history.notes[0]
+
+
+def test_a_trial_over_other_steps_is_not_mixed_in(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 2)
+    for number, sha in enumerate(shas):
+        runs.add_launches(Told(sha, number), CASE, [1000.0] * 3, measure_steps=50)
+    runs.add_launches(Told(shas[1], 1), CASE, [500.0] * 3, measure_steps=1)
+    history = asked(runs, tmp_path / "repo")
+    assert [point.figures for point in history.series[0].points] == [(1000.0,) * 3] * 2
+    assert history.notes == ("3 runs over other steps than most of the case: left out",)
+
+
+def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 4)
+    for number, sha in enumerate(shas):
+        runs.add(Told(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
+    [note] = asked(runs, tmp_path / "repo").notes
+    assert note.startswith("measured by 2 versions of ppbench's code, which changes at ")
+    assert f" at {shas[2][:9]}: " in note
 
 
 def test_a_shallow_clone_says_how_to_get_the_rest(runs: Runs, tmp_path: Path) -> None:

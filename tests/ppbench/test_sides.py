@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tracked import CASE, STEADY, add_launches, store_in
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.repository import Repository
 from ppbench.store import Store
-from ppbench.tracking.sides import Places, Side, find_side
+from ppbench.tracking.sides import Places, Side, both_fresh, find_side
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_commit_without_runs_is_told_from_a_name_that_means_nothing(repository
     assert caught.value.exit_code == 3
     told = str(caught.value)
     assert f"main~1 = {first[:9]} Number 1: not measured in {store.folder} (5 runs of it" in told
-    assert f"ppbench backfill {first[:9]}~1..{first[:9]} SWEEP" in told
+    assert f"ppbench backfill {first[:9]}..{first[:9]} SWEEP --launches 5" in told
     with pytest.raises(UsageError, match="as a revision: no such revision in"):
         find_side("mian", places)
     with pytest.raises(UsageError, match=r"5 runs begin so: .*; give more of the id"):
@@ -140,8 +141,30 @@ def test_without_a_repository_a_revision_is_refused_with_the_reason(store, tmp_p
         find_side("worktree", Places(store, tmp_path))
 
 
+def test_a_repository_without_a_commit_is_one_all_the_same(store, repository):
+    with pytest.raises(RepositoryError) as caught:
+        find_side("worktree", Places(store, repository))
+    assert "without a repository" not in str(caught.value)
+
+
 def test_a_shallow_clone_says_how_to_fetch_the_rest(repository, store, tmp_path):
     commits(repository, 3)
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", "shallow")
     with pytest.raises(UsageError, match="the clone is shallow: git fetch --unshallow"):
         find_side("HEAD~1", Places(store, tmp_path / "shallow"))
+
+
+def test_of_what_was_measured_now_no_older_launches_count(store, tmp_path):
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    one, other = "0e" * 20, "07" * 20
+    places = Places(store, tmp_path)
+    add_launches(store, STEADY, one)
+    add_launches(store, STEADY, other, created_at=now.isoformat())
+    base, head = (find_side(sha, places) for sha in (one, other))
+    assert both_fresh(base, head, now) == (base, head)
+    mine = add_launches(store, STEADY[:3], one, created_at=now.isoformat())
+    first, last = both_fresh(find_side(one, places), head, now)
+    assert (ids(first), ids(last), last.notes) == (mine, ids(head), ())
+    assert first.notes == (
+        f"2 runs of {one} left out: made over an hour earlier, or by other code of ppbench",
+    )

@@ -119,6 +119,7 @@ def test_by_default_the_last_sweep_goes_out_and_never_two_commits_at_once(store,
     first = store.runs()["run_id"].iloc[0]
     with pytest.raises(UsageError, match="takes the runs of one commit, and these are of 2: 1111"):
         export([first, newest], None, ExportFormat.bencher, None, store.folder)
+    assert capsys.readouterr().err == "figures of commit 222222222\n"
     path = store.folder / "history.csv"
     assert export([], None, ExportFormat.otava, path, store.folder) == str(path)
     assert len(path.read_text().splitlines()) == 1 + 2
@@ -139,3 +140,9 @@ def test_otava_takes_no_runs_with_uncommitted_changes(store):
     add_launches(store, STEADY[:1], ONE, is_dirty=True, changes="c4a9")
     with pytest.raises(UsageError, match="none of the runs is of a commit without changes"):
         export([], None, ExportFormat.otava, None, store.folder)
+
+
+def test_figures_that_no_run_has_are_not_told(store):
+    add_launches(store, STEADY, ONE, bubble_fraction=None, peak_memory_bytes=None)
+    (entry,) = json.loads(github(store.runs()))
+    assert entry["extra"] == "launches: 5"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.config.schema import SweepFile, known_keys, place_keys
+from ppbench.config.schema import SweepFile, known_keys, shared_keys
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 EVERYTHING = '''\
@@ -143,7 +143,7 @@ VALUES = (
 )  # fmt: skip
 KEYS = (
     *known_keys(),
-    *place_keys(),
+    *shared_keys(),
     *SweepFile.model_fields,
     *("grid", "exclude", "grid.seq_len", "exclude.x", '""', "''", '"a.b"', '"a\\nb"', "a.b.c"),
     *('"\\u0000"', "é", '"é"', "1", "-", "1.2", "wrold_size", "Schedule", '"train.recompute"', "."),
@@ -184,7 +184,7 @@ def mutate(seed: int) -> Mutation:
 
 
 def _override(rng: random.Random) -> str:
-    key, value = rng.choice(KEYS[: len(known_keys()) + len(place_keys())]), rng.choice(VALUES)
+    key, value = rng.choice(KEYS[: len(known_keys()) + len(shared_keys())]), rng.choice(VALUES)
     return rng.choice(
         (f"{key}={value}", f"{key}={value}", f"grid.{key}={value}", f"{key} = [{value}]",
          f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}", f"{key}={value}\nname = 'x'")
