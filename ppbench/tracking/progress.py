@@ -69,9 +69,9 @@ class Progress:
         if num_left is None:
             return ""
         if not self._seconds:
-            return f", {counted(num_left, 'commit')} left with this one"
+            return f", {counted(num_left, 'start')} left with this one"
         seconds = sum(self._seconds) / len(self._seconds) * num_left
-        return f", {counted(num_left, 'commit')} left with this one, about {_duration(seconds)}"
+        return f", {counted(num_left, 'start')} left with this one, about {_duration(seconds)}"
 
 
 def _duration(seconds: float) -> str:
