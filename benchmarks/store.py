@@ -168,11 +168,11 @@ def main() -> None:
             time_compact(Path(scratch) / "single", options.single)
 
 
-def time_commands(folder: Path, num_rounds: int) -> None:
-    """Interleaved, so that a busy moment meets them all."""
+def commands_of(folder: Path) -> dict[str, list[str]]:
+    """What is timed, by its name."""
     case = cases()[5]
     at = ["--results", str(folder)]
-    commands = {
+    return {
         "--version": [*PPBENCH, "--version"],
         "ls, last 20": [*PPBENCH, "ls", "--limit", "20", *at],
         "ls --where, one case": [
@@ -216,6 +216,11 @@ def time_commands(folder: Path, num_rounds: int) -> None:
             *at,
         ],
     }
+
+
+def time_commands(folder: Path, num_rounds: int) -> None:
+    """Interleaved, so that a busy moment meets them all."""
+    commands = commands_of(folder)
     times: dict[str, list[float]] = {name: [] for name in commands}
     cpu_times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(num_rounds):

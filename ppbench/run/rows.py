@@ -100,17 +100,28 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         "cautions": _cautions(item, figures, planned_ns, moved, result),
     }
     tables = {
-        "spans": spans.assign(waiting_ns=waiting_ns(spans)),
         "steps": steps,
         "ranks": ranks,
-        "planned": planned_spans(attribution),
-        "attribution": attribution.rows,
         "edges": edges(moved),
-        "telemetry": _samples(result, origin_ns),
-        "memory": _memory_timelines(result),
+        **_timed(spans, attribution),
+        **_watched(result, origin_ns),
     }
     store.write_run(run, tables)
     return figures["tokens_per_s"]
+
+
+def _timed(spans: pd.DataFrame, attribution: Attribution) -> dict[str, pd.DataFrame]:
+    """Tables of what was timed, and of what the program makes of it."""
+    return {
+        "spans": spans.assign(waiting_ns=waiting_ns(spans)),
+        "planned": planned_spans(attribution),
+        "attribution": attribution.rows,
+    }
+
+
+def _watched(result: CaseResult, origin_ns: int) -> dict[str, pd.DataFrame]:
+    """Tables of what was watched beside the steps."""
+    return {"telemetry": _samples(result, origin_ns), "memory": _memory_timelines(result)}
 
 
 def _spans_of(result: CaseResult) -> tuple[pd.DataFrame, int]:
