@@ -28,7 +28,7 @@ from engine.model.spec import ModelSpec
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
 from engine.run.clock import HostClock
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 WARMUP_PAIRS = 3

@@ -35,7 +35,7 @@ from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, connect
 
 NUM_RANKS = 2

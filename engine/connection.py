@@ -29,7 +29,7 @@ from engine.configuration import (
 )
 from engine.model.stage_module import Message
 from engine.run.layer_costs import measure_costs
-from engine.run.p2p import Fabric, Ranks
+from engine.run.p2p.fabric import Fabric, Ranks
 
 Decided = TypeVar("Decided")
 

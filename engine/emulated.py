@@ -14,7 +14,7 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 
@@ -43,6 +43,8 @@ class EmulatedTrainer:
         self._channels = fabric.open_channels(
             edges,
             ranks,
+            agreement.messages,
+            self.config.data.num_microbatches,
             with_shapes=self.config.data.is_variable,
             delays_ns=emulation.delays_ns(edges),
         )

@@ -60,7 +60,7 @@ def _explain(error: Exception, launch: Launch) -> int:
     import torch
     import torch.distributed as dist
 
-    from engine.run.p2p import TransferError
+    from engine.run.p2p.channel import TransferError
 
     if is_known(error):
         launch.say(f"rank {launch.rank}: {error}")

@@ -34,7 +34,7 @@ from engine.connection import autocast_of, connect, ranks_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.split import write_configuration
-from engine.model.stage_module import StageModule, message_bytes
+from engine.model.stage_module import StageModule, gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
@@ -44,9 +44,9 @@ from engine.run.clock import Clock, IssueClock
 from engine.run.executor import Executor
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
-from engine.run.p2p import Fabric, Ranks
+from engine.run.p2p.fabric import Fabric, Ranks
 from engine.run.snapshot import SnapshotError
-from engine.run.stage import Stage, compile_layers, gradient_message, recompute_layers
+from engine.run.stage import Stage, compile_layers, recompute_layers
 from engine.run.watch import NOTHING, SPANS, Watch
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
@@ -399,6 +399,8 @@ class _Executing(Executor):
         self._opened = fabric.open_channels(
             edges_of(self.lowered),
             self.lowered.placement.ranks,
+            trainer.messages,
+            config.data.num_microbatches,
             with_shapes=config.data.is_variable,
         )
         stages = {index: _stage_of(trainer, index) for index in trainer.modules}
@@ -435,9 +437,13 @@ def _held_messages(trainer: Trainer) -> Messages:
     """Not for shapes that vary: there the first microbatch does not tell what others cost."""
     forward_bytes = [message_bytes(m) for m in trainer.messages]
     backward_bytes = [message_bytes(gradient_message(m)) for m in trainer.messages]
-    is_cpu = trainer.device.type == "cpu"
-    is_posted = is_cpu or trainer.fabric.transport == "nccl"
-    return Messages(forward_bytes, backward_bytes, is_posted=is_posted, is_queued=is_cpu)
+    transport = trainer.fabric.transport
+    return Messages(
+        forward_bytes,
+        backward_bytes,
+        is_posted=transport in ("gloo", "nccl"),
+        is_queued=transport == "gloo",
+    )
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

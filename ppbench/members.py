@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from engine.run.clock import HostClock, Ping
-from engine.run.p2p import Ranks
+from engine.run.p2p.fabric import Ranks
 
 _PATIENCE = timedelta(minutes=10)
 _made: Counter[Ranks] = Counter()  # how often these ranks have met; the same on each of them

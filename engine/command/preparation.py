@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.configuration import TrainerConfig
-    from engine.run.p2p import Fabric
+    from engine.run.p2p.fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def fabric_of(job: Job, launch: Launch) -> Fabric:
     import torch
 
     from engine.run.clock import clock_for
-    from engine.run.p2p import Fabric
+    from engine.run.p2p.fabric import Fabric
 
     kinds = set(launch.gather(job.device.type))
     if len(kinds) > 1:

@@ -47,6 +47,11 @@ def message_bytes(message: Message) -> int:
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in message)
 
 
+def gradient_message(message: Message) -> Message:
+    """What comes back for a message: a gradient for each floating-point tensor."""
+    return tuple(spec for spec in message if spec.dtype.is_floating_point)
+
+
 @dataclass(frozen=True)
 class SharedWeight:
     """One weight that several stages own: its name on each of them."""

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from engine.plan.spans import Span
 from engine.run.clock import MAX_DRIFT_PPB, Line, Ping, Tie, line_through
-from engine.run.p2p import Ranks
+from engine.run.p2p.fabric import Ranks
 
 NUM_PINGS = 50
 """Ten do where little else runs; on loopback, the narrowest bounds the offset to some 30 us."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.stage_module import Message
+from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
 from engine.plan.lower import Channel as Edge
 from engine.plan.simulate import Durations
-from engine.run.stage import Tensors, gradient_message
+from engine.run.stage import Tensors
 
 _PR_SET_TIMERSLACK = 29  # in nanoseconds; see prctl(2)
 

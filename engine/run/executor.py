@@ -24,15 +24,15 @@ from torch.profiler import record_function
 
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.stage_module import Message
+from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
 from engine.plan.lower import Channel as Edge
 from engine.plan.lower import channel_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
-from engine.run.p2p import Channel
-from engine.run.stage import Tensors, gradient_message
+from engine.run.p2p.channel import Channel
+from engine.run.stage import Tensors
 from engine.run.watch import SPANS, Watch
 
 Result = TypeVar("Result")

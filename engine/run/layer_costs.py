@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.model.partition import Costs
-from engine.model.stage_module import Message, Model
-from engine.run.stage import Stage, Tensors, gradient_message
+from engine.model.stage_module import Message, Model, gradient_message
+from engine.run.stage import Stage, Tensors
 
 REPEATS = 5
 

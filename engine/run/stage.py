@@ -172,11 +172,6 @@ def _gradients_of(leaves: Tensors) -> Tensors:
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
 
 
-def gradient_message(message: Message) -> Message:
-    """What comes back for a message: a gradient for each floating-point tensor."""
-    return tuple(spec for spec in message if spec.dtype.is_floating_point)
-
-
 def recompute_layers(module: StageModule) -> None:
     """Keep each layer's input only; its backward runs its forward again.
 

@@ -24,7 +24,7 @@ from engine.flight import Flight, Phase
 from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.memory import MemoryUse, reset_process_peak
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import StepResult, TrainerConfig
 from ppbench.analysis.stats import has_settled
 from ppbench.config.case import Case, Measure

@@ -33,7 +33,8 @@ from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.run.clock import clock_for
-from engine.run.p2p import Fabric, TransferError
+from engine.run.p2p.channel import TransferError
+from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError

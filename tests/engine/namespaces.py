@@ -89,7 +89,7 @@ def _serve_once(
     import torch.distributed as dist
 
     from engine.run.clock import HostClock
-    from engine.run.p2p import Fabric
+    from engine.run.p2p.fabric import Fabric
 
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)

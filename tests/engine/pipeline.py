@@ -16,7 +16,7 @@ from engine.model.data import Data, DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.program import Program
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Build as BuildRunner
 from engine.trainer import StepResult, Trainer, TrainerConfig, connect
 

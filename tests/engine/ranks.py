@@ -77,7 +77,7 @@ def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     from engine.run.clock import HostClock
-    from engine.run.p2p import Fabric
+    from engine.run.p2p.fabric import Fabric
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))

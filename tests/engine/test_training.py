@@ -14,7 +14,8 @@ from engine.model.data import IGNORED, Data
 from engine.plan.spans import Lane
 from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p import Fabric, HostChannel
+from engine.run.p2p.fabric import Fabric
+from engine.run.p2p.gloo import GlooChannel
 from engine.trainer import Trainer, connect
 
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -84,7 +85,7 @@ def transfers(fabric, is_member, settings):
         channel._shapes.send = counted
 
     for channel in trainer.runner._channels.values():
-        assert isinstance(channel, HostChannel)
+        assert isinstance(channel, GlooChannel)
         if channel._shapes is not None:
             counting(channel)
     spans = [span for step in range(2) for span in trainer.step(step).spans]

@@ -16,7 +16,7 @@ from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from engine.run.clock import CudaClock, clock_for
 from engine.run.memory import MemoryUse
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 DEVICE = torch.device("cuda", 0)

@@ -12,7 +12,7 @@ from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryUse
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak

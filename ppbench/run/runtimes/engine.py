@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.connection import Agreement
 from engine.flight import NO_FLIGHT, Flight
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import Case
 from ppbench.run.runtimes.trained import TrainedRuntime
 

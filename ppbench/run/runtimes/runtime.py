@@ -13,7 +13,7 @@ from engine.flight import Flight
 from engine.model.answers import FlopFacts
 from engine.plan.program import Program
 from engine.run.memory import MemoryUse
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.watch import SPANS, Watch
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak

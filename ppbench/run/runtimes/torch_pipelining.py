@@ -28,7 +28,7 @@ from engine.plan.footprint import Messages
 from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.stage import loss_of
 from engine.run.watch import Watch
 from engine.trainer import Trainer

@@ -16,7 +16,7 @@ from engine.model.stage_module import StageModule
 from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryUse
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.stage import loss_of
 from engine.run.watch import SPANS, Watch
 from engine.trainer import Build, StepResult, Trainer, TrainerConfig

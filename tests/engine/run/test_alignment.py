@@ -23,7 +23,7 @@ from engine.run.alignment import (
     measure_offset,
 )
 from engine.run.clock import MAX_DRIFT_PPB, HostClock, Line, Ping
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, connect
 
 DRIFTS = st.fractions(-1, 1).map(lambda share: share * MAX_DRIFT_PPB * Fraction(999, 10**12))

@@ -9,7 +9,7 @@ from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
 from engine.run.clock import FakeClock, HostClock
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 

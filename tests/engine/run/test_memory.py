@@ -23,7 +23,7 @@ from engine.run.memory import (
     storages,
     use_of,
 )
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 CPU = torch.device("cpu")

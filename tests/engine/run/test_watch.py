@@ -16,7 +16,7 @@ from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import uniform
 from engine.run.clock import FakeClock
 from engine.run.emulation import Emulation
-from engine.run.p2p import Fabric
+from engine.run.p2p.fabric import Fabric
 from engine.run.watch import NOTHING, RANGES, SPANS, Watch
 from engine.trainer import Trainer, TrainerConfig, connect
 

@@ -1,0 +1,1 @@
+"""Messages between stages: the only user of torch's point-to-point calls."""

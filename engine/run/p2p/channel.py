@@ -1,0 +1,66 @@
+"""What every channel offers: a directed stage edge, seen from one of its ends.
+
+Its messages keep order, sending never blocks the rank, and receives are posted ahead of need into
+buffers of their own.
+
+    program           channel                          peer
+    SEND  --send-->   queued, moves when both ready    RECV
+    RECV  --post-->   buffer waits for the message
+    F, B  --take-->   blocks until it is there
+
+Three kinds: `MemoryChannel` between CPU ranks of one host, `GlooChannel` between hosts or for CUDA
+ranks that share a device, `NcclChannel` between devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.model.stage_module import Message
+from engine.plan.action import Action
+from engine.run.clock import Mark
+
+Tensors = tuple[Tensor, ...]
+
+
+class TransferError(RuntimeError):
+    """A message was lost: the peer died, or the transport failed."""
+
+
+@dataclass
+class Transfer:
+    """One end of one message."""
+
+    action: Action
+    num_bytes: int
+    start: Mark
+    end: Mark | None = None
+
+
+class Channel(Protocol):
+    """One end, sending or receiving, of a directed stage edge."""
+
+    is_timed: bool  # whether transfers are timed; set between steps
+
+    def send(self, action: Action, tensors: Tensors) -> None:
+        """Queue a message. Never blocks; the tensors are let go once they have been moved."""
+
+    def post(self, action: Action, message: Message) -> None:
+        """Make buffers ready for the next message. Never blocks."""
+
+    def take(self) -> Tensors:
+        """The oldest posted message. Blocks the host (gloo) or the compute stream (NCCL)."""
+
+    def finish_step(self) -> list[Transfer]:
+        """Block until every transfer is over; return and forget them. Raises TransferError."""
+
+    def close(self) -> None:
+        """Free threads and buffers; the channel is not used again."""
+
+
+def num_bytes_of(tensors: Tensors) -> int:
+    """Of all of them."""
+    return sum(tensor.nbytes for tensor in tensors)

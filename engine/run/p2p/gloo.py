@@ -1,0 +1,213 @@
+"""Messages over gloo: between hosts, with emulated links, and for CUDA ranks that share a device.
+
+A thread per channel waits for what is sent, so that it is let go and its end stamped when that
+happens. The rank itself waits for what it receives: to be woken by a thread takes longer. So a
+receive's end is when the rank had the message; one that was there before has the end of its send.
+Shapes that vary and emulated links need the thread for receives too. For CUDA ranks that share a
+device (NCCL refuses them) it copies to and from pinned host memory.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.model.stage_module import Message, TensorSpec
+from engine.plan.action import Action
+from engine.run.clock import HostClock
+from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
+from engine.run.p2p.shapes import Pending, Shapes
+
+
+@dataclass
+class _Message:
+    """A message on its way: what must stay alive until it has been moved."""
+
+    transfer: Transfer | None  # None where transfers are not timed
+    tensors: Tensors
+    works: list[dist.Work]
+    is_incoming: bool
+    staged: torch.cuda.Event | None = None  # when the copy to host memory will be complete
+    shapes: Pending | None = None  # sent ahead, or awaited
+    expected: Message = ()  # what is received, shapes to be told
+
+    def wait(self) -> None:
+        """Block until it has been moved. Asked twice, gloo would wait for one more message."""
+        for work in self.works:
+            work.wait()
+        self.works = []
+
+    def let_go(self) -> None:
+        """Drop the buffers on the calling thread.
+
+        That must be the rank's own: the profiler counts frees only on the thread that it was
+        started on, and only that thread allocates, so it is early enough for the peak.
+        """
+        self.tensors, self.works, self.shapes = (), [], None
+
+
+class GlooChannel:
+    """A channel over gloo, messages told apart by the edge's tag."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        tag: int,
+        device: torch.device,
+        shapes: Shapes | None,
+        delay_ns: int = 0,
+    ) -> None:
+        """`shapes` are sent and expected ahead of each message; None where they never vary.
+
+        `delay_ns`: each message takes so much longer, on both ends; one at a time.
+        """
+        self._group, self._peer, self._tag, self._device = group, peer, tag, device
+        self._shapes, self._delay_ns = shapes, delay_ns
+        self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
+        self._is_staged = device.type == "cuda"
+        self.is_timed = True
+        self._transfers: list[Transfer] = []
+        self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
+        self._arrived: SimpleQueue[_Message | BaseException] = SimpleQueue()
+        self._sent: SimpleQueue[_Message] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._complete_in_order, daemon=True)
+        self._thread.start()
+
+    def send(self, action: Action, tensors: Tensors) -> None:
+        self._let_go_of_sent()
+        message = _Message(self._begin(action, tensors), (), [], is_incoming=False)
+        if self._shapes is not None:
+            message.shapes = self._shapes.send(tensors)
+        if self._is_staged:
+            message.tensors, message.staged = _copy_to_host(tensors)
+        else:
+            message.tensors = tuple(tensor.contiguous() for tensor in tensors)
+            message.works = self._isend(message.tensors)
+        self._pending.put(message)
+
+    def post(self, action: Action, message: Message) -> None:
+        self._let_go_of_sent()
+        coming = _Message(self._begin(action, ()), (), [], is_incoming=True)
+        if self._shapes is None:
+            self._receive(coming, message)
+        else:
+            coming.shapes, coming.expected = self._shapes.post(message), message
+        if self._shapes is None and not self._delay_ns:
+            self._arrived.put(coming)  # the rank waits for it when it takes it
+        else:
+            self._pending.put(coming)
+
+    def take(self) -> Tensors:
+        try:
+            arrived = self._next_arrived()
+        except Exception as error:
+            raise TransferError(f"receive from rank {self._peer}: {error}") from error
+        buffers = arrived.tensors
+        arrived.let_go()
+        return tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
+
+    def finish_step(self) -> list[Transfer]:
+        is_idle = threading.Event()
+        self._pending.put(is_idle)
+        is_idle.wait()
+        self._let_go_of_sent()
+        if self._error is not None:
+            raise TransferError(f"transfer with rank {self._peer}: {self._error}")
+        finished, self._transfers = self._transfers, []
+        return finished
+
+    def close(self) -> None:
+        self._pending.put(None)
+        self._thread.join()
+
+    def _next_arrived(self) -> _Message:
+        arrived = self._arrived.get()
+        if isinstance(arrived, BaseException):
+            raise arrived
+        arrived.wait()
+        if arrived.transfer is not None and arrived.transfer.end is None:
+            arrived.transfer.end = self._clock.mark()
+        return arrived
+
+    def _begin(self, action: Action, tensors: Tensors) -> Transfer | None:
+        if not self.is_timed:
+            return None
+        transfer = Transfer(action, num_bytes_of(tensors), self._clock.mark())
+        self._transfers.append(transfer)
+        return transfer
+
+    def _isend(self, tensors: Tensors) -> list[dist.Work]:
+        works = [dist.isend(tensor, self._peer, self._group, self._tag) for tensor in tensors]
+        return [work for work in works if work is not None]
+
+    def _receive(self, coming: _Message, message: Message) -> None:
+        """Post a buffer for each tensor of the message."""
+        coming.tensors = tuple(self._buffer(spec) for spec in message)
+        if coming.transfer is not None:
+            coming.transfer.num_bytes = num_bytes_of(coming.tensors)
+        works = [dist.irecv(b, self._peer, self._group, self._tag) for b in coming.tensors]
+        coming.works = [work for work in works if work is not None]
+
+    def _buffer(self, spec: TensorSpec) -> Tensor:
+        """Host memory; not torch's where another thread asks for it.
+
+        The profiler, which sees one thread only, would count the free without the allocation.
+        """
+        if self._shapes is None or self._is_staged:
+            return torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._is_staged)
+        num_bytes = math.prod(spec.shape) * spec.dtype.itemsize
+        return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(spec.dtype).view(spec.shape)
+
+    def _let_go_of_sent(self) -> None:
+        while not self._sent.empty():
+            self._sent.get().let_go()
+
+    def _complete_in_order(self) -> None:
+        """The channel's thread: wait for each message in turn."""
+        while (item := self._pending.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._complete(item)
+            except Exception as error:  # handed to the rank's own thread
+                self._error = error
+                self._arrived.put(error)
+
+    def _complete(self, message: _Message) -> None:
+        if message.staged is not None:
+            message.staged.synchronize()  # blocks this thread; the rank runs on
+            if message.transfer is not None:
+                message.transfer.start = self._clock.mark()
+            message.works = self._isend(message.tensors)
+        if message.shapes is not None and message.is_incoming:
+            self._receive(message, Shapes.wait(message.shapes, message.expected))
+        message.wait()
+        if message.shapes is not None and not message.is_incoming:
+            message.shapes.work.wait()
+        if self._delay_ns:
+            time.sleep(self._delay_ns / 1e9)
+        if message.transfer is not None:
+            message.transfer.end = self._clock.mark()
+        (self._arrived if message.is_incoming else self._sent).put(message)
+
+
+def _copy_to_host(tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+    """Start a copy to pinned memory on the current stream; the event tells when it is there."""
+    copies = []
+    for tensor in tensors:
+        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copies.append(staged.copy_(tensor, non_blocking=True))
+    ready = torch.cuda.Event()
+    ready.record()
+    return tuple(copies), ready

@@ -1,0 +1,299 @@
+"""Messages between the CPU ranks of one host, through memory that both have mapped.
+
+    sender                        shared memory                    receiver
+    send  --copies into-->        [slot][slot][slot]...            post  notes what is expected
+          --slot, time, shapes--> pipe               --read by-->  take  copies out, frees the slot
+
+No thread and no socket: each copy is made by the rank that wants it, so that nothing takes a core
+from a rank that computes. The pipe keeps the order, wakes a rank that waits, and ends when its
+sender has died. Neither has a name: the sender opens the receiver's through /proc, so nothing is
+left behind however a rank ends. Shapes travel with each message, whether they vary or not.
+
+The slots are one per microbatch: more messages than that are never on their way. The first free
+one is used, so that only as much memory is touched as messages have waited at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import select
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.model.stage_module import Message, TensorSpec, gradient_message
+from engine.plan.action import Action
+from engine.plan.lower import Channel as Edge
+from engine.run.clock import HostClock
+from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
+
+Gather = Callable[[Any], list[Any]]
+"""Every rank's object, in order of rank, on all of them. Blocks until all are here."""
+
+_NAMESPACES = ("net", "pid", "time")
+_ALIGNMENT = 64
+_PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
+_SPIN_NS = 100_000
+_HEAD = 2  # numbers of a header before its shapes: slot, when it was sent
+
+
+def can_share_memory(gather: Gather) -> bool:
+    """Whether all ranks see each other's memory and read the same clock. Collective.
+
+    Tried out, and not between network namespaces: those stand for hosts.
+    """
+    with _offered() as mine:
+        offers: list[_Offer | None] = gather(mine)
+        return all(gather(all(_sees(mine, theirs) for theirs in offers)))
+
+
+class _Offer(NamedTuple):
+    """Where a rank is, where some memory of its own lies, and what is read there."""
+
+    place: tuple[str, ...]
+    path: str
+    token: bytes
+
+
+@contextlib.contextmanager
+def _offered() -> Iterator[_Offer | None]:
+    """Memory for others to find, while it lasts; None where there can be none."""
+    try:
+        place = tuple(str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        memory = os.memfd_create("engine")
+    except (OSError, AttributeError):  # not Linux, or not allowed
+        yield None
+        return
+    try:
+        token = os.urandom(16)
+        os.write(memory, token)
+        yield _Offer((boot, *place), _path_of(memory), token)
+    finally:
+        os.close(memory)
+
+
+def _sees(mine: _Offer | None, theirs: _Offer | None) -> bool:
+    if mine is None or theirs is None or mine.place != theirs.place:
+        return False
+    try:
+        return Path(theirs.path).read_bytes() == theirs.token
+    except OSError:
+        return False
+
+
+def _path_of(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def open_channels(
+    edges: Iterable[Edge],
+    ranks: Sequence[int],
+    me: int,
+    messages: Sequence[Message],
+    num_microbatches: int,
+    gather: Gather,
+) -> dict[Edge, MemoryChannel]:
+    """This rank's end of each edge that it has one of. Collective over `ranks`.
+
+    `messages[stage]` is what a stage sends to the next, at its longest.
+    """
+    crossing = [edge for edge in edges if ranks[edge.source] != ranks[edge.target]]
+    inboxes = {
+        edge: _Inbox(num_microbatches, _room_for(edge, messages))
+        for edge in crossing
+        if ranks[edge.target] == me
+    }
+    addresses = {
+        edge: address
+        for theirs in gather({edge: inbox.address for edge, inbox in inboxes.items()})
+        for edge, address in theirs.items()
+    }
+    is_spinning = len(set(ranks)) <= len(os.sched_getaffinity(0))
+    channels = {
+        edge: _open_sender(addresses[edge], ranks[edge.target])
+        for edge in crossing
+        if ranks[edge.source] == me
+    }
+    gather(None)  # every inbox has its sender
+    for edge, inbox in inboxes.items():
+        channels[edge] = inbox.open(ranks[edge.source], is_spinning=is_spinning)
+    return channels
+
+
+def _room_for(edge: Edge, messages: Sequence[Message]) -> int:
+    if edge.source < edge.target:
+        message = messages[edge.source]
+    else:
+        message = gradient_message(messages[edge.target])
+    return sum(_room_of(spec) for spec in message)
+
+
+def _room_of(spec: TensorSpec) -> int:
+    return _rounded(math.prod(spec.shape) * spec.dtype.itemsize, _ALIGNMENT)
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+class _Address(NamedTuple):
+    """Where an inbox is opened from another process."""
+
+    memory: str
+    pipe: str
+    num_slots: int
+    slot_bytes: int
+
+
+class _Inbox:
+    """The receiver's memory and pipe, until its sender has opened both."""
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        self._memory = os.memfd_create("engine")
+        self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        paths = _path_of(self._memory), _path_of(self._writes)
+        self.address = _Address(*paths, num_slots, slot_bytes)
+        self._slots = _Slots(self._memory, num_slots, slot_bytes)
+
+    def open(self, sender: int, *, is_spinning: bool) -> MemoryChannel:
+        """The receiving end; no other process can open the inbox any more."""
+        os.close(self._memory)
+        os.close(self._writes)  # the sender's is the last one: the pipe ends with it
+        return MemoryChannel(self._slots, self._reads, sender, is_spinning=is_spinning)
+
+
+def _open_sender(address: _Address, receiver: int) -> MemoryChannel:
+    memory = os.open(address.memory, os.O_RDWR)
+    slots = _Slots(memory, address.num_slots, address.slot_bytes)
+    os.close(memory)
+    pipe = os.open(address.pipe, os.O_WRONLY | os.O_NONBLOCK)
+    return MemoryChannel(slots, pipe, receiver)
+
+
+class _Slots:
+    """Mapped memory: a byte per slot that tells whether it is taken, then the slots."""
+
+    def __init__(self, memory: int, num_slots: int, slot_bytes: int) -> None:
+        self._num_slots, self._slot_bytes = num_slots, slot_bytes
+        self._first = _rounded(num_slots, _ALIGNMENT)
+        size = self._first + num_slots * slot_bytes
+        os.ftruncate(memory, size)
+        self._map = mmap.mmap(memory, size)
+
+    def take_free(self) -> int:
+        slot = self._map.find(b"\0", 0, self._num_slots)
+        assert slot >= 0, "more messages are on their way than a step has microbatches"
+        self._map[slot] = 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        self._map[slot] = 0
+
+    def views(self, slot: int, message: Message) -> list[Tensor]:
+        """The slot as tensors of these shapes."""
+        at = self._first + slot * self._slot_bytes
+        views = []
+        for spec in message:
+            if count := math.prod(spec.shape):
+                flat = torch.frombuffer(self._map, dtype=spec.dtype, count=count, offset=at)
+                views.append(flat.view(spec.shape))
+            else:  # which frombuffer refuses
+                views.append(torch.empty(spec.shape, dtype=spec.dtype))
+            at += _room_of(spec)
+        return views
+
+
+@dataclass(frozen=True)
+class _Posted:
+    """A message that is expected."""
+
+    action: Action
+    message: Message
+    start_ns: int
+
+
+class MemoryChannel:
+    """One end of a directed edge. Its transfers' times are the sender's copy and, for a receive,
+    when the message was there.
+    """
+
+    def __init__(self, slots: _Slots, pipe: int, peer: int, *, is_spinning: bool = False) -> None:
+        """`pipe`: the end that is this rank's. `is_spinning`: it has a core for itself, and looks
+        for a message a while before it sleeps.
+        """
+        self._slots, self._pipe, self._peer = slots, pipe, peer
+        self._spin_ns = _SPIN_NS if is_spinning else 0
+        self._clock = HostClock()
+        self.is_timed = True
+        self._transfers: list[Transfer] = []
+        self._posted: deque[_Posted] = deque()
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+
+    def send(self, action: Action, tensors: Tensors) -> None:
+        start_ns = self._clock.mark()
+        slot = self._slots.take_free()
+        message = tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
+        for view, tensor in zip(self._slots.views(slot, message), tensors, strict=True):
+            view.copy_(tensor)
+        sizes = [size for tensor in tensors for size in tensor.shape]
+        end_ns = self._clock.mark()
+        try:
+            os.write(self._pipe, struct.pack(f"{_HEAD + len(sizes)}q", slot, end_ns, *sizes))
+        except BrokenPipeError as error:
+            raise TransferError(f"send to rank {self._peer}: it is gone") from error
+        self._note(action, tensors, start_ns, end_ns)
+
+    def post(self, action: Action, message: Message) -> None:
+        self._posted.append(_Posted(action, message, self._clock.mark()))
+
+    def take(self) -> Tensors:
+        posted, began_ns = self._posted.popleft(), self._clock.mark()
+        slot, sent_ns, *sizes = self._next_header(posted.message)
+        told = iter(sizes)
+        message = tuple(
+            TensorSpec(tuple(next(told) for _ in spec.shape), spec.dtype) for spec in posted.message
+        )
+        tensors = tuple(view.clone() for view in self._slots.views(slot, message))
+        self._slots.free(slot)
+        is_late = sent_ns > began_ns
+        end_ns = self._clock.mark() if is_late else max(posted.start_ns, sent_ns)
+        self._note(posted.action, tensors, posted.start_ns, end_ns)
+        return tensors
+
+    def finish_step(self) -> list[Transfer]:
+        finished, self._transfers = self._transfers, []
+        return finished
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+    def _note(self, action: Action, tensors: Tensors, start_ns: int, end_ns: int) -> None:
+        if self.is_timed:
+            self._transfers.append(Transfer(action, num_bytes_of(tensors), start_ns, end_ns))
+
+    def _next_header(self, message: Message) -> tuple[int, ...]:
+        """Blocks until there is one."""
+        num_numbers = _HEAD + sum(len(spec.shape) for spec in message)
+        until_ns = self._clock.mark() + self._spin_ns
+        while True:
+            try:
+                header = os.read(self._pipe, 8 * num_numbers)  # written whole: it is short
+            except BlockingIOError:
+                if self._clock.mark() >= until_ns and not self._poll.poll(_PATIENCE_MS):
+                    words = f"nothing came in {_PATIENCE_MS // 60_000} minutes"
+                    raise TransferError(f"receive from rank {self._peer}: {words}") from None
+                continue
+            if not header:
+                raise TransferError(f"receive from rank {self._peer}: it is gone")
+            return struct.unpack(f"{num_numbers}q", header)
