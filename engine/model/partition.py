@@ -6,11 +6,14 @@ What comes before the layers (embeddings) always belongs to the first stage, wha
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
 BY_COST = ("parameters", "measured")
 KNOWN = ("uniform", *BY_COST)
+Joined = Callable[[float, float], float]
 
 
 class PartitionError(ValueError):
@@ -59,30 +62,44 @@ def balance(costs: Costs, num_stages: int) -> list[range]:
     """The partition whose most costly stage costs least; exact, by dynamic programming.
 
     Of several such partitions, the one with the smallest sum of squares: the other stages are
-    evened out as well. Takes num_stages x layers² steps.
+    evened out as well. Takes num_stages x layers² steps, twice: first for how little the most
+    costly stage can cost, then for the squares of stages that cost no more.
     """
-    num_layers = len(costs.layers)
-    upto = [0.0, *accumulate(costs.layers)]
-    # best[end]: (largest stage, sum of squares, cuts) of the stages so far, that own layers < end
-    best: list[tuple[float, float, tuple[int, ...]]] = [
-        (costs.before + upto[end], (costs.before + upto[end]) ** 2, (end,))
-        for end in range(num_layers + 1)
-    ]
-    for stage in range(1, num_stages):
-        extra = costs.after if stage == num_stages - 1 else 0.0
-        best = [
-            min(_extended(best[cut], upto[end] - upto[cut] + extra, end) for cut in range(end + 1))
-            for end in range(num_layers + 1)
-        ]
-    cuts = best[num_layers][2]
+    largest, _ = _best_cuts(costs, num_stages, max, math.inf)
+    _, cuts = _best_cuts(costs, num_stages, _with_square, largest)
     return [range(start, end) for start, end in zip((0, *cuts), cuts, strict=False)]
 
 
+def _with_square(squares: float, cost: float) -> float:
+    return squares + cost * cost
+
+
+def _best_cuts(
+    costs: Costs, num_stages: int, joined: Joined, limit: float
+) -> tuple[float, tuple[int, ...]]:
+    """The least that the costs of the stages join to, none above the limit, and where each ends."""
+    num_layers = len(costs.layers)
+    upto = [0.0, *accumulate(costs.layers)]
+    # best[end]: what the stages so far join to, which own the layers < end, and their cuts
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] + [(math.inf, ())] * num_layers
+    for stage in range(num_stages):
+        own = costs.before if stage == 0 else 0.0
+        own += costs.after if stage == num_stages - 1 else 0.0
+        best = [
+            min(
+                _extended(best[cut], upto[end] - upto[cut] + own, end, joined, limit)
+                for cut in range(end + 1)
+            )
+            for end in range(num_layers + 1)
+        ]
+    return best[num_layers]
+
+
 def _extended(
-    so_far: tuple[float, float, tuple[int, ...]], cost: float, end: int
-) -> tuple[float, float, tuple[int, ...]]:
-    largest, squares, cuts = so_far
-    return max(largest, cost), squares + cost * cost, (*cuts, end)
+    so_far: tuple[float, tuple[int, ...]], cost: float, end: int, joined: Joined, limit: float
+) -> tuple[float, tuple[int, ...]]:
+    before, cuts = so_far
+    return (joined(before, cost) if cost <= limit else math.inf), (*cuts, end)
 
 
 def _uniform_counts(num_layers: int, num_stages: int) -> list[int]:

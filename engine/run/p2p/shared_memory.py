@@ -42,7 +42,7 @@ Gather = Callable[[Any], list[Any]]
 _NAMESPACES = ("net", "pid", "time")
 _ALIGNMENT = 64
 _PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
-_SPIN_NS = 100_000
+_NUM_LOOKS = 64  # about 100 microseconds of looking for a message before sleeping
 _HEAD = 2  # numbers of a header before its shapes: slot, when it was sent
 
 
@@ -232,7 +232,7 @@ class MemoryChannel:
         for a message a while before it sleeps.
         """
         self._slots, self._pipe, self._peer = slots, pipe, peer
-        self._spin_ns = _SPIN_NS if is_spinning else 0
+        self._num_looks = _NUM_LOOKS if is_spinning else 1
         self._clock = HostClock()
         self.is_timed = True
         self._transfers: list[Transfer] = []
@@ -241,13 +241,13 @@ class MemoryChannel:
         self._poll.register(pipe, select.POLLIN)
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        start_ns = self._clock.mark()
+        start_ns = self._now_ns()
         slot = self._slots.take_free()
         message = tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
         for view, tensor in zip(self._slots.views(slot, message), tensors, strict=True):
             view.copy_(tensor)
         sizes = [size for tensor in tensors for size in tensor.shape]
-        end_ns = self._clock.mark()
+        end_ns = self._now_ns()
         try:
             os.write(self._pipe, struct.pack(f"{_HEAD + len(sizes)}q", slot, end_ns, *sizes))
         except BrokenPipeError as error:
@@ -255,10 +255,10 @@ class MemoryChannel:
         self._note(action, tensors, start_ns, end_ns)
 
     def post(self, action: Action, message: Message) -> None:
-        self._posted.append(_Posted(action, message, self._clock.mark()))
+        self._posted.append(_Posted(action, message, self._now_ns()))
 
     def take(self) -> Tensors:
-        posted, began_ns = self._posted.popleft(), self._clock.mark()
+        posted, began_ns = self._posted.popleft(), self._now_ns()
         slot, sent_ns, *sizes = self._next_header(posted.message)
         told = iter(sizes)
         message = tuple(
@@ -267,7 +267,7 @@ class MemoryChannel:
         tensors = tuple(view.clone() for view in self._slots.views(slot, message))
         self._slots.free(slot)
         is_late = sent_ns > began_ns
-        end_ns = self._clock.mark() if is_late else max(posted.start_ns, sent_ns)
+        end_ns = self._now_ns() if is_late else max(posted.start_ns, sent_ns)
         self._note(posted.action, tensors, posted.start_ns, end_ns)
         return tensors
 
@@ -278,6 +278,9 @@ class MemoryChannel:
     def close(self) -> None:
         os.close(self._pipe)
 
+    def _now_ns(self) -> int:
+        return self._clock.mark() if self.is_timed else 0
+
     def _note(self, action: Action, tensors: Tensors, start_ns: int, end_ns: int) -> None:
         if self.is_timed:
             self._transfers.append(Transfer(action, num_bytes_of(tensors), start_ns, end_ns))
@@ -285,15 +288,17 @@ class MemoryChannel:
     def _next_header(self, message: Message) -> tuple[int, ...]:
         """Blocks until there is one."""
         num_numbers = _HEAD + sum(len(spec.shape) for spec in message)
-        until_ns = self._clock.mark() + self._spin_ns
-        while True:
-            try:
-                header = os.read(self._pipe, 8 * num_numbers)  # written whole: it is short
-            except BlockingIOError:
-                if self._clock.mark() >= until_ns and not self._poll.poll(_PATIENCE_MS):
-                    words = f"nothing came in {_PATIENCE_MS // 60_000} minutes"
-                    raise TransferError(f"receive from rank {self._peer}: {words}") from None
-                continue
-            if not header:
-                raise TransferError(f"receive from rank {self._peer}: it is gone")
-            return struct.unpack(f"{num_numbers}q", header)
+        header = self._read(8 * num_numbers)
+        if not header:
+            raise TransferError(f"receive from rank {self._peer}: it is gone")
+        return struct.unpack(f"{num_numbers}q", header)
+
+    def _read(self, num_bytes: int) -> bytes:
+        """What was written at once, which no other write comes between; nothing at the end."""
+        for _ in range(self._num_looks):
+            with contextlib.suppress(BlockingIOError):
+                return os.read(self._pipe, num_bytes)
+        if not self._poll.poll(_PATIENCE_MS):
+            words = f"nothing came in {_PATIENCE_MS // 60_000} minutes"
+            raise TransferError(f"receive from rank {self._peer}: {words}")
+        return os.read(self._pipe, num_bytes)
