@@ -40,13 +40,15 @@ class EmulatedTrainer:
         ranks = self.program.placement.ranks
         edges = edges_of(self.program)
         wake_on_time()  # before the channels' threads, which inherit it
+        delays_ns = emulation.delays_ns(edges)
+        self.transport = fabric.transport_with(delays_ns)
         self._channels = fabric.open_channels(
             edges,
             ranks,
             agreement.messages,
             self.config.data.num_microbatches,
             with_shapes=self.config.data.is_variable,
-            delays_ns=emulation.delays_ns(edges),
+            delays_ns=delays_ns,
         )
         messages = agreement.messages
         self.stages = {

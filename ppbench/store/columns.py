@@ -223,7 +223,9 @@ RUNS: tuple[Column, ...] = (
         "share of what the partition balances (layers, parameters or measured time) of each "
         "stage, JSON list",
     ),
-    Column("transport", pa.string(), "what moved the messages: `gloo`, `nccl`, `none`, ..."),
+    Column(
+        "transport", pa.string(), "what moved the messages: `memory`, `gloo`, `nccl`, `none`, ..."
+    ),
     Column("cautions", pa.string(), "names of the cautions, comma-separated; empty if none"),
     Column(
         "program",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +188,22 @@ def merged(
                 assert torch.equal(value, whole[name]), f"{name} differs between its owners"
             whole[name] = value
     return whole
+
+
+def over_gloo(
+    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """What ranks on hosts of their own would do."""
+    usual, fabric.shares_memory = fabric.shares_memory, False
+    try:
+        return function(fabric, is_member, *arguments)
+    finally:
+        fabric.shares_memory = usual
+
+
+def train_over_gloo(fabric: Fabric, is_member: bool, settings: TrainerConfig) -> Outcome | None:
+    outcome: Outcome | None = over_gloo(fabric, is_member, train, settings)
+    return outcome
 
 
 def assert_exact(

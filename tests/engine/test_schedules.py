@@ -1,7 +1,7 @@
 """Exactness of every schedule: split backward, several stages per rank, both placements."""
 
 import pytest
-from pipeline import assert_exact, config
+from pipeline import assert_exact, config, train_over_gloo
 
 from engine.plan.lower import Policy
 from engine.plan.schedules.registry import SCHEDULES, build_program
@@ -19,6 +19,12 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, wo
     outcomes = assert_exact(ranks, settings)
     program = build_program(schedule, world_size, 8)
     assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_over_gloo_they_equal_it_as_well(ranks, schedule, world_size):
+    assert_exact(ranks, config(schedule, world_size, 8), run=train_over_gloo)
 
 
 @pytest.mark.parametrize("num_microbatches", [2, 5])

@@ -6,7 +6,17 @@ from collections import Counter
 
 import pytest
 import torch
-from pipeline import CPU, SEQ_LEN, TOLERANCE, assert_exact, config, merged, relative_difference
+from pipeline import (
+    CPU,
+    TOLERANCE,
+    assert_exact,
+    config,
+    merged,
+    over_gloo,
+    relative_difference,
+    train,
+    train_over_gloo,
+)
 from torch.nn.functional import cross_entropy
 from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
@@ -40,10 +50,11 @@ def test_clipping_by_the_norm_of_all_stages_is_exact(ranks, world_size, preset):
     assert expected > CLIP.clip_norm
 
 
+@pytest.mark.parametrize("run", [train, train_over_gloo])
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_variable_lengths_are_exact(ranks, world_size, schedule):
-    outcomes = assert_exact(ranks, config(schedule, world_size, 4, **VARIABLE))
+def test_variable_lengths_are_exact(ranks, world_size, schedule, run):
+    outcomes = assert_exact(ranks, config(schedule, world_size, 4, **VARIABLE), run=run)
     assert len({result.num_tokens for result in outcomes[0].results}) > 1
 
 
@@ -68,7 +79,21 @@ def test_variable_lengths_equal_one_padded_batch(ranks):
         assert relative_difference(gradient, model.get_parameter(name).grad) < TOLERANCE, name
 
 
-def transfers(fabric, is_member, settings):
+def bytes_moved(fabric, is_member, settings):
+    """Of two steps, sent and received."""
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    spans = [span for step in range(2) for span in trainer.step(step).spans]
+    trainer.close()
+    sent = [span.num_bytes for span in spans if span.lane is Lane.SEND]
+    received = [span.num_bytes for span in spans if span.lane is Lane.RECV]
+    return sent, received
+
+
+def shapes_sent(fabric, is_member, settings):
+    """How often, over gloo."""
     settings = connect(settings, fabric)
     if not is_member:
         return None
@@ -88,27 +113,29 @@ def transfers(fabric, is_member, settings):
         assert isinstance(channel, GlooChannel)
         if channel._shapes is not None:
             counting(channel)
-    spans = [span for step in range(2) for span in trainer.step(step).spans]
+    for step in range(2):
+        trainer.step(step)
     trainer.close()
-    sent = [span.num_bytes for span in spans if span.lane is Lane.SEND]
-    received = [span.num_bytes for span in spans if span.lane is Lane.RECV]
-    return shapes["sent"], sent, received
+    return shapes["sent"]
 
 
-def test_a_shape_goes_before_each_message_that_varies(ranks):
+def by_default(fabric, is_member, function, *arguments):
+    return function(fabric, is_member, *arguments)
+
+
+@pytest.mark.parametrize("way", [by_default, over_gloo])
+def test_messages_that_vary_are_as_long_as_their_microbatch(ranks, way):
     settings = config("1f1b", 2, 4, **VARIABLE)
     lengths = [x.shape[1] for step in range(2) for x in Data(settings.data, 256).step(step).inputs]
-    first, last = ranks.run(2, transfers, settings)
-    assert first[0] == last[0] == 8
     expected = sorted(8 * 64 * 2 * length for length in lengths)
-    for moved in (first[1], first[2], last[1], last[2]):
-        assert sorted(moved) == expected
+    for sent, received in ranks.run(2, way, bytes_moved, settings):
+        assert sorted(sent) == sorted(received) == expected
 
 
-def test_fixed_shapes_are_not_sent(ranks):
-    first, last = ranks.run(2, transfers, config("1f1b", 2, 4))
-    assert first[0] == last[0] == 0
-    assert set(first[1] + last[2]) == {8 * 64 * SEQ_LEN}
+def test_over_gloo_a_shape_goes_before_each_message_that_varies(ranks):
+    varying, fixed = config("1f1b", 2, 4, **VARIABLE), config("1f1b", 2, 4)
+    assert ranks.run(2, over_gloo, shapes_sent, varying) == [8, 8]
+    assert ranks.run(2, over_gloo, shapes_sent, fixed) == [0, 0]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -37,16 +37,20 @@ class Fabric:
         self._nccl_groups: dict[tuple[Edge, int, int], dist.ProcessGroup] = {}
         self._sum_groups: dict[Ranks, dist.ProcessGroup] = {}
         self._host_groups: dict[Ranks, dist.ProcessGroup] = {}
-        self._shares_memory = device.type == "cpu" and can_share_memory(self._gather_from_all)
+        self.shares_memory = device.type == "cpu" and can_share_memory(self._gather_from_all)
 
     @property
     def transport(self) -> str:
         """What moves messages: `memory`, `gloo`, `nccl` or `gloo via host memory`."""
         if self._uses_nccl:
             return "nccl"
-        if self._shares_memory:
+        if self.shares_memory:
             return "memory"
         return "gloo" if self.device.type == "cpu" else "gloo via host memory"
+
+    def transport_with(self, delays_ns: Mapping[Edge, int] | None) -> str:
+        """What moves messages that are delayed, for emulation: gloo holds them up on both ends."""
+        return "gloo" if delays_ns and self.transport == "memory" else self.transport
 
     def connect(self, edges: list[Edge], ranks: tuple[int, ...], shared: Iterable[Ranks]) -> None:
         """Make the communicators that are missing. Collective; blocks until they exist.
@@ -107,7 +111,7 @@ class Fabric:
         if len(everyone) == 1:
             return {}
         me = dist.get_rank()
-        if self._shares_memory and not delays_ns:
+        if self.transport_with(delays_ns) == "memory":
             gather = functools.partial(self.gather_objects, ranks=everyone)
             return {**open_channels(edges, ranks, me, messages, num_microbatches, gather)}
         channels: dict[Edge, Channel] = {}

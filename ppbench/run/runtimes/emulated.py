@@ -27,7 +27,6 @@ class EmulatedRuntime:
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
-        self._transport = fabric.transport if case.world_size > 1 else "none"
         self._device = fabric.device
         emulation = Emulation(
             durations_of(case), case.emulated_jitter, case.emulated_seed, link_ns_of(case)
@@ -64,7 +63,8 @@ class EmulatedRuntime:
     def run_facts(self) -> dict[str, object]:
         trainer = self._trainer
         split = facts_of_split(trainer.config, trainer.program, self._device)
-        return {**split, "transport": self._transport}
+        transport = trainer.transport if trainer.config.world_size > 1 else "none"
+        return {**split, "transport": transport}
 
     def rank_facts(self) -> dict[str, object]:
         trainer = self._trainer

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from pipeline import config
+from pipeline import config, over_gloo
 from ranks import Ranks
 
 from engine.plan.action import Op
@@ -257,6 +257,13 @@ def test_the_program_predicts_the_peak(peaks):
 @pytest.mark.parametrize(("name", "v"), [("zb_h1", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
 def test_the_program_predicts_the_peak_of_split_backwards_and_several_stages(ranks: Ranks, name, v):
     for memory in ranks.run(2, memory_of, config(name, 2, 4, seq_len=64, stages_per_rank=v)):
+        assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
+
+
+@pytest.mark.parametrize("name", ["afab", "1f1b", "zbv"])
+def test_the_program_predicts_the_peak_over_gloo(ranks: Ranks, name):
+    settings = config(name, 2, 8, seq_len=64)
+    for memory in ranks.run(2, over_gloo, memory_of, settings):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
 

@@ -1,0 +1,246 @@
+"""Messages through mapped memory: whole, in order, never blocking, over when the peer is dead."""
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pipeline import config
+from ranks import Ranks, _free_port
+
+from engine.model.stage_module import TensorSpec
+from engine.plan.action import Action, Op
+from engine.plan.lower import Channel as Edge
+from engine.run.p2p.shared_memory import can_share_memory, open_channels
+from engine.trainer import Trainer, connect
+
+EDGE = Edge(0, 1)
+MIB = 2**20
+LONGEST = (
+    TensorSpec((2, 64, 8), torch.float32),
+    TensorSpec((2, 64), torch.int64),
+    TensorSpec((2, 64, 8), torch.bfloat16),
+)
+NUM = 8
+
+
+def send(microbatch):
+    return Action(0, Op.SEND_F, microbatch)
+
+
+def receive(microbatch):
+    return Action(1, Op.RECV_F, microbatch)
+
+
+def opened(fabric, message=LONGEST, num_slots=NUM):
+    ranks = (0, 1)
+    fabric.connect([EDGE], ranks, [])
+    gather = functools.partial(fabric.gather_objects, ranks=ranks)
+    me = torch.distributed.get_rank()
+    (channel,) = open_channels([EDGE], ranks, me, [message], num_slots, gather).values()
+    return channel, me
+
+
+def message_of(number, length):
+    """What both ranks can make, some of it not contiguous."""
+    generator = torch.Generator().manual_seed(number)
+    values = torch.randn(2, length, 8, generator=generator)
+    ids = torch.randint(0, 99, (length, 2), generator=generator).t()
+    return values, ids, values.bfloat16() * 2
+
+
+def exchange(fabric, is_member, lengths):
+    """The receiver's whether each message came whole, and both ends' transfers of the step."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    channel, me = opened(fabric)
+    same = []
+    for number, length in enumerate(lengths):
+        if me == 0:
+            channel.send(send(number), message_of(number, length))
+        else:
+            channel.post(receive(number), LONGEST)
+    for number, length in enumerate(lengths if me == 1 else ()):
+        expected = message_of(number, length)
+        got = channel.take()
+        same.append(all(map(torch.equal, got, expected)) and got[2].dtype == torch.bfloat16)
+    transfers = channel.finish_step()
+    again = channel.finish_step()
+    channel.close()
+    return same, transfers, again
+
+
+def test_messages_come_whole_and_in_order_whatever_their_shapes(ranks: Ranks):
+    lengths = [64, 1, 17, 0, 64, 3, 33, 2]
+    (_, sent, _), (same, received, again) = ranks.run(2, exchange, lengths)
+    assert same == [True] * NUM
+    assert again == []
+    num_bytes = [2 * n * (8 * 4 + 8 + 8 * 2) for n in lengths]
+    assert [t.num_bytes for t in sent] == [t.num_bytes for t in received] == num_bytes
+    for ours, theirs in zip(sent, received, strict=True):
+        assert ours.start <= ours.end <= theirs.end
+        assert theirs.start <= theirs.end
+        assert ours.action.microbatch == theirs.action.microbatch
+
+
+def run_ahead(fabric, is_member):
+    """A sender is done before anything is taken. Returns what the receiver got."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    message = (TensorSpec((MIB,), torch.uint8),)
+    channel, me = opened(fabric, message, num_slots=64)
+    for number in range(64 if me == 0 else 0):
+        channel.send(send(number), (torch.full((MIB,), number, dtype=torch.uint8),))
+    fabric.gather_objects(None, (0, 1))
+    values = []
+    for number in range(64 if me == 1 else 0):
+        channel.post(receive(number), message)
+        values.append(int(channel.take()[0][-1]))
+    fabric.gather_objects(None, (0, 1))
+    if me == 0:  # everything was taken: there is room again
+        channel.send(send(0), (torch.zeros(MIB, dtype=torch.uint8),))
+    channel.close()
+    return values
+
+
+def test_a_step_s_messages_may_all_wait_at_once(ranks: Ranks):
+    _, values = ranks.run(2, run_ahead)
+    assert values == list(range(64))
+
+
+def touched(fabric, is_member, num_messages):
+    """KiB of a channel's memory that were ever used, when each message is taken at once."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    message = (TensorSpec((MIB,), torch.uint8),)
+    channel, me = opened(fabric, message, num_slots=64)
+    for number in range(num_messages):
+        if me == 0:
+            channel.send(send(number), (torch.zeros(MIB, dtype=torch.uint8),))
+        else:
+            channel.post(receive(number), message)
+            channel.take()
+        fabric.gather_objects(None, (0, 1))
+    maps = Path("/proc/self/smaps").read_text().split("memfd:engine")[-1]
+    rss = next(line for line in maps.splitlines() if line.startswith("Rss:"))
+    channel.close()
+    return int(rss.split()[1])
+
+
+def test_only_as_much_memory_is_touched_as_messages_wait_at_once(ranks: Ranks):
+    for kib in ranks.run(2, touched, 32):
+        assert MIB <= kib * 1024 < 3 * MIB
+
+
+def held(fabric, is_member, settings):
+    """Open files and mappings before trainers were made, and after they were closed."""
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+
+    def count():
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("memfd:engine")
+        return len(list(Path("/proc/self/fd").iterdir())), maps
+
+    def used():
+        trainer = Trainer(settings, fabric)
+        trainer.step(0)
+        trainer.close()
+
+    used()  # what is opened once and kept, is
+    before = count()
+    for _ in range(3):
+        used()
+    return before, count()
+
+
+def test_closed_channels_leave_nothing_open(ranks: Ranks):
+    for before, after in ranks.run(2, held, config("interleaved_1f1b", 2, 4)):
+        assert after == before
+
+
+SCRIPT = """
+import os, sys, time, torch, torch.distributed as dist
+from engine.run.clock import HostClock
+from engine.run.p2p.fabric import Fabric
+from test_shared_memory import LONGEST, message_of, opened, receive, send
+from engine.run.p2p.channel import TransferError
+
+dist.init_process_group("gloo")
+fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+assert fabric.transport == "memory"
+channel, me = opened(fabric)
+dier = int(sys.argv[1])
+if me == dier:
+    os._exit(9)
+try:
+    if me == 1:
+        channel.post(receive(0), LONGEST)
+        channel.take()
+    else:
+        for number in range(8):
+            time.sleep(0.5)
+            channel.send(send(number), message_of(number, 4))
+except TransferError as error:
+    print("LOST", error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dier", "words"),
+    [(0, "LOST receive from rank 0: it is gone"), (1, "LOST send to rank 1: it is gone")],
+)
+def test_who_waits_for_a_dead_rank_is_told(tmp_path, dier, words):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": "2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(dier)],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert words in said[1 - dier]
+
+
+def told(change):
+    """What a rank is told that meets one which differs from it as `change` says."""
+
+    def gather(ours):
+        return [ours] if isinstance(ours, bool) else [ours, change(ours)]
+
+    return can_share_memory(gather)
+
+
+def test_memory_is_shared_only_with_ranks_of_the_same_place_whose_memory_can_be_read():
+    assert told(lambda ours: ours)
+    assert not told(lambda ours: ours._replace(place=("elsewhere",)))
+    assert not told(lambda ours: ours._replace(path="/proc/self/fd/none"))
+    assert not told(lambda ours: ours._replace(token=b"another"))
+    assert not told(lambda _: None)
+
+
+def test_a_rank_that_cannot_offer_memory_shares_none(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    assert not told(lambda ours: ours)
