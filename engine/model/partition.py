@@ -81,7 +81,7 @@ def _best_cuts(
     num_layers = len(costs.layers)
     upto = [0.0, *accumulate(costs.layers)]
     # best[end]: what the stages so far join to, which own the layers < end, and their cuts
-    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] + [(math.inf, ())] * num_layers
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *[(math.inf, ())] * num_layers]
     for stage in range(num_stages):
         own = costs.before if stage == 0 else 0.0
         own += costs.after if stage == num_stages - 1 else 0.0

@@ -8,7 +8,8 @@ span by itself says little. Matching the two ends of each message tells more:
               ^ moving: both ends are ready, and the channel's message before is over
 
 The bytes move from the later of the two starts (or the end of the message before, if that is later:
-a channel keeps order) to the end of the receive.
+a channel keeps order) to the end of the receive. Where a send was over before its receive began, as
+through memory, they moved while it lasted.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
 def _with_moving(found: pd.DataFrame) -> pd.DataFrame:
     found = found.sort_values(["step", "direction", "source", "send_start_ns"], ignore_index=True)
     ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    before = found.groupby(["step", "direction", "source"])["end_ns"].shift()
-    began = ready.where(~(before > ready), before).clip(upper=found["end_ns"])
-    began = began.astype(found["end_ns"].dtype)
-    return found.assign(moving_start_ns=began, moving_ns=found["end_ns"] - began)
+    is_early = found["send_end_ns"] < found["recv_start_ns"]
+    over = found["end_ns"].mask(is_early, found["send_end_ns"])
+    before = over.groupby([found[one] for one in ("step", "direction", "source")]).shift()
+    began = ready.where(~(before > ready), before).mask(is_early, found["send_start_ns"])
+    began = began.clip(upper=over).astype(over.dtype)
+    return found.assign(moving_start_ns=began, moving_ns=over - began)
 
 
 def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
@@ -67,7 +70,7 @@ def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
 
     Indexed as `spans`.
     """
-    moving = _of_each_end(spans, messages(spans), "moving_start_ns")
+    moving = _of_each_end(spans, messages(spans), "moving_start_ns").clip(lower=spans["start_ns"])
     return spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
 
 

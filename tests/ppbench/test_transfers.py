@@ -47,6 +47,18 @@ def test_a_receive_that_is_noted_when_it_is_taken_was_over_when_its_send_was():
     assert set(settled_end_ns(taken, is_noted_when_taken=True)[taken["op"] == "RECV_B"]) == {460}
 
 
+def test_what_was_sent_before_its_receive_was_posted_moved_as_it_was_sent():
+    early = TWO_RANKS.copy()
+    of_send, of_recv = early["op"] == "SEND_F", early["op"] == "RECV_F"
+    early.loc[of_send, ["start_ns", "end_ns"]] = (100, 104)
+    early.loc[of_recv, ["start_ns", "end_ns"]] = (150, 150)
+    (message,) = messages(early).query("direction == 'F'").to_dict("records")
+    assert (message["moving_start_ns"], message["moving_ns"]) == (100, 4)
+    starts, waits = moving_start_ns(early), waiting_ns(early)
+    assert (list(starts[of_send]), list(starts[of_recv])) == ([100], [150])
+    assert list(waits[of_send]) == list(waits[of_recv]) == [0]
+
+
 def test_one_rank_has_no_transfers():
     compute = TWO_RANKS[TWO_RANKS["op"].isin(["F", "B"])]
     assert list(moving_start_ns(compute)) == list(compute["start_ns"])
