@@ -8,8 +8,8 @@ span by itself says little. Matching the two ends of each message tells more:
               ^ moving: both ends are ready, and the channel's message before is over
 
 The bytes move from the later of the two starts (or the end of the message before, if that is later:
-a channel keeps order) to the end of the receive. Where a send was over before its receive began, as
-through memory, they moved while it lasted.
+a channel keeps order) to the end of the receive. Where the receive was over as it began, since
+its send had been (through memory), they moved while that lasted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
 def _with_moving(found: pd.DataFrame) -> pd.DataFrame:
     found = found.sort_values(["step", "direction", "source", "send_start_ns"], ignore_index=True)
     ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    is_early = found["send_end_ns"] < found["recv_start_ns"]
+    is_early = found[["send_end_ns", "end_ns"]].max(axis=1) <= found["recv_start_ns"]
     over = found["end_ns"].mask(is_early, found["send_end_ns"])
     before = over.groupby([found[one] for one in ("step", "direction", "source")]).shift()
     began = ready.where(~(before > ready), before).mask(is_early, found["send_start_ns"])
