@@ -1,6 +1,6 @@
 """Whether plans of a million actions stay a matter of seconds, and cost grows in proportion.
 
-    python benchmarks/simulate.py [--ranks 64] [--stages-per-rank 8] [--microbatches 256 512 1024]
+    python -m benchmarks.simulate [--ranks 64] [--stages-per-rank 8] [--microbatches 256 512 1024]
 
 Builds, checks and simulates interleaved_zb at each number of microbatches, on one thread. Printed
 per row: the number of compute actions, the seconds of each phase, and the microseconds per action
