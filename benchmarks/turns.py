@@ -7,8 +7,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from benchmarks.outcome import Figure, Goal, Ratio
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,24 @@ class Turns:
 def in_turns(
     arms: Mapping[str, Callable[[], float]], num_rounds: int, num_warmup: int = 1, unit: str = "s"
 ) -> Turns:
-    """What the arms return, each once in a round; the first rounds are not kept.
+    """What the arms measure, each once in a round; the first rounds are not kept."""
+    return Turns(results_in_turns(arms, num_rounds, num_warmup), unit)
+
+
+def results_in_turns(
+    arms: Mapping[str, Callable[[], Result]], num_rounds: int, num_warmup: int = 1
+) -> dict[str, list[Result]]:
+    """What the arms return, whatever it is, where more than one figure is taken from it.
 
     The order is the same in every process that asks for the same arms, so ranks may do it together.
     """
-    values: dict[str, list[float]] = {name: [] for name in arms}
+    results: dict[str, list[Result]] = {name: [] for name in arms}
     for round_index in range(num_warmup + num_rounds):
         for name in order(tuple(arms), round_index):
-            value = arms[name]()
+            result = arms[name]()
             if round_index >= num_warmup:
-                values[name].append(value)
-    return Turns(values, unit)
+                results[name].append(result)
+    return results
 
 
 def timed_in_turns(
