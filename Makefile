@@ -21,16 +21,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## on a quiet machine: nothing beside it
-	$(BIN)/python benchmarks/simulate.py
-	$(BIN)/python benchmarks/split_backward.py
-	$(BIN)/python benchmarks/zero_bubble.py
-	$(BIN)/python benchmarks/attribution.py
-	$(BIN)/python benchmarks/timeline.py
-	$(BIN)/python benchmarks/case_cost.py
-	$(BIN)/python benchmarks/store.py
-	$(BIN)/python benchmarks/tracking.py
-	$(BIN)/ppbench overhead sweeps/1f1b_vs_afab.toml --set world_size=2 --set num_microbatches=8 --set seq_len=128
+bench: $(INSTALLED)  ## every figure a ratio; on a quiet machine, nothing beside it
+	$(BIN)/python -m benchmarks
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
 	$(BIN)/python benchmarks/faults.py

@@ -1,68 +1,185 @@
-"""Whether plans of a million actions stay a matter of seconds, and cost grows in proportion.
+"""Computations per second of the simulator, torch's two beside it, and how its time grows.
 
-    python benchmarks/simulate.py [--ranks 64] [--stages-per-rank 8] [--microbatches 256 512 1024]
+    python -m benchmarks.simulate [--actions 50000] [--rounds 8] [--largest 10000000]
 
-Builds, checks and simulates interleaved_zb at each number of microbatches, on one thread. Printed
-per row: the number of compute actions, the seconds of each phase, and the microseconds per action
-of all together, which is to stay the same from row to row. 1024 microbatches are 1.57 million
-actions; on a slow machine of two cores they take about 6 s, 4 microseconds per action.
+The plan is interleaved_zb on 8 ranks of 2 stages. All get it as objects in memory. torch (2.9 and
+later, torch.distributed.pipelining) has two simulators:
+
+- `_simulate_comms_compute`, its dry run, plays a plan with its sends and receives in steps of
+  equal length, says in which step each action runs, and stops at a hang. It is given our plan with
+  receives posted just in time, and so is ours: `simulate` with the beginning and end in
+  nanoseconds of every computation at its stage's cost, and of every message
+  (`Simulation.messages`). One more arm proves as well that the plan cannot hang
+  (`prove_no_deadlock`). Sends and receives count as actions.
+- `add_schedule_op_spacing`, of its visualizer, gives times to computations, of which each op has
+  its length, and knows no messages. Both are given computations alone, of one unit of time each,
+  and must come to the same length. What it prints goes to the null device.
+
+Growth: `simulate` alone on plans of 10⁴ computations and ten times more, up to `--largest` (10⁷
+take about 4 GiB). Were time proportional to the plan, the exponent that is fitted would be 1; with
+n log n it would be 1.08 over these three decades. The goal allows 1.05, or 1.4 times the time per
+action at 10⁷ of that at 10⁴, since the larger plans leave the processor's caches.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import gc
-import time
+import math
+import os
+import statistics
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
 
-from engine.plan.rules import check
+from torch.distributed.pipelining._schedule_visualizer import add_schedule_op_spacing
+from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute
+
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import Turns, timed_in_turns
+from engine.plan.lower import Policy, lower, prove_no_deadlock
+from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
+from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
 
-SCHEDULE = "interleaved_zb"
-FORWARD_NS, INPUT_NS, WEIGHT_NS = 8_000, 8_000, 8_000
-
-Result = TypeVar("Result")
+SCHEDULE, RANKS, STAGES_PER_RANK = "interleaved_zb", 8, 2
+STAGES = RANKS * STAGES_PER_RANK
+COMPUTE_PER_MICROBATCH = 3 * STAGES
+TRANSFERS_PER_MICROBATCH = 4 * (STAGES - 1)
+TRANSFERS = TransferModel(latency_ns=1000)
+SMALLEST = 10_000
+OVER = "actions/s, ours over torch's"
+Found = tuple[list[Ratio], list[Figure]]
 
 
 def main() -> None:
-    settings = _arguments()
-    print(f"{SCHEDULE}, {settings.ranks} ranks, {settings.stages_per_rank} stages per rank")
-    print("microbatches    actions  build s  check s  simulate s  us per action")
-    for num_microbatches in settings.microbatches:
-        print(_row(settings.ranks, settings.stages_per_rank, num_microbatches), flush=True)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--stages-per-rank", type=int, default=8)
-    parser.add_argument("--microbatches", type=int, nargs="+", default=[256, 512, 1024])
-    return parser.parse_args()
-
-
-def _row(num_ranks: int, stages_per_rank: int, num_microbatches: int) -> str:
-    program, build_s = _timed(
-        lambda: build_program(SCHEDULE, num_ranks, num_microbatches, stages_per_rank)
+    options = parser(__doc__)
+    options.add_argument("--actions", type=int, default=50_000, help="of the comparison with torch")
+    options.add_argument(
+        "--largest", type=int, default=10_000_000, help="computations, a power of 10"
     )
-    _, check_s = _timed(lambda: check(program))
-    durations = uniform(program.placement, FORWARD_NS, INPUT_NS, WEIGHT_NS)
-    _, simulate_s = _timed(lambda: simulate(program, durations))
+    options.add_argument("--rounds", type=int, default=8)
+    settings, surroundings = options.parse_args(), read_surroundings()
+    parts = [
+        _against_dry_run(settings.actions, settings.rounds),
+        _against_spacing(settings.actions, settings.rounds),
+        _growth(settings.largest, settings.rounds),
+    ]
+    ratios = [ratio for found, _ in parts for ratio in found]
+    write("simulate", settings, surroundings, ratios, [one for _, found in parts for one in found])
+
+
+def _program(num_actions: int, per_microbatch: int) -> Program:
+    """With about so many; the number of microbatches is a multiple of the ranks."""
+    groups = max(1, round(num_actions / per_microbatch / RANKS))
+    return build_program(SCHEDULE, RANKS, groups * RANKS, STAGES_PER_RANK)
+
+
+# against torch
+
+
+def _against_dry_run(num_asked: int, num_rounds: int) -> Found:
+    program = _program(num_asked, COMPUTE_PER_MICROBATCH + TRANSFERS_PER_MICROBATCH)
+    lowered = lower(program, Policy.JUST_IN_TIME)
+    rows, ranks = _torchs_rows(lowered), lowered.placement.ranks
+    arms = {
+        "torch's dry run": lambda: _simulate_comms_compute(
+            dict(enumerate(rows)), lambda stage: ranks[stage], len(ranks)
+        ),
+        "ours with messages": lambda: _with_messages(lowered),
+        "ours with messages and proof": lambda: (
+            prove_no_deadlock(lowered),
+            _with_messages(lowered),
+        ),
+    }
+    turns = timed_in_turns(arms, num_rounds)
+    torchs, ours, proven = arms
+    ratios = [
+        turns.ratio(f"{OVER} dry run", torchs, ours, Goal(at_least=20)),
+        turns.ratio(f"{OVER} dry run, with the proof that it cannot hang", torchs, proven),
+    ]
+    return ratios, _rates(turns, lowered)
+
+
+def _against_spacing(num_asked: int, num_rounds: int) -> Found:
+    program = _program(num_asked, COMPUTE_PER_MICROBATCH)
+    rows = _torchs_rows(program)
+    unit = uniform(program.placement, *[STAGES_PER_RANK] * 3)
+    theirs, ours = "torch's spacing", "ours without messages"
+    assert max(map(len, _spaced(rows))) == simulate(program, unit).makespan_ns
+    arms = {theirs: lambda: _spaced(rows), ours: lambda: simulate(program, unit)}
+    turns = timed_in_turns(arms, num_rounds)
+    ratio = turns.ratio(f"{OVER} spacing, computations alone", theirs, ours, Goal(at_least=20))
+    return [ratio], _rates(turns, program)
+
+
+def _with_messages(lowered: Program) -> tuple[Simulation, list[object]]:
+    found = simulate(lowered, uniform(lowered.placement, 3000, 3000, 3000), TRANSFERS)
+    return found, list(found.messages())
+
+
+def _spaced(rows: list[list[_Action]]) -> list[list[_Action | None]]:
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return add_schedule_op_spacing(rows)
+
+
+def _torchs_rows(program: Program) -> list[list[_Action]]:
+    return [[_Action.from_str(str(action)) for action in row] for row in program.actions]
+
+
+def _rates(turns: Turns, program: Program) -> list[Figure]:
     num_actions = sum(map(len, program.actions))
-    each_us = (build_s + check_s + simulate_s) / num_actions * 1e6
-    return (
-        f"{num_microbatches:12} {num_actions:10} {build_s:8.2f} {check_s:8.2f} "
-        f"{simulate_s:11.2f} {each_us:14.2f}"
-    )
+    return [
+        Figure(
+            f"{arm}, {num_actions:,} actions", tuple(num_actions / s for s in taken), "actions/s"
+        )
+        for arm, taken in turns.values.items()
+    ]
 
 
-def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What it returns, and the seconds it takes from a clean heap."""
+# growth
+
+
+def _growth(largest: int, num_rounds: int) -> Found:
+    sizes = [
+        10**power for power in range(round(math.log10(SMALLEST)), round(math.log10(largest)) + 1)
+    ]
+    programs = {
+        f"10^{round(math.log10(size))}": _program(size, COMPUTE_PER_MICROBATCH) for size in sizes
+    }
     gc.collect()
-    start = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - start
+    gc.freeze()  # the plans are not the simulator's: no collection is to look through them
+    turns = timed_in_turns(
+        {name: _simulating(program) for name, program in programs.items()}, num_rounds
+    )
+    counts = {name: sum(map(len, program.actions)) for name, program in programs.items()}
+    each = Turns({name: [s / counts[name] * 1e6 for s in turns.values[name]] for name in counts})
+    names = list(counts)
+    ratios = [
+        each.ratio(f"time per action, {name} computations over {names[0]}", name, names[0])
+        for name in names[1:]
+    ]
+    rounds = zip(*turns.values.values(), strict=True)
+    exponents = tuple(_exponent(list(counts.values()), list(seconds)) for seconds in rounds)
+    exponent = Ratio(
+        f"exponent of growth, {names[0]} to {names[-1]}", exponents, goal=Goal(at_most=1.05)
+    )
+    figures = [
+        Figure(f"ours, {counts[name]:,} computations", tuple(values), "µs per action")
+        for name, values in each.values.items()
+    ]
+    return [*ratios, exponent], figures
+
+
+def _simulating(program: Program) -> Callable[[], object]:
+    durations = uniform(program.placement, 3000, 3000, 3000)
+    return lambda: simulate(program, durations, TRANSFERS)
+
+
+def _exponent(counts: list[int], seconds: list[float]) -> float:
+    """Of the power law that fits best: the slope in logarithms."""
+    logs = [list(map(math.log, values)) for values in (counts, seconds)]
+    return statistics.linear_regression(*logs).slope
 
 
 if __name__ == "__main__":

@@ -1,107 +1,122 @@
-"""How long the store's commands take with 100,000 runs in it, and how long compacting takes.
+"""How long questions to a store of 100,000 runs take, beside reading its files by hand.
 
-    python benchmarks/store.py [--runs 100000] [--single 20000] [--rounds 7]
+    python -m benchmarks.store [--runs 100000] [--rounds 8]
 
-Runs are made from a template with figures at random: a few hundred cases, each measured over and
-over at many commits. Commands are timed as a whole, the start of their process included.
+Each question is asked in turn by ppbench's command and by the shortest Python that answers it from
+the same compacted parquet files, as somebody would write it without ppbench: with pandas, pyarrow
+or DuckDB. Whole processes, from their start to their end. A ratio below 1 is the time that is
+saved.
+
+Beside the wall time each has its time on a core, which is fairer on a busy machine. Runs are made
+from a template with figures at random; with 120 spans of each, 12 million in all.
+
+With `--single N` it also prints how long `compact` takes for N runs in a file for each table.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime as dt
-import functools
-import json
-import os
-import platform
-import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-from engine.plan.spans import COLUMNS
-from ppbench.config.case import Case, Measure
+from benchmarks.made_up import SPANS_PER_RUN, cases, rows, spans
+from benchmarks.outcome import Figure, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import results_in_turns, seconds_of
 from ppbench.store import SCHEMA_VERSION, Store, write_rows
 
-RUNS_PER_COMMIT = 200
-SPANS_PER_RUN = 120
+PART = 5000
 PPBENCH = [sys.executable, "-c", "from ppbench.cli import main; main()"]
-HISTORY = """
-import sys
-from pathlib import Path
-from ppbench.store import Store
-print(len(Store(Path(sys.argv[1])).history(sys.argv[2], "tokens_per_s")))
-"""
+BY_RUN = "SELECT schedule, median(tokens_per_s) FROM runs GROUP BY 1"
+BY_SPAN = "SELECT op, sum(end_ns - start_ns) FROM spans GROUP BY 1"
+COLUMNS = "['run_id', 'created_at', 'schedule', 'world_size', 'status', 'tokens_per_s', 'step_ns']"
+READ = (
+    "import sys, pyarrow.dataset as ds; from pyarrow.compute import field as f; "
+    "runs = ds.dataset(sys.argv[1] + '/runs'); "
+)
+DUCKDB = (
+    "import sys, duckdb; files = sys.argv[1] + '/{table}/**/*.parquet'; "
+    "{table} = duckdb.read_parquet(files); print(duckdb.sql({query!r}))"
+)
 
 
-def cases() -> list[Case]:
-    """As a nightly sweep has them: schedules by ranks by microbatches by lengths."""
+class Question(NamedTuple):
+    """What is asked, of ppbench and by hand."""
+
+    name: str
+    ours: list[str]  # arguments of ppbench
+    beside: str  # the library
+    code: str  # gets the store's folder
+
+
+def questions() -> list[Question]:
+    case = cases()[5].case_id
+    one_case = (
+        f"runs.to_table(columns={COLUMNS}, filter=(f('case_id') == {case!r}) & "
+        "(f('status') == 'ok'))"
+    )
+    half = f"runs.to_table(columns={COLUMNS}, filter=f('world_size') <= 2)"
+    last = f"runs.to_table(columns={COLUMNS}).sort_by('created_at')"
+    whole = (
+        "import sys, pandas as pd; print(pd.read_parquet(sys.argv[1] + '/runs')"
+        ".sort_values('created_at').tail(20).to_string())"
+    )
+    where = f"case_id={case} and status=ok"
     return [
-        Case(schedule=schedule, world_size=ranks, num_microbatches=m, seq_len=length)
-        for schedule in ("afab", "1f1b", "interleaved_1f1b", "zb_h1")
-        for ranks in (1, 2, 4, 8)
-        for m in (8, 16, 32)
-        for length in (128, 256, 512, 1024)
+        Question("ls, last 20", ["ls", "--limit", "20"], "pandas", whole),
+        Question(
+            "ls, last 20",
+            ["ls", "--limit", "20"],
+            "pyarrow",
+            f"{READ}print({last}.to_pandas().tail(20).to_string())",
+        ),
+        Question(
+            "ls --where, one case",
+            ["ls", "--where", where],
+            "pyarrow",
+            f"{READ}print({one_case}.to_pandas().to_string())",
+        ),
+        Question(
+            "ls --where as CSV, half of all",
+            ["ls", "--format", "csv", "--where", "world_size<=2"],
+            "pyarrow",
+            f"{READ}print({half}.to_pandas().to_csv())",
+        ),
+        Question(
+            "query, runs", ["query", BY_RUN], "DuckDB", DUCKDB.format(table="runs", query=BY_RUN)
+        ),
+        Question(
+            "query, spans",
+            ["query", BY_SPAN],
+            "DuckDB",
+            DUCKDB.format(table="spans", query=BY_SPAN),
+        ),
     ]
 
 
-def rows(num_runs: int, seed: int = 0) -> Iterator[dict[str, object]]:
-    """Rows of `runs`, oldest first."""
-    rng, every = random.Random(seed), cases()
-    settings = [{"case_id": case.case_id, **case.settings()} for case in every]
-    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    program = json.dumps([[f"{m}F{s}" for m in range(8)] for s in range(8)] * 6)
-    for number in range(num_runs):
-        when, case = start + dt.timedelta(seconds=97 * number), number % len(every)
-        commit = f"{number // RUNS_PER_COMMIT:040x}"
-        step_ns = rng.lognormvariate(18, 0.1)
-        yield {
-            "run_id": f"{when:%Y%m%dT%H%M%S}000-{rng.getrandbits(24):06x}",
-            "sweep_id": commit[-12:],
-            "sweep_name": "nightly",
-            "sweep_file": "sweeps/nightly.toml",
-            "resume_key": f"{rng.getrandbits(48):012x}",
-            "launch": 0,
-            "attempt": 1,
-            "status": "ok" if rng.random() < 0.98 else "oom",
-            "created_at": when.isoformat(),
-            **settings[case],
-            **Measure().settings(),
-            **{name: step_ns * rng.uniform(0.9, 1.1) for name in ("step_ns", "optimizer_ns")},
-            "tokens_per_s": 1e12 / step_ns,
-            "bubble_fraction": rng.random(),
-            "bubble_fraction_theory": 0.25,
-            "peak_memory_bytes": rng.randrange(2**28, 2**30),
-            "num_parameters": 8_000_000,
-            "num_stages": every[case].world_size,
-            "op_costs_ns": json.dumps({"F": [rng.random() * 1e7 for _ in range(8)]}),
-            "cautions": rng.choice(["", "few_steps", "noisy_steps,few_steps"]),
-            "program": program,
-            "commit": commit,
-            "branch": "main",
-            "is_dirty": False,
-            "fingerprint": "f1f2f3",
-            "environment": json.dumps({"cpu": "a CPU", "num_cores": 8, "gpus": [], "n": "x" * 200}),
-            "ppbench_version": "0.1.0",
-        }
-
-
-def spans(run_id: str) -> pd.DataFrame:
-    """What one run has of the largest table."""
-    numbers = range(SPANS_PER_RUN)
-    some = [
-        (n % 5, n % 4, "compute", n % 4, "F", n % 8, n * 1000, n * 1000 + 900, 0) for n in numbers
-    ]
-    frame = pd.DataFrame(some, columns=list(COLUMNS))
-    return frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=100_000)
+    options.add_argument("--single", type=int, default=0)
+    options.add_argument("--rounds", type=int, default=8)
+    options.add_argument("--folder", type=Path, help="where to; a temporary folder by default")
+    settings, surroundings = options.parse_args(), read_surroundings()
+    with tempfile.TemporaryDirectory(prefix="ppbench-store-", dir=settings.folder) as scratch:
+        folder = Path(scratch) / "results"
+        took = seconds_of(lambda: make_compacted(folder, settings.runs))
+        print(f"made {settings.runs:,} runs in {took:.0f} s")
+        ratios, figures = _asked(folder, settings.rounds)
+        if settings.single:
+            time_compact(Path(scratch) / "single", settings.single)
+    del settings.folder
+    write("store", settings, surroundings, ratios, figures)
 
 
 def make_compacted(folder: Path, num_runs: int) -> None:
@@ -109,7 +124,7 @@ def make_compacted(folder: Path, num_runs: int) -> None:
     part: list[dict[str, object]] = []
     for row in rows(num_runs):
         part.append({**row, "schema_version": SCHEMA_VERSION})
-        if len(part) == 5000:
+        if len(part) == PART:
             _write_part(folder, part)
             part = []
     if part:
@@ -128,10 +143,45 @@ def _write_part(folder: Path, part: list[dict[str, object]]) -> None:
     write_rows("spans", of_all, folder / "spans" / "compacted" / f"{first}.parquet")
 
 
-def seconds_of(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
+class Took(NamedTuple):
+    """A process."""
+
+    wall_s: float
+    core_s: float
+
+
+def _asked(folder: Path, num_rounds: int) -> tuple[list[Ratio], list[Figure]]:
+    """Each question by both in turn, the questions one after the other."""
+    ratios, figures = [], []
+    for name, arguments, library, code in questions():
+        ours, theirs = f"ppbench {name}", f"{library}: {name}"
+        arms = {
+            ours: _process([*PPBENCH, *arguments, "--results", str(folder)]),
+            theirs: _process([sys.executable, "-c", code, str(folder)]),
+        }
+        taken = results_in_turns(arms, num_rounds)
+        for kind in Took._fields:
+            values = {arm: tuple(getattr(one, kind) for one in taken[arm]) for arm in arms}
+            time = "wall time" if kind == "wall_s" else "core time"
+            title = f"`{name}`, {time}, ppbench over {library}"
+            ratios.append(Ratio.of(title, values[ours], values[theirs]))
+            figures += [Figure(f"{arm}, {time}", each, "s") for arm, each in values.items()]
+    return ratios, figures
+
+
+def _process(command: list[str]) -> Callable[[], Took]:
+    def run() -> Took:
+        before_s = _core_seconds()
+        wall_s = seconds_of(lambda: subprocess.run(command, check=True, capture_output=True))
+        return Took(wall_s, _core_seconds() - before_s)
+
+    return run
+
+
+def _core_seconds() -> float:
+    """What commands have used of the cores until now."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def time_compact(folder: Path, num_runs: int) -> None:
@@ -145,100 +195,6 @@ def time_compact(folder: Path, num_runs: int) -> None:
         ]
     )
     print(f"compact, {num_runs:,} runs in {2 * num_runs:,} files: {took:.1f} s")
-
-
-def main() -> None:
-    """Make a store, then time the commands on it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--single", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where to; a temporary folder by default")
-    options = parser.parse_args()
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f}; Python {platform.python_version()}"
-    )
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        folder = Path(scratch) / "results"
-        took = seconds_of(lambda: make_compacted(folder, options.runs))
-        print(f"made {options.runs:,} runs in {took:.0f} s")
-        time_commands(folder, options.rounds)
-        if options.single:
-            time_compact(Path(scratch) / "single", options.single)
-
-
-def commands_of(folder: Path) -> dict[str, list[str]]:
-    """What is timed, by its name."""
-    case = cases()[5]
-    at = ["--results", str(folder)]
-    return {
-        "--version": [*PPBENCH, "--version"],
-        "ls, last 20": [*PPBENCH, "ls", "--limit", "20", *at],
-        "ls --where, one case": [
-            *PPBENCH,
-            "ls",
-            "--where",
-            f"case_id={case.case_id} and status=ok",
-            *at,
-        ],
-        "ls --where, 5 keys": [
-            *PPBENCH,
-            "ls",
-            "--where",
-            "schedule=1f1b and world_size>=4 and train.microbatch_size=1 and seq_len=512",
-            "--where",
-            "tokens_per_s>15000",
-            *at,
-        ],
-        "ls --where, half of all": [*PPBENCH, "ls", "--where", "world_size<=2", *at],
-        "ls --where, json, one commit": [
-            *PPBENCH,
-            "ls",
-            "--format",
-            "json",
-            "--where",
-            f"commit={7:040x}",
-            *at,
-        ],
-        "history of a case": [sys.executable, "-c", HISTORY, str(folder), case.case_id],
-        "show last": [*PPBENCH, "show", "last", *at],
-        "query, runs": [
-            *PPBENCH,
-            "query",
-            "SELECT schedule, median(tokens_per_s) FROM runs GROUP BY 1",
-            *at,
-        ],
-        "query, spans": [
-            *PPBENCH,
-            "query",
-            "SELECT op, sum(end_ns - start_ns) FROM spans GROUP BY 1",
-            *at,
-        ],
-    }
-
-
-def time_commands(folder: Path, num_rounds: int) -> None:
-    """Interleaved, so that a busy moment meets them all."""
-    commands = commands_of(folder)
-    times: dict[str, list[float]] = {name: [] for name in commands}
-    cpu_times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(num_rounds):
-        for name, command in commands.items():
-            begin_s = _cpu_seconds()
-            run = functools.partial(subprocess.run, command, check=True, capture_output=True)
-            times[name].append(seconds_of(run))
-            cpu_times[name].append(_cpu_seconds() - begin_s)
-    for name, took in times.items():
-        cpu = statistics.median(cpu_times[name])
-        wall = f"{statistics.median(took):6.2f} s ({min(took):.2f} to {max(took):.2f})"
-        print(f"  {name:30} {wall}, of which {cpu:.2f} s on a core")
-
-
-def _cpu_seconds() -> float:
-    """What commands have used of the cores until now: of a busy machine the fairer figure."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

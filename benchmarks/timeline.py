@@ -1,35 +1,33 @@
-"""How fast a timeline opens and zooms, beside `plotly.express.timeline`.
+"""How fast a timeline of a million spans opens and zooms, beside `plotly.express.timeline`.
 
-    python benchmarks/timeline.py [--spans 1000000] [--express-spans 10000] [--times 7]
+    python -m benchmarks.timeline [--spans 1000000] [--express-spans 10000] [--rounds 8]
 
 Two pages in the same headless Chromium, in turn: `ppbench timeline` of a step of a million spans
 (1F1B on 64 ranks, times drawn at random), and `plotly.express.timeline` of ten thousand spans, as
-it is meant to be used. Of each page: the time from the start of navigation until its first picture
-is on the screen, and from the end of a zoom until what is in view has been drawn again; then the
-size of the file. Medians with their range. Needs Chromium: apt-get install chromium.
+it is meant to be used: a hundred times fewer. Of each page: the time from the start of navigation
+until its first picture is on the screen, and from the end of a zoom until what is in view has been
+drawn again; then the size of the file.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.express as px
 
+from benchmarks.browsing import Visit, close, drawn_ms, number_of, opened_browser
+from benchmarks.outcome import Figure, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import results_in_turns
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from ppbench.report.timeline_page import write_plan
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))
-from chromium import Browser, Tab
 
 RANKS = 64
 SPANS_PER_MICROBATCH = 2 * RANKS + 4 * (RANKS - 1)  # F and B; both ends of each message
@@ -37,13 +35,7 @@ MEAN_NS, DEVIATION_NS = 10e6, 1e6
 MESSAGE_NS, MESSAGE_DEVIATION_NS = 2e5, 5e4
 MIB = 2**20
 
-DRAWN = """(async () => {
-  const div = document.querySelector(".js-plotly-plot") ?? document.querySelector(".chart");
-  const isDrawn = () => document.querySelector(".heatmaplayer image, .barlayer .point");
-  while (!isDrawn()) await new Promise((done) => setTimeout(done, 1));
-  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  return performance.now();
-})()"""
+IS_DRAWN = "document.querySelector('.heatmaplayer image, .barlayer .point')"
 READY = "columnsOf.get(document.querySelector('.chart')).then(() => performance.now())"
 ZOOM = """(async () => {
   const div = document.querySelector(".js-plotly-plot");
@@ -60,32 +52,38 @@ VIEWS = {"to bars": (0.5, 0.503), "to half the step": (0.25, 0.75)}
 
 
 def main() -> None:
-    settings = _arguments()
+    options = parser(__doc__)
+    options.add_argument("--spans", type=int, default=1_000_000)
+    options.add_argument("--express-spans", type=int, default=10_000)
+    options.add_argument("--rounds", type=int, default=8)
+    settings, surroundings = options.parse_args(), read_surroundings()
+    spans = _random_step(settings.spans)
+    ours = f"ppbench timeline, {len(spans):,} spans"
+    theirs = f"plotly.express, {settings.express_spans:,} spans"
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        spans = _random_step(settings.spans)
-        pages = {"ppbench timeline": folder / "ours.html", "plotly.express": folder / "px.html"}
-        began = time.perf_counter()
-        write_plan(pages["ppbench timeline"], spans, title="1f1b", subtitle="", facts=[])
-        took = time.perf_counter() - began
-        sizes = {"ppbench timeline": len(spans), "plotly.express": settings.express_spans}
-        _write_express(pages["plotly.express"], spans.head(settings.express_spans))
-        with Browser(folder / "profile") as browser:
-            found = [_measured(browser, pages) for _ in range(settings.times)]
-    print(f"writing the page of {len(spans):,} spans: {took:.1f} s")
-    for kind, page in pages.items():
-        print(f"{kind}, {sizes[kind]:,} spans, {found[0][page.name]['MiB']:.1f} MiB")
-        for name in found[0][page.name]:
-            if name != "MiB":
-                _print(name, [one[page.name][name] for one in found])
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--spans", type=int, default=1_000_000)
-    parser.add_argument("--express-spans", type=int, default=10_000)
-    parser.add_argument("--times", type=int, default=7)
-    return parser.parse_args()
+        pages = {ours: Path(name) / "ours.html", theirs: Path(name) / "express.html"}
+        write_plan(pages[ours], spans, title="1f1b", subtitle="", facts=[])
+        _write_express(pages[theirs], spans.head(settings.express_spans))
+        with opened_browser() as visit:
+            arms = {page: _visiting(visit, path, page == ours) for page, path in pages.items()}
+            found = results_in_turns(arms, settings.rounds)
+        sizes = {page: path.stat().st_size / MIB for page, path in pages.items()}
+    measured = {
+        page: {what: tuple(one[what] for one in visits) for what in visits[0]}
+        for page, visits in found.items()
+    }
+    ratios = [
+        Ratio.of(f"{what}, {ours} over {theirs}", measured[ours][what], values)
+        for what, values in measured[theirs].items()
+    ]
+    ratios.append(Ratio(f"size, {ours} over {theirs}", (sizes[ours] / sizes[theirs],)))
+    figures = [
+        Figure(f"{page}, {what}", values, "ms")
+        for page, of_page in measured.items()
+        for what, values in of_page.items()
+    ]
+    figures += [Figure(f"{page}, size", (size,), "MiB") for page, size in sizes.items()]
+    write("timeline", settings, surroundings, ratios, figures)
 
 
 def _random_step(num_spans: int) -> pd.DataFrame:
@@ -123,29 +121,20 @@ def _write_express(page: Path, spans: pd.DataFrame) -> None:
     figure.write_html(page, include_plotlyjs=True)
 
 
-def _measured(browser: Browser, pages: dict[str, Path]) -> dict[str, dict[str, float]]:
-    found = {}
-    for kind, page in pages.items():
-        is_ours = kind == "ppbench timeline"
-        tab = Tab(browser, page, 1440)
-        times = {"MiB": page.stat().st_size / MIB, "opened, ms": _number(tab, DRAWN)}
+def _visiting(visit: Visit, page: Path, is_ours: bool) -> Callable[[], dict[str, float]]:
+    """Milliseconds of opening and of each view; ours has to be ready for one."""
+
+    def visited() -> dict[str, float]:
+        tab = visit(page)
+        times = {"opened": drawn_ms(tab, IS_DRAWN)}
         if is_ours:
-            times["ready to zoom, ms"] = _number(tab, READY)
+            times["ready to zoom"] = number_of(tab, READY)
         for name, (start, end) in VIEWS.items():
-            times[f"zoomed {name}, ms"] = _number(tab, ZOOM % (start, end, str(is_ours).lower()))
-        assert tab.problems() == []
-        tab.close()
-        found[page.name] = times
-    return found
+            times[f"zoomed {name}"] = number_of(tab, ZOOM % (start, end, str(is_ours).lower()))
+        close(tab)
+        return times
 
-
-def _number(tab: Tab, script: str) -> float:
-    return float(str(tab.evaluate(script)))
-
-
-def _print(name: str, values: list[float]) -> None:
-    middle = statistics.median(values)
-    print(f"  {name:28} {middle:8,.0f}  [{min(values):,.0f}, {max(values):,.0f}]")
+    return visited
 
 
 if __name__ == "__main__":

@@ -81,10 +81,11 @@ class Repository:
     def has_commits(self) -> bool:
         return self._commit_called("HEAD") is not None
 
-    def state(self) -> Commit:
-        """What is checked out, with what was changed since."""
+    def state(self, apart_from: Iterable[str] = ()) -> Commit:
+        """What is checked out, with what was changed since; not counting paths from the root."""
         found = self.describe(self.resolve("HEAD"))
-        changes = self._run(*_DIFF)  # what is staged is in it like what is not
+        others = [f":(top,exclude){path}" for path in apart_from]
+        changes = self._run(*_DIFF, "--", ":/", *others)  # what is staged is in it like what is not
         digest = hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else ""
         branch = self._try("symbolic-ref", "--short", "HEAD")
         described = (found.author_date, found.parent, found.subject)

@@ -1,0 +1,113 @@
+"""Runs the benchmarks, each in a process of its own, and makes the page of what they found.
+
+    python -m benchmarks [--only NAME...]
+
+A benchmark that fails to run is told with its last lines, the others go on, and the exit code is 1.
+A goal that is missed is a result, not a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import BENCHMARKS, page
+from benchmarks.outcome import RESULTS, Outcome
+from benchmarks.surroundings import ROOT
+
+LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A benchmark's run."""
+
+    name: str
+    took_s: float
+    exit_code: int
+    output: str
+
+    def in_words(self) -> str:
+        """One line; of a failure, its last lines as well."""
+        start = f"{self.name:12} {int(self.took_s) // 60:3}:{int(self.took_s) % 60:02}  "
+        if self.exit_code != 0:
+            last = "\n    ".join(self.output.splitlines()[-LAST_LINES:])
+            return f"{start}FAILED with exit code {self.exit_code}\n    {last}"
+        return start + _goals(self.name)
+
+
+def main() -> int:
+    names = _arguments().only or BENCHMARKS
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="ppbench-benchmarks-") as folder:
+        failed = _run_all(names, console, Path(folder))
+    page.main()
+    if failed:
+        console.print(f"failed: {', '.join(failed)}", markup=False)
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME")
+    return parser.parse_args()
+
+
+def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
+    """Names of those that failed. Without a terminal, a line as each begins and ends."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    failed = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(bar, description=name)
+            if not console.is_terminal:
+                console.print(f"{name} ...", markup=False)
+            ended = _run(name, folder / name)
+            progress.advance(bar)
+            progress.console.print(ended.in_words(), markup=False)
+            if ended.exit_code != 0:
+                failed.append(name)
+    return failed
+
+
+def _run(name: str, log: Path) -> Ended:
+    """Its output goes to a file, which no full pipe can stop."""
+    began = time.monotonic()
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{name}"],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            exit_code = child.wait()
+        finally:
+            child.terminate()
+    return Ended(name, time.monotonic() - began, exit_code, log.read_text(errors="replace"))
+
+
+def _goals(name: str) -> str:
+    outcome = Outcome.from_json((RESULTS / f"{name}.json").read_text("utf-8"))
+    held = [ratio.holds for ratio in outcome.ratios if ratio.holds is not None]
+    goals = f", {sum(held)} of {len(held)} goals held" if held else ""
+    return f"{len(outcome.ratios)} ratios{goals}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
