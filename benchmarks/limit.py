@@ -1,0 +1,46 @@
+"""The engine over what two cores could do at best: the physical limit of each schedule.
+
+    python -m benchmarks.limit [--rounds 8]
+
+The limit of 1f1b is a step of the unsplit model on one thread x (m + p - 1) / (m p); for every
+other schedule it is that step x the part that the simulator says when a forward and each half of a
+backward take equally long, and messages and everything else nothing. With p = 2 and m = 8, where
+computing takes the time (hidden 512, 512 tokens). The unsplit step is timed while the second core
+has nothing to do; how much slower it is when both run one is printed beside it, for two cores share
+a cache and the memory, which no schedule can change.
+"""
+
+from __future__ import annotations
+
+from benchmarks.outcome import Goal, Ratio, parser, write
+from benchmarks.pipelines import COMPUTE_BOUND, TWO_UNSPLIT, UNSPLIT, Arm, measure, steps
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import Turns
+from engine.plan.schedules.registry import SCHEDULES
+
+GOAL = Goal(at_least=0.95)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=8)
+    options.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
+    settings, surroundings = options.parse_args(), read_surroundings()
+    arms = [Arm("engine", name) for name in settings.schedules]
+    arms.append(Arm("torch", "1f1b"))
+    turns = measure(COMPUTE_BOUND, [*arms, UNSPLIT, TWO_UNSPLIT], settings.rounds)
+    ratios = [_over_limit(turns, arm) for arm in arms]
+    ratios.append(turns.ratio("two unsplit steps at once over one", str(TWO_UNSPLIT), str(UNSPLIT)))
+    write("limit", settings, surroundings, ratios, steps(turns, COMPUTE_BOUND))
+
+
+def _over_limit(turns: Turns, arm: Arm) -> Ratio:
+    """Tokens per second over those at the limit."""
+    part = COMPUTE_BOUND.limit(arm.schedule)
+    limits = [part * unsplit for unsplit in turns.values[str(UNSPLIT)]]
+    goal = GOAL if arm.runtime == "engine" else None
+    return Ratio.of(f"{arm} over its limit", limits, turns.values[str(arm)], goal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Steps of real pipelines, of several schedules and runtimes in turn on the same two ranks.
+
+Two CPU ranks with one thread each hold a trainer for every arm, all with the same model, data and
+optimizer. A step is timed from when both ranks are ready to when both are done, its optimizer
+included, and records nothing of itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.outcome import Figure
+from benchmarks.turns import Turns, in_turns, seconds_of
+from engine.model.data import DataSpec
+from engine.model.spec import ModelSpec
+from engine.plan.program import Program
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import simulate, uniform
+from engine.run.clock import HostClock
+from engine.run.p2p.fabric import Fabric
+from engine.run.watch import BARE
+from engine.trainer import Build, Trainer, TrainerConfig, connect
+from ppbench.run.runtimes.single import Unsplit
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline
+
+WORLD_SIZE = 2
+NUM_WARMUP = 3
+SINGLE = "1f1b"
+"""The schedule of the unsplit model: each microbatch forward and backward."""
+
+
+class Arm(NamedTuple):
+    """What is timed. `single` is the unsplit model on one rank while the other does nothing, `both`
+    on each of the two at the same time.
+    """
+
+    runtime: str
+    schedule: str
+
+    def __str__(self) -> str:
+        return _NAMES.get(self.runtime, f"{self.schedule} on {self.runtime}")
+
+
+UNSPLIT = Arm("single", SINGLE)
+TWO_UNSPLIT = Arm("both", SINGLE)
+_NAMES = {"single": "unsplit", "both": "two unsplit"}
+_BUILDS: dict[str, Build | None] = {
+    "engine": None,
+    "torch": TorchPipeline,
+    "single": Unsplit,
+    "both": Unsplit,
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A model and its data. `model` is a preset, or the sizes of one in LlamaConfig's words."""
+
+    name: str
+    model: str | tuple[tuple[str, int], ...]
+    seq_len: int
+    num_microbatches: int
+
+    def config(self, arm: Arm, folder: Path) -> TrainerConfig:
+        name = self.model if isinstance(self.model, str) else str(folder)
+        return TrainerConfig(
+            ModelSpec(name, weights="random"),
+            DataSpec(seq_len=self.seq_len, num_microbatches=self.num_microbatches),
+            arm.schedule,
+            1 if arm.runtime in _NAMES else WORLD_SIZE,
+        )
+
+    def limit(self, schedule: str) -> float:
+        """The least part of an unsplit step that two ranks take, when nothing but the schedule
+        counts: `(m + p - 1) / (m p)` for 1f1b, for others what the simulator says with F = I = W.
+        """
+        program = self._program(schedule)
+        each_ns = 1000 * program.num_stages  # which every number of stages per rank divides
+        step_ns = simulate(program, uniform(program.placement, *[each_ns] * 3)).makespan_ns
+        return step_ns / (3 * each_ns * WORLD_SIZE * self.num_microbatches)
+
+    def num_actions(self, schedule: str) -> int:
+        """Computations of one rank in a step."""
+        return len(self._program(schedule).actions[0])
+
+    def _program(self, schedule: str) -> Program:
+        return build_program(schedule, WORLD_SIZE, self.num_microbatches)
+
+    def in_words(self) -> str:
+        sizes = self.model if isinstance(self.model, str) else dict(self.model)
+        return f"{sizes}, seq {self.seq_len}, m = {self.num_microbatches}"
+
+
+def _llama(hidden: int, layers: int, heads: int, intermediate: int) -> tuple[tuple[str, int], ...]:
+    return (
+        ("hidden_size", hidden),
+        ("num_hidden_layers", layers),
+        ("num_attention_heads", heads),
+        ("intermediate_size", intermediate),
+        ("vocab_size", 256),
+    )
+
+
+OVERHEAD_BOUND = Regime("overhead-bound", _llama(128, 4, 4, 384), 32, 16)
+DEMO = Regime("demo model", "llama-8m", 256, 8)
+COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8)
+
+
+def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
+    """Seconds of a step of each arm, named as it is printed, round by round."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not isinstance(regime.model, str):
+            _write_model(dict(regime.model), Path(folder))
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "WORLD_SIZE": str(WORLD_SIZE),
+            "OMP_NUM_THREADS": "1",
+        }
+        given = (environment, theirs, regime, tuple(arms), num_rounds, Path(folder))
+        ranks = [context.Process(target=_rank, args=(rank, *given)) for rank in range(WORLD_SIZE)]
+        for rank in ranks:
+            rank.start()
+        theirs.close()
+        try:
+            values: dict[str, list[float]] = ours.recv()
+        finally:
+            for rank in ranks:
+                rank.join()
+    return Turns(values)
+
+
+def lost_per_action(turns: Turns, regime: Regime, arm: Arm) -> Figure:
+    """Microseconds that a step takes above its limit, over the computations of a rank."""
+    limit, count = regime.limit(arm.schedule), regime.num_actions(arm.schedule)
+    pairs = zip(turns.values[str(arm)], turns.values[str(UNSPLIT)], strict=True)
+    lost = tuple((step - limit * unsplit) / count * 1e6 for step, unsplit in pairs)
+    return Figure(f"{regime.name}, {arm}: lost per action", lost, "µs")
+
+
+def steps(turns: Turns, regime: Regime) -> list[Figure]:
+    """The step of each arm in milliseconds."""
+    return [
+        Figure(f"{regime.name}, {arm}: step", tuple(s * 1e3 for s in taken), "ms")
+        for arm, taken in turns.values.items()
+    ]
+
+
+def _write_model(sizes: Mapping[str, int], folder: Path) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"])
+    config.num_key_value_heads = config.num_attention_heads
+    config.save_pretrained(folder)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _rank(
+    rank: int,
+    environment: Mapping[str, str],
+    pipe: Connection,
+    regime: Regime,
+    arms: tuple[Arm, ...],
+    num_rounds: int,
+    folder: Path,
+) -> None:
+    os.environ.update({**environment, "RANK": str(rank)})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
+    work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
+    turns = in_turns(work, num_rounds, NUM_WARMUP)
+    for trainer in trainers.values():
+        if trainer is not None:
+            trainer.close()
+    if rank == 0:
+        pipe.send(turns.values)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _trainer(config: TrainerConfig, arm: Arm, fabric: Fabric) -> Trainer | None:
+    """None for a rank that has no part in it."""
+    config = connect(config, fabric)
+    if arm == UNSPLIT and dist.get_rank() > 0:
+        return None
+    return Trainer(config, fabric, build=_BUILDS[arm.runtime])
+
+
+def _timed(trainer: Trainer | None) -> Callable[[], float]:
+    """Seconds of the trainer's next step, from when all ranks are ready to when all are done."""
+    steps = iter(range(10**9))
+
+    def work() -> None:
+        if trainer is not None:
+            trainer.step(next(steps), BARE)
+        dist.barrier()
+
+    def timed() -> float:
+        dist.barrier()
+        return seconds_of(work)
+
+    return timed

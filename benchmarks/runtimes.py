@@ -1,0 +1,77 @@
+"""The engine over torch.distributed.pipelining, schedule by schedule, in three regimes.
+
+    python -m benchmarks.runtimes [--overhead-rounds 60] [--demo-rounds 12] [--compute-rounds 8]
+
+On two ranks, for each schedule that both know: tokens per second of the engine over those of torch,
+which is a step of torch over a step of the engine, each once in a round. Where little is computed
+(hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model, and where computing takes
+the time (hidden 512, 512 tokens). The unsplit model in the same rounds tells what is lost per
+action: what a step takes above its schedule's limit (`benchmarks.limit`), over the computations of
+a rank. That is the runtime's own work, waiting for messages, and whatever two ranks that compute at
+once take from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.pipelines import (
+    COMPUTE_BOUND,
+    DEMO,
+    OVERHEAD_BOUND,
+    UNSPLIT,
+    Arm,
+    Regime,
+    lost_per_action,
+    measure,
+    steps,
+)
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import Turns
+from ppbench.config.runtimes import SPLIT, TORCH_SCHEDULES
+
+EACH = Goal(at_least=1.0, low_at_least=0.98)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--overhead-rounds", type=int, default=60)
+    options.add_argument("--demo-rounds", type=int, default=12)
+    options.add_argument("--compute-rounds", type=int, default=8)
+    options.add_argument("--schedules", nargs="+", default=list(TORCH_SCHEDULES))
+    settings, surroundings = options.parse_args(), read_surroundings()
+    regimes = (
+        (OVERHEAD_BOUND, settings.overhead_rounds),
+        (DEMO, settings.demo_rounds),
+        (COMPUTE_BOUND, settings.compute_rounds),
+    )
+    ratios: list[Ratio] = []
+    figures: list[Figure] = []
+    for regime, num_rounds in regimes:
+        arms = [Arm(one, name) for name in settings.schedules for one in ("engine", "torch")]
+        turns = measure(regime, [*arms, UNSPLIT], num_rounds)
+        found = {name: _over_torch(turns, regime, name) for name in settings.schedules}
+        ratios += [*found.values(), *_means(regime, list(found.values()))]
+        figures += steps(turns, regime)
+        figures += [lost_per_action(turns, regime, arm) for arm in arms]
+    write("runtimes", settings, surroundings, ratios, figures)
+
+
+def _over_torch(turns: Turns, regime: Regime, schedule: str) -> Ratio:
+    ours, theirs = str(Arm("engine", schedule)), str(Arm("torch", schedule))
+    return turns.ratio(f"{regime.name}, {schedule}: engine over torch", theirs, ours, EACH)
+
+
+def _means(regime: Regime, ratios: Sequence[Ratio]) -> list[Ratio]:
+    """Of all schedules, and of those that split the backward."""
+    goal = Goal(at_least=1.15) if regime is OVERHEAD_BOUND else None
+    of = [ratio for ratio in ratios if any(f" {name}:" in ratio.name for name in SPLIT)]
+    return [
+        Ratio.geometric_mean(f"{regime.name}: geometric mean", ratios, goal),
+        Ratio.geometric_mean(f"{regime.name}: geometric mean of zero bubble", of, Goal(1.05)),
+    ]
+
+
+if __name__ == "__main__":
+    main()
