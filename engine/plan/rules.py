@@ -146,9 +146,9 @@ def execution_order(program: Program) -> Iterator[tuple[int, int, int]]:
     piece. Each piece is as long as can be. Raises ProgramError with the circle of waits when the
     rows can never be finished. Visits each action once.
     """
-    num_stages, num_microbatches = program.num_stages, program.num_microbatches
-    needs, makes = links_of(num_stages)
-    is_there = bytearray((2 * num_stages + 1) * num_microbatches)
+    num_microbatches = program.num_microbatches
+    links = links_of(program)
+    is_there = bytearray(num_links(program) * num_microbatches)
     is_there[:num_microbatches] = b"\1" * num_microbatches
     position = [0] * len(program.actions)
     waiting: dict[int, list[int]] = {}  # link -> the ranks that stand before it
@@ -156,19 +156,18 @@ def execution_order(program: Program) -> Iterator[tuple[int, int, int]]:
     while ready:
         rank = ready.pop()
         row, first = program.actions[rank], position[rank]
-        stop, end = first, len(row)
-        while stop < end:
+        for stop in range(first, len(row)):
             stage, op, microbatch = row[stop]
-            needed = needs[op][stage] * num_microbatches + microbatch
-            if not is_there[needed]:
-                waiting.setdefault(needed, []).append(rank)
+            needed, made = links[op][stage]
+            if not is_there[needed + microbatch]:
+                waiting.setdefault(needed + microbatch, []).append(rank)
                 break
-            stop += 1
-            if op is not Op.W:
-                made = makes[op][stage] * num_microbatches + microbatch
-                is_there[made] = 1
-                if made in waiting:
-                    ready += waiting.pop(made)
+            made += microbatch
+            is_there[made] = 1
+            if made in waiting:
+                ready += waiting.pop(made)
+        else:
+            stop = len(row)
         position[rank] = stop
         if stop > first:
             yield rank, first, stop
@@ -176,13 +175,29 @@ def execution_order(program: Program) -> Iterator[tuple[int, int, int]]:
         raise _circle_of_waits(program, position)
 
 
-def links_of(num_stages: int) -> tuple[dict[Op, list[int]], dict[Op, list[int]]]:
-    """`link_needed` and `link_made` as tables by op and stage, for loops over many actions."""
-    stages = range(num_stages)
-    ops = (Op.F, Op.B, Op.I, Op.W)
-    needs = {op: [link_needed(op, stage, num_stages) for stage in stages] for op in ops}
-    makes = {op: [link_made(op, stage, num_stages) or 0 for stage in stages] for op in ops}
-    return needs, makes
+def links_of(program: Program) -> dict[Op, list[tuple[int, int]]]:
+    """`link_needed` and `link_made` by op and stage, for loops over many actions.
+
+    Given for microbatch 0 in a table with a row for each of the `num_links` and a column for each
+    microbatch. W makes the last one, which nothing needs.
+    """
+    num_stages, width = program.num_stages, program.num_microbatches
+    made_by_weight = num_links(program) - 1
+    return {
+        op: [
+            (
+                width * link_needed(op, stage, num_stages),
+                width * (link_made(op, stage, num_stages) or made_by_weight),
+            )
+            for stage in range(num_stages)
+        ]
+        for op in (Op.F, Op.B, Op.I, Op.W)
+    }
+
+
+def num_links(program: Program) -> int:
+    """One before each F and each I, one before each W, and one for what W makes."""
+    return 2 * program.num_stages + 2
 
 
 def _as_input(action: Action) -> Action:

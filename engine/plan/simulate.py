@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.plan.action import Action, Op
+from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.lower import channel_of, outgoing
 from engine.plan.program import Placement, Program
-from engine.plan.rules import execution_order, links_of
+from engine.plan.rules import execution_order, link_made, links_of, num_links
 from engine.plan.spans import Lane, Span
 
 
@@ -182,53 +182,71 @@ def simulate(
     return Simulation(compute, transfers, times.start_ns, times.end_ns)
 
 
+class _Step(NamedTuple):
+    """What an op of a stage needs, makes and takes; links are given as `links_of` does."""
+
+    needed: int
+    made: int
+    duration_ns: int
+    channel: int  # of the message that it makes; NO_INDEX where there is none
+
+
 class _Times:
     """The state of a simulation: when each rank, each link and each channel is ready."""
 
     def __init__(self, program: Program, durations: Durations, transfers: TransferModel) -> None:
-        self._rows, self._num_microbatches = program.actions, program.num_microbatches
-        self._needs, self._makes = links_of(program.num_stages)
-        self._durations = durations.by_op()
-        self._crosses = _crossing_links(program.placement)
+        self._rows = program.actions
+        self._steps = _steps_of(program, durations)
         self._transfer_ns, self._overlaps = transfers.duration_ns, transfers.overlaps
-        num_links = 2 * program.num_stages + 1
-        self._link_ready = [0] * (num_links * program.num_microbatches)
-        self._channel_free = [0] * num_links  # a link that crosses ranks has its own channel
+        count = num_links(program)
+        self._link_ready = [0] * (count * program.num_microbatches)
+        self._channel_free = [0] * count  # a link that crosses ranks has its own channel
         self._rank_free = [0] * program.world_size
         self.start_ns: list[list[int]] = [[] for _ in program.actions]
         self.end_ns: list[list[int]] = [[] for _ in program.actions]
 
     def run(self, rank: int, first: int, stop: int) -> None:
-        """Give a piece of a row its times. All that it waits for has its own already."""
-        needs, makes, durations = self._needs, self._makes, self._durations
-        num_microbatches, link_ready = self._num_microbatches, self._link_ready
+        """Give a piece of a row its times. All that it waits for has its own already.
+
+        A loop over millions: it calls nothing but `append`, and names what it uses.
+        """
+        steps, link_ready, channel_free = self._steps, self._link_ready, self._channel_free
+        transfer_ns, overlaps = self._transfer_ns, self._overlaps
         starts, ends = self.start_ns[rank], self.end_ns[rank]
         free = self._rank_free[rank]
         for stage, op, microbatch in self._rows[rank][first:stop]:
-            start = free
-            if op is not Op.W:  # its I is over: it stands before it on this rank
-                ready = link_ready[needs[op][stage] * num_microbatches + microbatch]
-                if ready > start:  # noqa: PLR1730  # a call to max would take as long as the rest
-                    start = ready
-            free = start + durations[op][stage]
-            starts.append(start)
+            needed, made, duration_ns, channel = steps[op][stage]
+            ready = link_ready[needed + microbatch]
+            if ready > free:  # noqa: PLR1730  # a call to max would take as long as the rest
+                free = ready
+            starts.append(free)
+            free += duration_ns
             ends.append(free)
-            if op is not Op.W:
-                link = makes[op][stage]
-                if self._crosses[link]:
-                    arrival = self._send(link, free)
-                    if not self._overlaps:
-                        free = arrival
-                else:
-                    arrival = free
-                link_ready[link * num_microbatches + microbatch] = arrival
+            arrival = free
+            if channel != NO_INDEX:
+                if channel_free[channel] > arrival:  # noqa: PLR1730
+                    arrival = channel_free[channel]
+                arrival += transfer_ns
+                channel_free[channel] = arrival
+                if not overlaps:
+                    free = arrival
+            link_ready[made + microbatch] = arrival
         self._rank_free[rank] = free
 
-    def _send(self, link: int, ready: int) -> int:
-        """When a message that is ready arrives."""
-        arrival = max(ready, self._channel_free[link]) + self._transfer_ns
-        self._channel_free[link] = arrival
-        return arrival
+
+def _steps_of(program: Program, durations: Durations) -> dict[Op, list[_Step]]:
+    """By op and stage. W needs nothing: its I stands before it on its rank."""
+    crosses, by_op = _crossing_links(program.placement), durations.by_op()
+
+    def step(op: Op, stage: int, needed: int, made: int) -> _Step:
+        link = link_made(op, stage, program.num_stages)
+        channel = link if link is not None and crosses[link] else NO_INDEX
+        return _Step(0 if op is Op.W else needed, made, by_op[op][stage], channel)
+
+    return {
+        op: [step(op, stage, *links) for stage, links in enumerate(of_stages)]
+        for op, of_stages in links_of(program).items()
+    }
 
 
 def _crossing_links(placement: Placement) -> list[bool]:
