@@ -41,7 +41,7 @@ from ppbench.run.closing import (
     running_note,
     take_marker,
 )
-from ppbench.run.environment import code_hash, read_environment
+from ppbench.run.environment import code_hash, read_environment, runtime_code
 from ppbench.run.evidence import collect, forget, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch, preloaded_for
@@ -188,7 +188,7 @@ def check_devices(sweep: Sweep) -> None:
 
 
 def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None) -> str:
-    environment = read_environment()
+    environment, of_runtime = read_environment(), runtime_code(case.runtime)
     return _short_hash(
         case.case_id,
         measure.warmup_steps,
@@ -203,6 +203,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),
         *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
+        *([] if of_runtime is None else [of_runtime]),
     )
 
 

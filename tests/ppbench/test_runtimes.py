@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from stored_runs import run_row
 
@@ -163,10 +166,11 @@ def test_a_last_loss_must_be_that_of_the_engines_run_in_the_same_sweep(tmp_path)
     ]
     for row in rows:
         store.write_run(row, {})
-    check_last_loss(item, "s", 4.03, store)
+    check_last_loss(item, "s", 4.005, store)
     check_last_loss(item, "another", 9.0, store)
-    with pytest.raises(DisagreementError, match=f"engine's run {rows[0]['run_id']} 4.0"):
-        check_last_loss(item, "s", 4.1, store)
+    words = rf"engine's run {rows[0]['run_id']} 4\.0; .* rounding in float32 after 13 steps"
+    with pytest.raises(DisagreementError, match=words):
+        check_last_loss(item, "s", 4.01, store)
 
 
 def test_only_what_computes_and_is_not_the_engine_is_compared():
@@ -176,7 +180,7 @@ def test_only_what_computes_and_is_not_the_engine_is_compared():
     assert not must_agree(Case(device="emulated"))
 
 
-LIAR = """\
+OF_A_PACKAGE = """\
 import dataclasses
 
 from engine.run.watch import SPANS
@@ -189,6 +193,12 @@ class Liar(EngineRuntime):
         if result.loss is None:
             return result
         return dataclasses.replace(result, loss=result.loss / 4)
+
+
+class Forgetful(EngineRuntime):
+    def __init__(self, case, *rest):
+        super().__init__(case, *rest)
+        self._trainer._update = lambda rate: None
 """
 SWEEP = """\
 name = "side_by_side"
@@ -198,9 +208,11 @@ exclude = [
     { runtime = "engine", world_size = 1 },
     { runtime = "torch", world_size = 1 },
     { runtime = "liar", world_size = 1 },
+    { runtime = "forgetful", world_size = 1 },
     { runtime = "single", world_size = 2 },
     { runtime = "single", schedule = "zbv" },
     { runtime = "liar", schedule = "zbv" },
+    { runtime = "forgetful", schedule = "zbv" },
 ]
 
 [model]
@@ -213,7 +225,7 @@ steps = 3
 verify = true
 
 [grid]
-runtime = ["engine", "torch", "single", "liar"]
+runtime = ["engine", "torch", "single", "liar", "forgetful"]
 world_size = [2, 1]
 schedule = ["1f1b", "zbv"]
 """
@@ -228,15 +240,25 @@ def ppbench(*arguments, folder):
     )  # fmt: skip
 
 
+def install(site, version, source):
+    """The package as pip leaves it, with what it registers."""
+    shutil.rmtree(site, ignore_errors=True)
+    told = site / f"strange_runtimes-{version}.dist-info"
+    told.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: strange-runtimes\nVersion: {version}\n"
+    (told / "METADATA").write_text(metadata)
+    entries = "liar = strange.wrong:Liar\nforgetful = strange.wrong:Forgetful\n"
+    (told / "entry_points.txt").write_text(f"[ppbench.runtimes]\n{entries}")
+    (site / "strange").mkdir()
+    (site / "strange" / "__init__.py").write_text("raise_if_imported_early = None\n")
+    (site / "strange" / "wrong.py").write_text(source)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A sweep over all runtimes and that of an installed package, which lies."""
+    """A sweep over all runtimes and those of an installed package: one lies, one does not train."""
     folder = tmp_path_factory.mktemp("runtimes")
-    installed = folder / "site" / "liar-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[ppbench.runtimes]\nliar = liar:Liar\n")
-    (folder / "site" / "liar.py").write_text(LIAR)
+    install(folder / "site", "1.0", OF_A_PACKAGE)
     (folder / "a.toml").write_text(SWEEP)
     return folder, ppbench("sweep", "a.toml", folder=folder)
 
@@ -256,6 +278,7 @@ def test_all_runtimes_have_the_same_losses_and_verified_gradients(runs):
         ("torch", "zbv", "ok"),
         ("single", "1f1b", "ok"),
         ("liar", "1f1b", "invalid"),
+        ("forgetful", "1f1b", "invalid"),
     ]
     sound = runs[runs["status"] == "ok"]
     for column in ("first_loss", "last_loss"):
@@ -266,6 +289,21 @@ def test_a_runtime_of_another_package_that_lies_is_invalid_and_told_why(runs):
     (liar,) = runs[runs["runtime"] == "liar"].to_dict("records")
     assert 'runtime "liar" has the loss' in liar["error"]
     assert "in the first step, and the unsplit model" in liar["error"]
+
+
+def test_a_runtime_that_does_not_train_is_invalid_by_its_last_loss(runs):
+    by_name = {(r["runtime"], r["schedule"]): r for r in runs.to_dict("records")}
+    run, engine = by_name["forgetful", "1f1b"], by_name["engine", "1f1b"]
+    assert 'runtime "forgetful" has the loss' in run["error"]
+    told = f"in the last step, and the engine's run {engine['run_id']} {engine['last_loss']!r}"
+    assert told in run["error"]
+    assert pd.isna(run["tokens_per_s"])
+
+
+def test_a_run_tells_which_code_of_another_package_it_ran(runs):
+    by_name = runs.drop_duplicates("runtime").set_index("runtime")["runtime_code"]
+    assert by_name[list(RUNTIMES)].isna().all()
+    assert re.fullmatch(r"strange-runtimes 1\.0 [0-9a-f]{12}", by_name["forgetful"])
 
 
 def test_every_figure_is_there_for_every_runtime(runs, swept):
@@ -314,7 +352,7 @@ def test_a_report_names_the_runtimes(runs, swept):
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
     listed = ppbench("ls", "--format", "json", folder=folder)
-    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar"}
+    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar", "forgetful"}
 
 
 def test_what_a_pipeline_scales_by_is_the_unsplit_model_where_that_was_measured(runs):
