@@ -1,15 +1,16 @@
 """Whether a run has trained what the others train: its losses beside those that they have.
 
     first step   against the unsplit model's, computed within the run (`runtimes.reference`)
-    last step    against that of the engine's run of the same case in the same sweep, where it is
+    last step    against that of the engine's run of the same, where the store has one: one that a
+                 sweep would not make again, by the same code, on the same machine and data
 
 The engine itself is held to the unsplit model by its tests and by `measure.verify`; any other
 runtime, also one from another package, by this. So a sweep runs the engine's case before its
 likes of other runtimes in its first launch. One that disagrees is `invalid`, and has no figures:
 how fast something else is computed is no answer.
 
-Losses tell of gradients only by what an optimizer makes of them: `adamw` trains the same with all of
-them doubled. What each of them is, `measure.verify` compares.
+Losses tell of gradients only by what an optimizer makes of them: `adamw` trains the same with all
+of them doubled. What each of them is, `measure.verify` compares.
 
 A model that draws random numbers has another loss for every order of actions; then nothing is
 compared.
@@ -17,7 +18,6 @@ compared.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from ppbench.config.case import Case
@@ -52,12 +52,12 @@ def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
         )
 
 
-def check_last_loss(item: Item, sweep_id: str, loss: float | None, store: Store) -> None:
+def check_last_loss(item: Item, loss: float | None, store: Store) -> None:
     """Raises DisagreementError."""
     case, kind = item.case, _kind_of(item.case)
     num_steps = item.measure.warmup_steps + item.measure.steps
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps
-    reference = _loss_of_engine(item, sweep_id, store)
+    reference = _loss_of_engine(item, store)
     if reference is not None and not _agree(loss, reference[1], tolerance):
         run_id, expected = reference
         raise DisagreementError(
@@ -66,16 +66,10 @@ def check_last_loss(item: Item, sweep_id: str, loss: float | None, store: Store)
         )
 
 
-def _loss_of_engine(item: Item, sweep_id: str, store: Store) -> tuple[str, float] | None:
-    """The newest run of the same case, steps and sweep by the engine: its id and last loss."""
-    measure = item.measure.settings()
-    steps = ("measure_warmup_steps", "measure_steps")
-    runs = store.runs(["run_id", "sweep_id", "case_id", "status", "last_loss", *steps])
-    same = dataclasses.replace(item.case, runtime=ENGINE).case_id
-    for column, value in {"case_id": same, "sweep_id": sweep_id, "status": "ok"}.items():
-        runs = runs[runs[column] == value]
-    for column in steps:
-        runs = runs[runs[column] == measure[column]]
+def _loss_of_engine(item: Item, store: Store) -> tuple[str, float] | None:
+    """The engine's newest run of the same: its id and last loss."""
+    runs = store.runs(["run_id", "resume_key", "status", "last_loss"])
+    runs = runs[runs["resume_key"].isin(item.references) & (runs["status"] == "ok")]
     runs = runs[runs["last_loss"].notna()].sort_values("run_id")
     return None if runs.empty else (str(runs["run_id"].iloc[-1]), float(runs["last_loss"].iloc[-1]))
 

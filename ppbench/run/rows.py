@@ -69,7 +69,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
     losses = _losses(item, result)
     if result.expected_loss is not None:
         check_first_loss(case, losses["first_loss"], result.expected_loss)
-        check_last_loss(item, job.sweep_id, losses["last_loss"], store)
+        check_last_loss(item, losses["last_loss"], store)
     spans, origin_ns = _spans_of(result)
     moved = messages(spans)
     steps = _steps_of(spans, case, result)

@@ -120,9 +120,20 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
         for case, measure in sweep.cases
         if launch < measure.launches
     ]
+    references = {of: _references(*of, commit) for of in sweep.cases}
     return tuple(
-        Item(*one, _resume_key(*one, commit), position) for position, one in enumerate(planned)
+        Item(case, measure, launch, key, position, references[case, measure])
+        for position, (case, measure, launch) in enumerate(planned)
+        for key in [_resume_key(case, measure, launch, commit)]
     )
+
+
+def _references(case: Case, measure: Measure, commit: Commit | None) -> tuple[str, ...]:
+    """Resume keys of the engine's runs that another runtime's must agree with, of all launches."""
+    if case.runtime == ENGINE or case.is_emulated:
+        return ()
+    same = dataclasses.replace(case, runtime=ENGINE)
+    return tuple(_resume_key(same, measure, launch, commit) for launch in range(measure.launches))
 
 
 def _shuffled(items: tuple[Item, ...]) -> list[Item]:
