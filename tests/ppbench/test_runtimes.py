@@ -367,6 +367,7 @@ def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
     explained = ppbench("explain", run_id, folder=folder)
     assert (explained.returncode, "the schedule itself" in explained.stdout) == (0, True)
+    assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained.stdout
     drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
     assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
     traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
@@ -383,6 +384,7 @@ def test_a_report_names_the_runtimes(runs, swept):
     assert ppbench("report", "-o", "r.html", folder=folder).returncode == 0
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
+    assert "  torch  " in ppbench("ls", folder=folder).stdout
     listed = ppbench("ls", "--format", "json", folder=folder)
     assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar", "forgetful"}
 
