@@ -29,10 +29,10 @@ from ppbench.analysis.whatif import (
 from ppbench.errors import StoreError, UsageError
 from ppbench.format import Format
 from ppbench.listing import as_records, render
-from ppbench.report.cases import cautions_of
+from ppbench.report.cases import cautions_of, settings_text, usual_axes
 from ppbench.report.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.report.explanation import explain as sentences_of
-from ppbench.report.units import counted, is_missing, milliseconds, percent
+from ppbench.report.units import is_missing, milliseconds, percent
 from ppbench.store import Store
 
 PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time"]
@@ -226,19 +226,22 @@ def _doubts(run: pd.Series) -> list[str]:
     """What the figures above are to be taken with."""
     doubts = []
     if (num_outliers := run["num_outliers"]) and not is_missing(num_outliers):
-        stand = "step stands" if num_outliers == 1 else "steps stand"
-        doubts.append(f"{num_outliers:.0f} {stand} apart and is in these means.")
+        stand, are = ("step stands", "is") if num_outliers == 1 else ("steps stand", "are")
+        doubts.append(f"{num_outliers:.0f} {stand} apart and {are} in these means.")
     if names := cautions_of(run):
         doubts.append(f"Cautions: {', '.join(names)}; ppbench report tells what they mean.")
     return doubts
 
 
+_IN_TITLE = ("schedule", "world_size", "num_microbatches")
+
+
 def _title(run: pd.Series) -> str:
     low, high = run["step_ns_low"], run["step_ns_high"]
     interval = "" if pd.isna(low) else f" (95 %: {milliseconds(low)} to {milliseconds(high)})"
+    settings = settings_text(run, usual_axes(run, _IN_TITLE))
     return (
-        f"{run['run_id']}: {run['schedule']}, {counted(int(run['world_size']), 'rank')}, "
-        f"{counted(int(run['num_microbatches']), 'microbatch')}; median step "
+        f"{run['run_id']}: {settings}; median step "
         f"{milliseconds(run['step_ns'])}{interval}, median bubble {percent(run['bubble_fraction'])}"
     )
 

@@ -6,6 +6,8 @@ runtime's and whose value is the factory:
 
     [project.entry-points."ppbench.runtimes"]
     mine = "my_package.runtime:MyRuntime"
+
+A name of ours cannot be taken by another package.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ def load_factory(name: str) -> object:
         return _installed()[name].load()
     module, _, attribute = RUNTIMES[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def entry_of(name: str) -> EntryPoint | None:
+    """What an installed package says of its runtime; None for ours and for what is not there."""
+    return None if name in RUNTIMES else _installed().get(name)
 
 
 def _installed() -> dict[str, EntryPoint]:

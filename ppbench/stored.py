@@ -17,15 +17,17 @@ from pandas.api.types import is_numeric_dtype
 from ppbench.errors import UsageError
 from ppbench.format import Format
 from ppbench.listing import Field, render
+from ppbench.runtimes import ENGINE
 from ppbench.store import TABLES, Store, read_conditions
 
 BULKY = ("program", "environment")
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
 LISTED = [
-    *("run_id", "sweep_name", "status", "device", "model_preset", *WORKLOAD),
+    *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *WORKLOAD),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
-"""Of a run, what people see in a list; its error if some run has one."""
+"""Of a run, what people see in a list; its error if some run has one, and its runtime if some run
+has another than the engine."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 
@@ -56,8 +58,11 @@ def list_runs(results: Path, where: Sequence[str], limit: int | None, how: Forma
     if most and len(runs) > most:
         tell(f"{results}: the newest {most:,}; --limit 0 lists all")
         runs = runs.tail(most)
-    has_errors = runs["error"].notna().any()
-    return render(runs, how, [name for name in LISTED if name != "error" or has_errors])
+    is_shown = {
+        "error": runs["error"].notna().any(),
+        "runtime": runs["runtime"].ne(ENGINE).any(),
+    }
+    return render(runs, how, [name for name in LISTED if is_shown.get(name, True)])
 
 
 def query(text: str, results: Path, how: Format) -> str:

@@ -16,6 +16,7 @@ from pandas.api.types import is_bool
 from ppbench.cautions import Caution
 from ppbench.config.case import Case
 from ppbench.report.units import is_missing
+from ppbench.runtimes import ENGINE
 
 Axes = Sequence[str]
 SETTINGS = tuple(field.name for field in dataclasses.fields(Case))
@@ -105,8 +106,17 @@ def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
 
 
 def case_text(row: pd.Series, axes: Axes) -> str:
-    """What a case is called beside the others: its varying settings, or the usual ones."""
-    return settings_text(row, axes or _USUAL)
+    """What a case is called beside the others: its varying settings, or the usual ones.
+
+    These tell the runtime where it is not the engine.
+    """
+    return settings_text(row, axes or usual_axes(row, _USUAL))
+
+
+def usual_axes(row: pd.Series, axes: Axes) -> Axes:
+    """These settings, the schedule first, and after it the runtime where it is not the engine."""
+    first, *rest = axes
+    return axes if row.get("runtime", ENGINE) == ENGINE else (first, "runtime", *rest)
 
 
 def cautions_of(row: pd.Series) -> list[str]:

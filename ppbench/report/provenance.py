@@ -8,6 +8,7 @@ import json
 import pandas as pd
 
 from ppbench.report.units import MISSING, counted, is_missing, size
+from ppbench.runtimes import ENGINE
 
 
 def origin(runs: pd.DataFrame) -> str:
@@ -20,6 +21,7 @@ def origin(runs: pd.DataFrame) -> str:
         f"{num_failed} failed" if num_failed else "",
         common(runs, "model_preset"),
         common(runs, "device"),
+        "" if (runtime := common(runs, "runtime")) in ("", ENGINE) else f"runtime {runtime}",
         when,
     ]
     return " · ".join(part for part in parts if part)

@@ -15,9 +15,12 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
+
+from ppbench.runtimes import entry_of
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -115,9 +118,30 @@ def code_hash() -> str:
     The commit that is tracked says nothing of them when they live in another repository.
     """
     package = Path(__file__).parents[1]
+    return _hash_of((package.parent / "engine", package / "run"))
+
+
+@functools.cache
+def runtime_code(runtime: str) -> str | None:
+    """What tells another package's runtime from an older one of the same name; None for ours.
+
+    Its distribution with the version, and a short hash of the sources of its whole package, which
+    is not imported: one that is installed to be worked on keeps its version for long.
+    """
+    entry = entry_of(runtime)
+    if entry is None:
+        return None
+    spec = importlib.util.find_spec(entry.module.partition(".")[0])
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    named = [] if entry.dist is None else [entry.dist.name, entry.dist.version]
+    return " ".join([*named, _hash_of(Path(place) for place in places if place)])
+
+
+def _hash_of(places: Iterable[Path]) -> str:
+    """Of files, and of all of Python's sources that are in folders."""
     digest = hashlib.sha256()
-    for folder in (package.parent / "engine", package / "run"):
-        for path in sorted(folder.rglob("*.py")):
+    for place in places:
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

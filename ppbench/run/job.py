@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ppbench.config.case import Case, Measure
 from ppbench.errors import StoreError
@@ -38,6 +38,7 @@ class Item:
     launch: int
     resume_key: str
     position: int = 0  # among all runs of the sweep, in the order of its file
+    references: tuple[str, ...] = ()  # resume keys of the engine's runs of the same, for agreement
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,12 @@ def _read_item(data: dict[str, object]) -> Item:
     case, measure = data.pop("case"), data.pop("measure")
     assert isinstance(case, dict)
     assert isinstance(measure, dict)
-    # JSON has no tuples, and a case has no lists.
-    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in case.items()}
-    return Item(Case(**settings), Measure(**measure), **data)  # type: ignore[arg-type]  # our own
+    return Item(Case(**_frozen(case)), Measure(**measure), **_frozen(data))
+
+
+def _frozen(data: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, and what is frozen no lists."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
 
 
 class Journal:

@@ -26,7 +26,7 @@ from ppbench.config.case import Case
 from ppbench.config.possible import program_of
 from ppbench.run.agreement import check_first_loss, check_last_loss, must_agree
 from ppbench.run.durations import lowered_of, planned_step_ns, simulated
-from ppbench.run.environment import code_hash, read_environment
+from ppbench.run.environment import code_hash, read_environment, runtime_code
 from ppbench.run.evidence import Judgement
 from ppbench.run.job import Begun, Item, Job
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
@@ -69,7 +69,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
     losses = _losses(item, result)
     if result.expected_loss is not None:
         check_first_loss(case, losses["first_loss"], result.expected_loss)
-        check_last_loss(item, job.sweep_id, losses["last_loss"], store)
+        check_last_loss(item, losses["last_loss"], store)
     spans, origin_ns = _spans_of(result)
     moved = messages(spans)
     steps = _steps_of(spans, case, result)
@@ -262,6 +262,7 @@ def _row_of(job: Job, item: Item) -> dict[str, object]:
         ),
         "environment": environment.as_json(),
         "code": code_hash(),
+        "runtime_code": runtime_code(case.runtime),
         "ppbench_version": __version__,
     }
 

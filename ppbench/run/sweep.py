@@ -41,7 +41,7 @@ from ppbench.run.closing import (
     running_note,
     take_marker,
 )
-from ppbench.run.environment import code_hash, read_environment
+from ppbench.run.environment import code_hash, read_environment, runtime_code
 from ppbench.run.evidence import collect, forget, node_folder, store_error
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch, preloaded_for
@@ -120,9 +120,20 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[Item, ...]:
         for case, measure in sweep.cases
         if launch < measure.launches
     ]
+    references = {of: _references(*of, commit) for of in sweep.cases}
     return tuple(
-        Item(*one, _resume_key(*one, commit), position) for position, one in enumerate(planned)
+        Item(case, measure, launch, key, position, references[case, measure])
+        for position, (case, measure, launch) in enumerate(planned)
+        for key in [_resume_key(case, measure, launch, commit)]
     )
+
+
+def _references(case: Case, measure: Measure, commit: Commit | None) -> tuple[str, ...]:
+    """Resume keys of the engine's runs that another runtime's must agree with, of all launches."""
+    if case.runtime == ENGINE or case.is_emulated:
+        return ()
+    same = dataclasses.replace(case, runtime=ENGINE)
+    return tuple(_resume_key(same, measure, launch, commit) for launch in range(measure.launches))
 
 
 def _shuffled(items: tuple[Item, ...]) -> list[Item]:
@@ -188,7 +199,7 @@ def check_devices(sweep: Sweep) -> None:
 
 
 def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None) -> str:
-    environment = read_environment()
+    environment, of_runtime = read_environment(), runtime_code(case.runtime)
     return _short_hash(
         case.case_id,
         measure.warmup_steps,
@@ -203,6 +214,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, commit: Commit | None
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),
         *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
+        *([] if of_runtime is None else [of_runtime]),
     )
 
 

@@ -243,6 +243,11 @@ RUNS: tuple[Column, ...] = (
     Column("fingerprint", pa.string(), "hash of what makes timings comparable"),
     Column("environment", pa.string(), "what the fingerprint was made from, and more; JSON"),
     Column("code", pa.string(), "hash of the sources of engine and ppbench.run"),
+    Column(
+        "runtime_code",
+        pa.string(),
+        "package of the runtime, its version and a hash of its sources; null for ppbench's own",
+    ),
     Column("ppbench_version", pa.string(), "version that wrote the row"),
 )
 STEPS: tuple[Column, ...] = (

@@ -221,6 +221,47 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
 
 
+HANGS_ELSEWHERE = {
+    "torch": ("stops", "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1", 1),
+    "torch, at work": ("sleeps", "rank 1 is in the work of 1F2 of step 1", 1),
+    "single": ("sleeps", "rank 0 is in the work of 0F2 of step 1", 0),
+}
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory):
+    """A sweep of hangs on other runtimes than the engine."""
+    folder = tmp_path_factory.mktemp("hung")
+    excluded = [
+        {"runtime": "torch", "world_size": 1},
+        {"runtime": "single", "world_size": 2},
+        {"runtime": "single", "model.preset": "faulty:stops"},
+    ]
+    grid = {
+        "runtime": ["torch", "single"],
+        "model.preset": ["faulty:stops", "faulty:sleeps"],
+        "world_size": [1, 2],
+    }
+    write_sweep(folder, grid, f"timeout_s = {TIMEOUT_S}", excluded)
+    return folder, ppbench("sweep", "faulty.toml", folder=folder)
+
+
+@pytest.mark.parametrize("where", HANGS_ELSEWHERE)
+def test_of_a_hang_on_another_runtime_the_computation_is_named_too(hung, where):
+    folder, done = hung
+    assert done.returncode == 4, done.stderr
+    name, words, rank = HANGS_ELSEWHERE[where]
+    runs = Store(folder / "results").runs()
+    is_it = (runs["runtime"] == where.partition(",")[0]) & (names_of(runs) == name)
+    (run,) = runs[is_it].to_dict("records")
+    assert (run["status"], run["error_rank"]) == ("timeout", rank), run["error"]
+    assert words in run["error"]
+    last = words.partition(" of step")[0].split()[-1]
+    assert json.loads(run["last_actions"])[rank] == last
+    if where == "torch":  # the other waits for what it cannot have
+        assert "rank 0 waits in 0B2 of step 1 for 1B2 of rank 1" in run["error"]
+
+
 def begun_s(run_id):
     """Seconds since the epoch: what a run id begins with."""
     stamp = run_id.partition("-")[0]

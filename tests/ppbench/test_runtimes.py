@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from stored_runs import run_row
 
@@ -151,22 +154,30 @@ def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():
     check_first_loss(dataclasses.replace(TORCH, train_autocast="bfloat16"), 4.0 + 5e-2, 4.0)
 
 
-def test_a_last_loss_must_be_that_of_the_engines_run_in_the_same_sweep(tmp_path):
-    store, steps = Store(tmp_path), {"measure_warmup_steps": 3, "measure_steps": 10}
-    item = Item(TORCH, Measure(), 0, "")
-    check_last_loss(item, "s", 9.0, store)  # nothing to compare with
+def test_a_last_loss_must_be_that_of_the_engines_run_of_the_same(tmp_path):
+    store = Store(tmp_path)
+    item = Item(TORCH, Measure(), 0, "", references=("first", "second"))
+    check_last_loss(item, 9.0, store)  # nothing to compare with
     rows = [
-        run_row(1, Case(), last_loss=4.0, **steps),
-        run_row(2, Case(), last_loss=5.0, **{**steps, "measure_steps": 20}),
-        run_row(3, Case(schedule="afab"), last_loss=6.0, **steps),
-        run_row(4, Case(), last_loss=7.0, status="error", **steps),
+        run_row(1, Case(), last_loss=4.0, resume_key="second"),
+        run_row(2, Case(), last_loss=5.0, resume_key="of other code"),
+        run_row(3, Case(), last_loss=7.0, resume_key="first", status="error"),
     ]
     for row in rows:
         store.write_run(row, {})
-    check_last_loss(item, "s", 4.03, store)
-    check_last_loss(item, "another", 9.0, store)
-    with pytest.raises(DisagreementError, match=f"engine's run {rows[0]['run_id']} 4.0"):
-        check_last_loss(item, "s", 4.1, store)
+    check_last_loss(item, 4.005, store)
+    check_last_loss(dataclasses.replace(item, references=("third",)), 9.0, store)
+    words = rf"engine's run {rows[0]['run_id']} 4\.0; .* rounding in float32 after 13 steps"
+    with pytest.raises(DisagreementError, match=words):
+        check_last_loss(item, 4.01, store)
+
+
+def test_a_run_is_compared_with_the_engines_of_any_launch(tmp_path):
+    text = '[measure]\nlaunches = 2\n[grid]\nruntime = ["torch", "engine"]'
+    items = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice()).items
+    keys = tuple(item.resume_key for item in items if item.case.runtime == "engine")
+    assert {item.references for item in items if item.case.runtime == "torch"} == {keys}
+    assert {item.references for item in items if item.case.runtime == "engine"} == {()}
 
 
 def test_only_what_computes_and_is_not_the_engine_is_compared():
@@ -176,7 +187,12 @@ def test_only_what_computes_and_is_not_the_engine_is_compared():
     assert not must_agree(Case(device="emulated"))
 
 
-LIAR = """\
+ON_RANKS_ALONE = """\
+import os
+
+assert "RANK" in os.environ
+"""
+OF_A_PACKAGE = """\
 import dataclasses
 
 from engine.run.watch import SPANS
@@ -189,7 +205,14 @@ class Liar(EngineRuntime):
         if result.loss is None:
             return result
         return dataclasses.replace(result, loss=result.loss / 4)
+
+
+class Forgetful(EngineRuntime):
+    def __init__(self, case, *rest):
+        super().__init__(case, *rest)
+        self._trainer._update = lambda rate: None
 """
+AGAIN = ("sweep", "a.toml", "--no-report", "--only", "runtime=forgetful")
 SWEEP = """\
 name = "side_by_side"
 num_microbatches = 4
@@ -198,9 +221,11 @@ exclude = [
     { runtime = "engine", world_size = 1 },
     { runtime = "torch", world_size = 1 },
     { runtime = "liar", world_size = 1 },
+    { runtime = "forgetful", world_size = 1 },
     { runtime = "single", world_size = 2 },
     { runtime = "single", schedule = "zbv" },
     { runtime = "liar", schedule = "zbv" },
+    { runtime = "forgetful", schedule = "zbv" },
 ]
 
 [model]
@@ -213,7 +238,7 @@ steps = 3
 verify = true
 
 [grid]
-runtime = ["engine", "torch", "single", "liar"]
+runtime = ["engine", "torch", "single", "liar", "forgetful"]
 world_size = [2, 1]
 schedule = ["1f1b", "zbv"]
 """
@@ -228,15 +253,25 @@ def ppbench(*arguments, folder):
     )  # fmt: skip
 
 
+def install(site, version, source):
+    """The package as pip leaves it, with what it registers."""
+    shutil.rmtree(site, ignore_errors=True)
+    told = site / f"strange_runtimes-{version}.dist-info"
+    told.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: strange-runtimes\nVersion: {version}\n"
+    (told / "METADATA").write_text(metadata)
+    entries = "liar = strange.wrong:Liar\nforgetful = strange.wrong:Forgetful\n"
+    (told / "entry_points.txt").write_text(f"[ppbench.runtimes]\n{entries}")
+    (site / "strange").mkdir()
+    (site / "strange" / "__init__.py").write_text(ON_RANKS_ALONE)
+    (site / "strange" / "wrong.py").write_text(source)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A sweep over all runtimes and that of an installed package, which lies."""
+    """A sweep over all runtimes and those of an installed package: one lies, one does not train."""
     folder = tmp_path_factory.mktemp("runtimes")
-    installed = folder / "site" / "liar-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[ppbench.runtimes]\nliar = liar:Liar\n")
-    (folder / "site" / "liar.py").write_text(LIAR)
+    install(folder / "site", "1.0", OF_A_PACKAGE)
     (folder / "a.toml").write_text(SWEEP)
     return folder, ppbench("sweep", "a.toml", folder=folder)
 
@@ -256,6 +291,7 @@ def test_all_runtimes_have_the_same_losses_and_verified_gradients(runs):
         ("torch", "zbv", "ok"),
         ("single", "1f1b", "ok"),
         ("liar", "1f1b", "invalid"),
+        ("forgetful", "1f1b", "invalid"),
     ]
     sound = runs[runs["status"] == "ok"]
     for column in ("first_loss", "last_loss"):
@@ -268,6 +304,40 @@ def test_a_runtime_of_another_package_that_lies_is_invalid_and_told_why(runs):
     assert "in the first step, and the unsplit model" in liar["error"]
 
 
+def test_a_runtime_that_does_not_train_is_invalid_by_its_last_loss(runs):
+    by_name = {(r["runtime"], r["schedule"]): r for r in runs.to_dict("records")}
+    run, engine = by_name["forgetful", "1f1b"], by_name["engine", "1f1b"]
+    assert 'runtime "forgetful" has the loss' in run["error"]
+    told = f"in the last step, and the engine's run {engine['run_id']} {engine['last_loss']!r}"
+    assert told in run["error"]
+    assert pd.isna(run["tokens_per_s"])
+
+
+def test_a_run_tells_which_code_of_another_package_it_ran(runs):
+    by_name = runs.drop_duplicates("runtime").set_index("runtime")["runtime_code"]
+    assert by_name[list(RUNTIMES)].isna().all()
+    assert re.fullmatch(r"strange-runtimes 1\.0 [0-9a-f]{12}", by_name["forgetful"])
+
+
+def test_a_package_that_changes_has_its_runs_made_anew_and_compared(swept, runs, tmp_path):
+    folder = shutil.copytree(swept[0], tmp_path / "again")
+    ppbench(*AGAIN, folder=folder)
+    num_runs = len(Store(folder / "results").runs())
+    assert num_runs == len(runs)  # of the same package nothing is made again
+    mended = OF_A_PACKAGE.replace("self._trainer._update = lambda rate: None", "pass")
+    for version, source, status in [("1.1", OF_A_PACKAGE, "invalid"), ("1.1", mended, "ok")]:
+        install(folder / "site", version, source)
+        ppbench(*AGAIN, folder=folder)
+        found = Store(folder / "results").runs()[num_runs:]
+        assert list(found["runtime"]) == ["forgetful"]
+        assert list(found["status"]) == [status]
+        assert found["runtime_code"].str.startswith("strange-runtimes 1.1 ").all()
+        num_runs += 1
+    compared = found["first_loss"].item(), found["last_loss"].item()
+    engine = runs[(runs["runtime"] == "engine") & (runs["schedule"] == "1f1b")]
+    assert compared == (engine["first_loss"].item(), engine["last_loss"].item())
+
+
 def test_every_figure_is_there_for_every_runtime(runs, swept):
     folder, _ = swept
     sound = runs[runs["status"] == "ok"]
@@ -275,7 +345,7 @@ def test_every_figure_is_there_for_every_runtime(runs, swept):
         assert sound[column].notna().all(), column
     assert sound["peak_held_microbatches"].to_list() == [2, 4, 2, 4, 1]
     by_schedule = sound[sound["world_size"] == 2].groupby("schedule")["bubble_fraction_theory"]
-    assert (by_schedule.nunique() == 1).all()
+    assert (by_schedule.max() == by_schedule.min()).all()
     ranks = Store(folder / "results").table("ranks", sound["run_id"])
     held = ["peak_held_microbatches", "planned_peak_held_microbatches"]
     assert ranks[held[0]].to_list() == ranks[held[1]].to_list()
@@ -297,6 +367,7 @@ def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
     explained = ppbench("explain", run_id, folder=folder)
     assert (explained.returncode, "the schedule itself" in explained.stdout) == (0, True)
+    assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained.stdout
     drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
     assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
     traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
@@ -313,8 +384,9 @@ def test_a_report_names_the_runtimes(runs, swept):
     assert ppbench("report", "-o", "r.html", folder=folder).returncode == 0
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
+    assert "  torch  " in ppbench("ls", folder=folder).stdout
     listed = ppbench("ls", "--format", "json", folder=folder)
-    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar"}
+    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar", "forgetful"}
 
 
 def test_what_a_pipeline_scales_by_is_the_unsplit_model_where_that_was_measured(runs):

@@ -34,7 +34,9 @@ from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
 from ppbench.run.runtimes.torch_spans import Instrument, program_of
 
 SHAPES = [*((name, 2, 4) for name in TORCH_SCHEDULES), ("1f1b", 4, 5), ("zbv", 4, 8)]
-SHAPES += [("interleaved_1f1b", 1, 3)]
+SHAPES += [("interleaved_1f1b", 1, 3), ("1f1b", 1, 2), ("zbv", 1, 2), ("dualpipev", 1, 2)]
+SHAPES += [(name, 2, 1) for name in TORCH_SCHEDULES if name not in ("1f1b", "dualpipev")]
+"""Also of one rank, and of fewer microbatches than ranks where torch runs that."""
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 

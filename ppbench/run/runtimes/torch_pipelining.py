@@ -11,7 +11,7 @@ transfers torch has put in place, that is proved before it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -62,10 +62,11 @@ class TorchPipeline(Stopwatch):
     """Runs the microbatches of a trainer with torch's schedule of the same name."""
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
-        super().__init__(trainer.rank, trainer.fabric.clock, flight)
+        row = trainer.lowered.actions[trainer.rank]
+        super().__init__(trainer.rank, trainer.fabric.clock, flight, row)
         self._trainer = trainer
         self._num_tokens = 0
-        self._stages = [_stage_of(trainer, index) for index in sorted(trainer.modules)]
+        self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
         self.schedule = self._schedule()
         self._instrument = Instrument(self.schedule, self.clock, trainer.rank)
         self._is_watched = False
@@ -175,7 +176,30 @@ class _Unviewed(torch.autograd.Function):
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which sends what autograd gives it: gloo refuses what is not contiguous."""
+    """torch's stage, which sends what autograd gives it: gloo refuses what is not contiguous.
+
+    It tells of its computations, so that of a hang it is known in which one a rank is: each begins
+    when torch has waited for its input.
+    """
+
+    stopwatch: Stopwatch
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._noted(super().forward_one_chunk, arguments, named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        self._noted(super().backward_one_chunk, arguments, named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        self._noted(super().backward_weight_one_chunk, arguments, named)
+
+    def _noted(
+        self, compute: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        self.stopwatch.work()
+        result = compute(*arguments, **named)
+        self.stopwatch.come_to_next()
+        return result
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
@@ -190,14 +214,14 @@ def _contiguous(operations: list[P2POp]) -> list[P2POp]:
     return operations
 
 
-def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
+def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineStage:
     """With the shapes of its messages given: torch then need not run the model to know them."""
     config, module, device = trainer.config, trainer.modules[index], trainer.device
     sends = None if module.is_last else trainer.messages[index]
     shape = (config.data.microbatch_size, config.data.longest)
     ids = (TensorSpec(shape, torch.int64),)
     logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
-    return _Stage(
+    stage = _Stage(
         _Submodule(module, sends, autocast_of(config.autocast, device)),
         index,
         trainer.lowered.num_stages,
@@ -206,6 +230,8 @@ def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
         output_args=_examples(logits if sends is None else sends),
         group=trainer.fabric.group_of(trainer.ranks),
     )
+    stage.stopwatch = stopwatch
+    return stage
 
 
 def _examples(message: Message) -> tuple[Tensor, ...]:
