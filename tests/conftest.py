@@ -1,8 +1,9 @@
-"""What all tests share: the order of their files, and a collector that has little to look through."""
+"""What all tests share: the order of their files, and that what takes long is imported once."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 
 import pytest
 
@@ -23,6 +24,17 @@ LONGEST = (
     "test_cli",
 )
 """Files that take half a minute or more. Begun last, one would go on alone when all is done."""
+
+multiprocessing.set_forkserver_preload(
+    [
+        "ppbench.store",
+        "engine.trainer",
+        "engine.model.pretrained",
+        "torch._dynamo",  # torch imports it for fake tensors and for the first optimizer
+        "transformers.models.llama.modeling_llama",
+    ]
+)
+"""There is one such server in a process: what its first user asks for is all that it imports."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

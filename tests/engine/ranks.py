@@ -19,19 +19,11 @@ from typing import Any
 
 Function = Callable[..., Any]
 PATIENCE_S = 120
-IMPORTED = [
-    "engine.trainer",
-    "engine.model.pretrained",
-    "torch._dynamo",  # torch imports it for fake tensors and for the first optimizer
-    "transformers.models.llama.modeling_llama",
-]
 
 
 def warm_processes() -> ForkServerContext:
-    """Starts processes that have imported already what a model takes, and share nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    return context
+    """Starts processes that have what takes long imported (conftest), and share nothing else."""
+    return multiprocessing.get_context("forkserver")
 
 
 class Ranks:
