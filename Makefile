@@ -8,8 +8,8 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
 
-test: $(INSTALLED)  ## three processes on two cores: much of the time is waited
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED)  ## four processes on two cores: much of the time is waited
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

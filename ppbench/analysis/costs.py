@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ import pandas as pd
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import Channel, channel_of
 from engine.plan.program import Program
+from ppbench.analysis.differences import is_larger
 
 SIGNIFICANCE = 0.01
 
@@ -189,15 +189,14 @@ def variation(spans: pd.DataFrame, costs: Costs) -> float:
 
 def share_of_difference(samples: Mapping[int, np.ndarray]) -> float:
     """How much of the difference between the groups' means is theirs rather than chance, 0 to 1."""
-    from scipy.stats import f_oneway
-
     groups = list(samples.values())
     if len(groups) < 2 or min(map(len, groups)) < 2:
         return 1.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # groups without any variance
-        test = f_oneway(*groups)
-    if np.isinf(test.statistic):
-        return 1.0
-    is_chance = np.isnan(test.statistic) or test.pvalue > SIGNIFICANCE
-    return 0.0 if is_chance else float(1 - 1 / test.statistic)
+    nums, means = np.array([len(group) for group in groups]), np.array([g.mean() for g in groups])
+    freedom, freedom_within = len(groups) - 1, int(nums.sum()) - len(groups)
+    between = float(nums @ np.square(means - nums @ means / nums.sum())) / freedom
+    squares = sum(np.square(group - group.mean()).sum() for group in groups)
+    within = float(squares) / freedom_within
+    if not is_larger(between, freedom, within, freedom_within, SIGNIFICANCE):
+        return 0.0
+    return 1 - within / between

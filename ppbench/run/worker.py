@@ -22,6 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+if __name__ == "__main__":
+    gc.disable()  # until all is imported
+
 import torch
 import torch.distributed as dist
 
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     join_other_ranks()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
+    gc.enable()
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:

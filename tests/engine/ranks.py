@@ -6,6 +6,7 @@ imported once, by the server of `warm_processes`, and the ranks are its forks.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -21,10 +22,8 @@ PATIENCE_S = 120
 
 
 def warm_processes() -> ForkServerContext:
-    """Starts processes that have imported the engine already, and share nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engine.trainer"])
-    return context
+    """Starts processes that have what takes long imported (conftest), and share nothing else."""
+    return multiprocessing.get_context("forkserver")
 
 
 class Ranks:
@@ -79,6 +78,7 @@ def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
     from engine.run.clock import HostClock
     from engine.run.p2p.fabric import Fabric
 
+    gc.freeze()  # before each step in which memory is measured, garbage is collected
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)

@@ -295,7 +295,7 @@ def statuses_of(folder):
 
 
 def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
-    done = ppbench("sweep", "faulty.toml", folder=mendable)
+    done = ppbench("sweep", "faulty.toml", "--no-report", folder=mendable)
     assert done.returncode == 4, done.stderr
     first = {
         "broken": [("error", 1), ("error", 2)],
@@ -303,7 +303,7 @@ def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
         "sound": [("ok", 1)],
     }
     assert statuses_of(mendable) == first
-    again = ppbench("sweep", "faulty.toml", folder=mendable)
+    again = ppbench("sweep", "faulty.toml", "--no-report", folder=mendable)
     assert again.returncode == 4
     assert "1 failed before (1 error); --retry-failed runs them again" in again.stderr
     assert statuses_of(mendable) == first
@@ -381,7 +381,7 @@ def write_emulated(folder, name, times):
 
 def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path):
     file = write_emulated(tmp_path, "times", [1, 2, LONG_MS])
-    done = ppbench("sweep", file, folder=tmp_path)
+    done = ppbench("sweep", file, "--no-report", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for number in (signal.SIGINT, signal.SIGTERM):
         with sweep_in_long_case(tmp_path, file, "--rerun") as (process, launch):
@@ -410,7 +410,7 @@ def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
     other = write_emulated(tmp_path, "other", [4, 5, 6])
     started = [
         subprocess.Popen(
-            command("sweep", file), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            command("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True,
         )
         for file in (one, one, other)
@@ -451,7 +451,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(tmp_path):
             assert "No space left on device" in error
             assert "Traceback" not in stderr
             (results / "filler").unlink()
-        again = ppbench("sweep", file, folder=tmp_path)
+        again = ppbench("sweep", file, "--no-report", folder=tmp_path)
         assert again.returncode == 0, again.stderr
         runs = Store(results).runs()
         good = runs.loc[runs["status"] == "ok", "emulated_F_ms"]

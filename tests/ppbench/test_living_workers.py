@@ -33,7 +33,7 @@ def living(tmp_path_factory):
     """A folder in which all cases were run in two launches, each in an order of its own."""
     folder = tmp_path_factory.mktemp("living")
     (folder / "living.toml").write_text(SWEEP)
-    done = ppbench("sweep", "living.toml", folder=folder)
+    done = ppbench("sweep", "living.toml", "--no-report", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -77,7 +77,7 @@ def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
     only = [f"schedule={schedule}", f"world_size={world_size}", f"num_microbatches={count}"]
     options = [word for one in only for word in ("--only", one)]
     results = f"alone-{world_size}"
-    options += ["--set", "measure.launches=1", "--results", results]
+    options += ["--set", "measure.launches=1", "--results", results, "--no-report"]
     done = ppbench("sweep", "living.toml", *options, folder=living)
     assert done.returncode == 0, done.stderr
     assert "done already" not in done.stderr

@@ -17,8 +17,7 @@ from torch.distributed import PrefixStore, TCPStore
 from ppbench.run.meeting import MeetingError, agree_on_name, join_other_ranks
 
 PATIENCE_S = 120.0
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["ppbench.run.meeting"])  # ranks do not each import torch
+CONTEXT = multiprocessing.get_context("forkserver")  # ranks do not each import torch
 
 
 class Rank:

@@ -2,8 +2,9 @@
 makes a stage 8 % slower and the sixth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
-Steps are long and few: a rank that wakes up a millisecond late is late by little. Starts take
-seconds each, so all tests look at one store, and no commit is measured more often than need be.
+Steps are long and few: a rank that wakes up some milliseconds late is late by little, so that few
+launches tell. Starts take seconds each, so all tests look at one store, and no commit is measured
+more often than need be.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ preset = "llama-tiny"
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
-steps = 5
+steps = 3
 
 [emulated]
 costs = "costs.toml"
 """
-COSTS = "F_ms = [30, {F}]\nI_ms = [15, {half}]\nW_ms = [15, {half}]\n"
+COSTS = "F_ms = [90, {F}]\nI_ms = [45, {half}]\nW_ms = [45, {half}]\n"
 SPREAD = (1, 3, 4, 6, 7, 9, 10, 12)
 """What `backfill --max 8` measures of them; the bisection has measured most of these."""
 PATIENCE_S = 570
@@ -46,9 +47,9 @@ PATIENCE_S = 570
 
 def costs(number: int) -> str:
     if number == BROKEN:
-        return "F_ms = [30, oops\n"
+        return "F_ms = [90, oops\n"
     factor = 1.08 if number >= SLOWER else 1.0
-    return COSTS.format(F=30 * factor, half=15 * factor)
+    return COSTS.format(F=90 * factor, half=45 * factor)
 
 
 def ppbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -54,9 +54,7 @@ def files(folder, name):
 @pytest.fixture(scope="module")
 def processes():
     """Starts processes fast: each is forked from one that has imported what the store needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ppbench.store"])
-    return context
+    return multiprocessing.get_context("forkserver")
 
 
 def test_compacting_changes_nothing_that_is_read(tmp_path):
