@@ -4,7 +4,7 @@ Emulated ranks with one cause each, 4 ranks and 8 microbatches of 1F1B, run by t
 anyone would. The truth is a replay of what was set, without any measurement. A slow stage and a
 slow link are told by what making them like the others saves; of jitter the part is compared.
 
-Run on a quiet machine: python benchmarks/attribution.py
+Run on a quiet machine: python -m benchmarks.attribution
 """
 
 from __future__ import annotations
