@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ class Size:
 
 
 SIZES = (
-    Size("llama-tiny", num_layers=2, seq_len=128, num_rounds=1000),
+    Size("llama-tiny", num_layers=2, seq_len=128, num_rounds=600),
     Size("llama-8m", num_layers=4, seq_len=128, num_rounds=200),
     Size("llama-160m", num_layers=2, seq_len=128, num_rounds=40),
 )
@@ -72,6 +73,8 @@ def main() -> None:
 def measure(size: Size, num_rounds: int) -> tuple[list[Ratio], Figure]:
     whole, split, shape = size.stages()
     x, gradient = torch.randn(shape), torch.randn(shape)
+    gc.collect()
+    gc.freeze()  # before each action the heap is cleaned, which would take longer than the action
     arms = {
         "whole": lambda: run_whole(whole, x, gradient),
         "split": lambda: run_split(split, x, gradient),
