@@ -71,7 +71,12 @@ def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
         TimeElapsedColumn(),
     )
     failed = []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        refresh_per_second=1,  # drawing takes time on the cores that are measured
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("", total=len(names))
         for name in names:
             progress.update(bar, description=name)
