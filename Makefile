@@ -25,7 +25,7 @@ bench: $(INSTALLED)  ## every figure a ratio; on a quiet machine, nothing beside
 	$(BIN)/python -m benchmarks
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
-	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python -m benchmarks.faults
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

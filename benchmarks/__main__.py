@@ -71,7 +71,12 @@ def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
         TimeElapsedColumn(),
     )
     failed = []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        refresh_per_second=1,  # drawing takes time on the cores that are measured
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("", total=len(names))
         for name in names:
             progress.update(bar, description=name)
@@ -88,17 +93,16 @@ def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
 def _run(name: str, log: Path) -> Ended:
     """Its output goes to a file, which no full pipe can stop."""
     began = time.monotonic()
-    with log.open("w") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{name}"],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    command = [sys.executable, "-m", f"benchmarks.{name}"]
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as child,
+    ):
         try:
             exit_code = child.wait()
-        finally:
+        except BaseException:
             child.terminate()
+            raise
     return Ended(name, time.monotonic() - began, exit_code, log.read_text(errors="replace"))
 
 
@@ -110,4 +114,7 @@ def _goals(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

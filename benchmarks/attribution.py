@@ -4,7 +4,7 @@ Emulated ranks with one cause each, 4 ranks and 8 microbatches of 1F1B, run by t
 anyone would. The truth is a replay of what was set, without any measurement. A slow stage and a
 slow link are told by what making them like the others saves; of jitter the part is compared.
 
-Run on a quiet machine: python benchmarks/attribution.py
+Run on a quiet machine: python -m benchmarks.attribution
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from types import MappingProxyType
+from typing import Any
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import channel_of, lower
@@ -26,6 +28,8 @@ from engine.plan.simulate import Durations
 from engine.run.emulation import Emulation
 
 MS = 1_000_000
+Told = dict[str, Any]
+"""What `ppbench explain` says as JSON."""
 NUM_RANKS, NUM_MICROBATCHES, STEPS = 4, 8, 30
 LOWERED = lower(build_program("1f1b", NUM_RANKS, NUM_MICROBATCHES))
 ACTIONS = [action for row in LOWERED.actions for action in row]
@@ -48,7 +52,7 @@ class Cause:
 
     emulated: Mapping[str, object]
     words: str
-    size_ns: Callable[[dict], float]
+    size_ns: Callable[[Told], float]
     truth_ns: Callable[[Sequence[int]], float]  # of the steps that were measured
 
 
@@ -71,18 +75,26 @@ def idle_ns(
     return mean(map(of_step, steps))
 
 
-def saved_ns(question: str) -> Callable[[dict], float]:
+def saved_ns(question: str) -> Callable[[Told], float]:
     """What the model says that a standout costs."""
 
-    def saved(told: dict) -> float:
+    def saved(told: Told) -> float:
         answers = {answer["question"]: answer["idle_ns"] for answer in told["what_if"]}
-        return told["modelled"]["idle_ns"] - answers.get(question, told["modelled"]["idle_ns"])
+        idle_ns: float = told["modelled"]["idle_ns"]
+        return idle_ns - float(answers.get(question, idle_ns))
 
     return saved
 
 
-def part_ns(part: str) -> Callable[[dict], float]:
-    return lambda told: told["all_steps"][f"{part}_ns"] / told["num_steps"]
+def part_ns(part: str) -> Callable[[Told], float]:
+    return lambda told: float(told["all_steps"][f"{part}_ns"]) / float(told["num_steps"])
+
+
+def more_than(
+    usual: float, link_ms: Mapping[int, float] = MappingProxyType({}), jitter: float = 0
+) -> Callable[[Sequence[int]], float]:
+    """What a link or jitter adds to the idle time of even stages."""
+    return lambda steps: idle_ns(EVEN, link_ms, jitter, steps) - usual
 
 
 EVEN = (20.0,) * NUM_RANKS
@@ -116,25 +128,28 @@ def causes() -> dict[str, Cause]:
             {**thirds(20.0), "link_ms": [0, ms, 0]},
             "exposed transfer: messages between stages 1 and 2",
             saved_ns("link 1-2 like the others"),
-            lambda _, ms=ms: idle_ns(EVEN, {1: ms}) - usual,
+            more_than(usual, link_ms={1: ms}),
         )
     for jitter in (0.1, 0.2):
         found[f"durations vary by {jitter:.0%}"] = Cause(
             {**thirds(20.0), "jitter": jitter},
             "jitter: an action's time varies",
             part_ns("jitter"),
-            lambda steps, jitter=jitter: idle_ns(EVEN, NO_LINKS, jitter, steps) - usual,
+            more_than(usual, jitter=jitter),
         )
     return found
 
 
-def explained(cause: Cause, folder: Path) -> dict:
+def explained(cause: Cause, folder: Path) -> Told:
     """Run it, and what `ppbench explain` says as JSON."""
     lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in cause.emulated.items())
     file = folder / "injected.toml"
     file.write_text(SWEEP.format(steps=STEPS, emulated=lines))
     ppbench("sweep", str(file), "--rerun", "--results", str(folder), "--reports", str(folder))
-    return json.loads(ppbench("explain", "last", "--results", str(folder), "--format", "json"))
+    told: Told = json.loads(
+        ppbench("explain", "last", "--results", str(folder), "--format", "json")
+    )
+    return told
 
 
 def ppbench(*arguments: str) -> str:

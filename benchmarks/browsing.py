@@ -1,4 +1,4 @@
-"""The headless Chromium of the browser tests, for how long pages take in it."""
+"""The headless Chromium of the browser tests, to time how pages open in it."""
 
 from __future__ import annotations
 

@@ -1,26 +1,26 @@
 """What a case costs beyond its steps: workers that live on, against one torchrun per case.
 
-    python benchmarks/case_cost.py [--cases 24] [--times 3]
+    python -m benchmarks.case_cost [--cases 24] [--alone 2] [--rounds 6]
 
-The same cases in turns: all in one `ppbench sweep`, and each by a torchrun of its own, which runs
-the same worker on a sweep file with this case alone. So both measure the same and store the same;
-what differs is who starts the ranks, and how often. Everything counts but the steps themselves:
-the start of Python and torch, communicators, the model, the step for memory, the store, the report.
-A case's cost is the time of the whole less that of all its steps, warm-up included, over the number
-of cases.
+In turns: all cases in one `ppbench sweep`, and a few of them, others in each round, by a torchrun
+each, which runs the same worker on a sweep file with this case alone. So both measure the same and
+store the same; what differs is who starts the ranks, and how often. Everything counts but the
+steps themselves: the start of Python and torch, communicators, the model, the step for memory, the
+store, the report. A case's cost is the time of the whole less that of all its steps, warm-up
+included, over the number of cases.
 
-Two ratios are printed. A torchrun per case over a case of living workers, once they are there: from
-the first case's beginning to the last one's row, so what one more case costs. And over one whole
-sweep, whose start, end and report so many cases share. Run it on a quiet machine.
+Two ratios: a case by torchrun over one of a whole sweep, whose start, end and report its cases
+share; and over one more case of living workers, from the first case's beginning to the last one's
+row. Figures show where a living case's time goes on rank 0, as one more sweep is seen from
+outside.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
-import statistics
+import random
 import subprocess
 import sys
 import tempfile
@@ -33,6 +33,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.surroundings import ROOT, read_surroundings
+from benchmarks.turns import results_in_turns
 from engine.flight import Record, read_record
 from ppbench.run.evidence import node_folder
 from ppbench.run.watchdog import flight_path
@@ -84,37 +87,38 @@ class Whole:
 
 
 def main() -> None:
-    settings = _arguments()
+    options = parser(__doc__)
+    options.add_argument("--cases", type=int, default=24)
+    options.add_argument("--alone", type=int, default=2, help="of them by torchrun, in a round")
+    options.add_argument("--rounds", type=int, default=6)
+    settings, surroundings = options.parse_args(), read_surroundings()
     cells = _cells(settings.cases)
-    living: list[Whole] = []
-    alone: list[Whole] = []
+    numbers = itertools.count()
+    draw = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="ppbench-case-cost-") as name:
         folder = Path(name)
-        for turn in range(settings.times):
-            arms = [(living, _sweep), (alone, _torchruns)]
-            for kept, run in arms if turn % 2 == 0 else reversed(arms):
-                kept.append(run(folder / f"{run.__name__}-{turn}", cells))
-                print(f"  {run.__name__[1:]:10} {kept[-1].cost_s:7.2f} s", flush=True)
-        num_cores = len(os.sched_getaffinity(0))
-        print(f"cost of a case beyond its steps, {len(cells)} cases, {WORLD_SIZE} ranks")
-        print(f"on {num_cores} cores, {settings.times} times in turns: median [range]")
-        _print("one sweep, living workers", [whole.cost_s for whole in living])
-        _print("  of it, once they are there", [whole.further_s for whole in living])
-        _print("one torchrun per case", [whole.cost_s for whole in alone])
-        pairs = list(zip(alone, living, strict=True))
-        print("one torchrun per case, times as much as")
-        further = [one.cost_s / other.further_s for one, other in pairs]
-        _print("a case of living workers (once they are there)", further, unit="")
-        shared = f"one sweep, its start, end and report shared by {len(cells)} cases"
-        _print(shared, [one.cost_s / other.cost_s for one, other in pairs], unit="")
-        _print_phases(folder / "phases", cells)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cases", type=int, default=24)
-    parser.add_argument("--times", type=int, default=3)
-    return parser.parse_args()
+        arms = {
+            "living": lambda: _sweep(folder / str(next(numbers)), cells),
+            "alone": lambda: _torchruns(
+                folder / str(next(numbers)), draw.sample(cells, settings.alone)
+            ),
+        }
+        found = results_in_turns(arms, settings.rounds, num_warmup=0)
+        phases = _phases(folder / "phases", cells)
+    costs = {
+        f"one sweep of {len(cells)} cases": [whole.cost_s for whole in found["living"]],
+        "one more case of living workers": [whole.further_s for whole in found["living"]],
+    }
+    alone = [whole.cost_s for whole in found["alone"]]
+    ratios = [
+        Ratio.of(f"cost of a case, a torchrun each over {arm}", alone, values, Goal(at_least=10))
+        for arm, values in costs.items()
+    ]
+    figures = [
+        Figure(f"cost of a case, {arm}", tuple(values), "s")
+        for arm, values in {**costs, "a torchrun each": alone}.items()
+    ]
+    write("case_cost", settings, surroundings, ratios, [*figures, *phases])
 
 
 def _cells(num_cases: int) -> list[Cell]:
@@ -159,7 +163,7 @@ def _torchruns(folder: Path, cells: Sequence[Cell]) -> Whole:
 
 def _run(commands: Sequence[Sequence[str]], folder: Path, num_cases: int) -> Whole:
     """One after the other; raises if one fails, or a case is missing."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     wall_s = 0.0
     for command in commands:
         began_s = time.perf_counter()
@@ -190,21 +194,16 @@ def _steps_s(results: Path, num_cases: int) -> float:
     return float(measured_ns + warmup_ns) / 1e9
 
 
-def _print(name: str, values: Sequence[float], unit: str = " s") -> None:
-    middle, low, high = statistics.median(values), min(values), max(values)
-    print(f"  {name:61} {middle:7.2f}{unit}  [{low:.2f}, {high:.2f}]")
-
-
-def _print_phases(folder: Path, cells: Sequence[Cell]) -> None:
-    """One more sweep, looked at from outside: where rank 0 spends its time between steps."""
+def _phases(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
+    """Where rank 0 spends a case's time."""
     with _Watched(folder) as watched:
         whole = _sweep(folder, cells)
     spent = watched.spent_s()
-    print(f"where a living case's time goes on rank 0, seconds per case of {len(cells)}:")
-    for words, seconds in sorted(spent.items(), key=lambda one: -one[1]):
-        print(f"  {words:28} {seconds / len(cells):7.3f}")
-    rest = whole.wall_s - sum(spent.values())
-    print(f"  {'start, end and report':28} {rest / len(cells):7.3f}")
+    spent["start, end and report"] = whole.wall_s - sum(spent.values())
+    return [
+        Figure(f"seconds of a living case, rank 0: {words}", (seconds / len(cells),), "s")
+        for words, seconds in sorted(spent.items(), key=lambda one: -one[1])
+    ]
 
 
 class _Watched:

@@ -1,6 +1,6 @@
 """Kills what a sweep consists of, at random moments, and checks that no work is lost by it.
 
-    python benchmarks/faults.py [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
+    python -m benchmarks.faults [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
 
 A sweep of short emulated cases is started as a user would: again after each end that left work,
 until all is done. Meanwhile SIGKILL meets the controller, the agent, a worker, the watchdog, the

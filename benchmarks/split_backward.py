@@ -1,29 +1,26 @@
 """Whether a backward in two halves costs more than a whole one.
 
-    python benchmarks/split_backward.py
+    python -m benchmarks.split_backward [--part 1]
 
 For models of three sizes: a middle stage on one CPU thread, microbatch after microbatch, as it is
-(F, B) and split (F, I, W) by turns. Shows how long the halves take over the whole, I + W and each,
-as the median over pairs that ran next to each other, with the interval that holds the median with a
-confidence of 95 %. A forward that prepares for being split takes longer by F / F.
-
-Above 1 is what the halves cost: lines of Python, and memory that is read once more. Below 1 is what
-they save: W adds to a gradient as it multiplies, and makes room for no product.
+(F, B) and split (F, I, W) by turns. Above 1 is what the halves cost: lines of Python, and memory
+that is read once more. Below 1 is what they save: W adds to a gradient as it multiplies, and makes
+room for no product. A forward that prepares for being split takes longer by the last ratio.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
-import statistics
-import time
-from collections.abc import Callable
+import gc
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from benchmarks.outcome import Figure, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import results_in_turns, seconds_of
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.run.stage import Stage
@@ -38,7 +35,7 @@ class Size:
     preset: str
     num_layers: int  # of the stage
     seq_len: int
-    num_pairs: int
+    num_rounds: int
 
     def stages(self) -> tuple[Stage, Stage, tuple[int, ...]]:
         """Whole and split, of layers from the second on, and the shape that both take and give.
@@ -57,81 +54,49 @@ class Size:
 
 
 SIZES = (
-    Size("llama-tiny", num_layers=2, seq_len=128, num_pairs=1000),
-    Size("llama-8m", num_layers=4, seq_len=128, num_pairs=200),
-    Size("llama-160m", num_layers=2, seq_len=128, num_pairs=40),
+    Size("llama-tiny", num_layers=2, seq_len=128, num_rounds=600),
+    Size("llama-8m", num_layers=4, seq_len=128, num_rounds=200),
+    Size("llama-160m", num_layers=2, seq_len=128, num_rounds=40),
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Seconds of a whole microbatch and of a split one, right after one another."""
-
-    forward: float
-    backward: float
-    split_forward: float
-    backward_input: float
-    backward_weight: float
-
-
 def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--part", type=float, default=1, help="of the usual rounds")
+    settings, surroundings = options.parse_args(), read_surroundings()
     torch.set_num_threads(1)
-    print("| model | layers | tokens | B, ms | (I + W) / B | 95 % | I / B | W / B | F / F |")
-    print("|---|---:|---:|---:|---:|---|---:|---:|---:|")
-    for size in SIZES:
-        print(row(size, measure(size)), flush=True)
+    parts = [measure(size, round(settings.part * size.num_rounds)) for size in SIZES]
+    ratios = [ratio for found, _ in parts for ratio in found]
+    write("split_backward", settings, surroundings, ratios, [figure for _, figure in parts])
 
 
-def measure(size: Size) -> list[Pair]:
+def measure(size: Size, num_rounds: int) -> tuple[list[Ratio], Figure]:
     whole, split, shape = size.stages()
     x, gradient = torch.randn(shape), torch.randn(shape)
-    num_unmeasured = size.num_pairs // 10
-    pairs = []
-    for index in range(num_unmeasured + size.num_pairs):
-        if index % 2:  # which of them comes first should not matter
-            of_split, of_whole = run_split(split, x, gradient), run_whole(whole, x, gradient)
-        else:
-            of_whole, of_split = run_whole(whole, x, gradient), run_split(split, x, gradient)
-        pairs.append(Pair(*of_whole, *of_split))
-    return pairs[num_unmeasured:]
+    gc.collect()
+    gc.freeze()  # before each action the heap is cleaned, which would take longer than the action
+    arms = {
+        "whole": lambda: run_whole(whole, x, gradient),
+        "split": lambda: run_split(split, x, gradient),
+    }
+    found = results_in_turns(arms, num_rounds, num_warmup=num_rounds // 10)
+    f, b = zip(*found["whole"], strict=True)
+    f_split, i, w = zip(*found["split"], strict=True)
+    halves = [sum(both) for both in zip(i, w, strict=True)]
+    pairs = {"(I + W) / B": (halves, b), "I / B": (i, b), "W / B": (w, b), "F / F": (f_split, f)}
+    ratios = [Ratio.of(f"{size.preset}, {name}", *sides) for name, sides in pairs.items()]
+    return ratios, Figure(f"{size.preset}, B", tuple(1e3 * seconds for seconds in b), "ms")
 
 
-def run_whole(stage: Stage, x: Tensor, gradient: Tensor) -> tuple[float, float]:
-    forward = seconds(lambda: stage.forward(0, (x.clone(),), None))
-    return forward, seconds(lambda: stage.backward(0, (gradient,)))
+def run_whole(stage: Stage, x: Tensor, gradient: Tensor) -> tuple[float, ...]:
+    forward = seconds_of(lambda: stage.forward(0, (x.clone(),), None))
+    return forward, seconds_of(lambda: stage.backward(0, (gradient,)))
 
 
-def run_split(stage: Stage, x: Tensor, gradient: Tensor) -> tuple[float, float, float]:
-    forward = seconds(lambda: stage.forward(0, (x.clone(),), None))
-    backward_input = seconds(lambda: stage.backward_input(0, (gradient,)))
-    return forward, backward_input, seconds(lambda: stage.backward_weight(0))
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def row(size: Size, pairs: list[Pair]) -> str:
-    halves = [(p.backward_input + p.backward_weight) / p.backward for p in pairs]
-    low, high = interval_of_median(halves)
-    return (
-        f"| {size.preset} | {size.num_layers} | {size.seq_len} "
-        f"| {1e3 * statistics.median(p.backward for p in pairs):.2f} "
-        f"| {statistics.median(halves):.3f} | {low:.3f} to {high:.3f} "
-        f"| {statistics.median(p.backward_input / p.backward for p in pairs):.3f} "
-        f"| {statistics.median(p.backward_weight / p.backward for p in pairs):.3f} "
-        f"| {statistics.median(p.split_forward / p.forward for p in pairs):.3f} |"
-    )
-
-
-def interval_of_median(values: list[float]) -> tuple[float, float]:
-    """Between the order statistics 1.96 standard deviations of the binomial from the middle."""
-    reach = 1.96 * math.sqrt(len(values)) / 2
-    first = max(0, math.floor(len(values) / 2 - reach))
-    ordered = sorted(values)
-    return ordered[first], ordered[-1 - first]
+def run_split(stage: Stage, x: Tensor, gradient: Tensor) -> tuple[float, ...]:
+    forward = seconds_of(lambda: stage.forward(0, (x.clone(),), None))
+    backward_input = seconds_of(lambda: stage.backward_input(0, (gradient,)))
+    return forward, backward_input, seconds_of(lambda: stage.backward_weight(0))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often ppbench alarms without reason, and how often it misses a change, on made-up series.
 
-    python benchmarks/tracking.py [--seed 8] [--comparisons 5000] [--series 2000] [--searches 1000]
+    python -m benchmarks.tracking [--seed 8] [--comparisons 5000] [--series 2000] [--searches 1000]
 
 Launches are made as they are measured: lognormal, 0.8 % between launches, 0.8 % within, where steps
 follow an AR(1) of 0.4 and 2 % of them take 1.5 to 3 times as long; 20 steps each, of which a launch

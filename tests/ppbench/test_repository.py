@@ -83,6 +83,17 @@ def test_changes_to_tracked_files_make_a_tree_dirty_and_have_a_hash_of_their_own
     assert read_commit(folder).changes == ""
 
 
+def test_changes_can_be_told_apart_from_paths_that_do_not_count(repository):
+    folder, _ = repository
+    commit(folder, {"kept/results": "1", "code": "1"}, "Both", day=9)
+    found = Repository.around(folder)
+    (folder / "kept" / "results").write_text("2")
+    assert found.state().is_dirty
+    assert not found.state(apart_from=["kept"]).is_dirty
+    (folder / "code").write_text("2")
+    assert found.state(apart_from=["kept"]).is_dirty
+
+
 def test_the_same_changes_are_the_same_whether_they_are_staged_or_not(repository):
     folder, _ = repository
     (folder / "number").write_text("changed\n")
