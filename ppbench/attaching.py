@@ -22,6 +22,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import operator
 import platform
 import resource
 import sys
@@ -275,7 +276,6 @@ class Attachment:
         for rank, seen in enumerate(everyone):
             if seen.error is not None:
                 raise UsageError(f"rank {rank} could not be watched: {seen.error}")
-        check_writable(self._plan.results, "results=")
         program = self._program_of(everyone)
         losses = {number: loss for seen in everyone for number, loss in seen.losses.items()}
         account = Account(
@@ -341,8 +341,9 @@ class Attachment:
     def _abandon(self, error: BaseException) -> None:
         """The script's own error: leave it alone, and let nobody wait."""
         if not self._is_over:
-            rank = self._members.rank
-            self._members.give_up(f"rank {rank} had an error of its own: {type(error).__name__}")
+            why = f"rank {self._members.rank} had an error of its own: {type(error).__name__}"
+            self._members.give_up(why)
+            self._warn(why)
         self._detach()
 
     def _detach(self) -> None:
@@ -360,9 +361,9 @@ class Attachment:
         """When it is closed before the first chosen step, or the process ends before the last."""
         if self._members.rank == 0:
             self._warn(
-                f"schedule.step was called {self._count} times, which is before the end of the "
-                f"chosen steps ({min(self._plan.steps)} to {self._plan.last}); choose earlier "
-                "ones, or call close() when the training ends"
+                f"it ended when schedule.step had been called {self._count} times, before the end "
+                f"of the chosen steps, {min(self._plan.steps)} to {self._plan.last}; choose earlier "
+                "ones, or call close() at the end of the training"
             )
 
     def _warn(self, why: str) -> None:
@@ -415,13 +416,19 @@ def attach(
         return _refuse(name, error)
     try:
         check_name(name, "name=")
+        _check_tokens(tokens_per_step)
+        if members.rank == 0:
+            check_writable(Path(results), "results=")
         told = Told(name, settings_from(settings or {}), tokens_per_step)
         plan = Plan(_checked(steps), told, Path(results), _several(optimizer), loss)
         attachment = Attachment(schedule, plan, members)
+    except Exception as error:
+        members.give_up(f"rank {members.rank} could not attach: {_told(error)}")
+        return _refuse(name, error)
+    try:
         _agree(members, plan.common())
         attachment.begin()
     except Exception as error:
-        members.give_up(f"rank {members.rank} could not attach: {_told(error)}")
         return _refuse(name, error)
     return attachment
 
@@ -447,12 +454,22 @@ def _told(error: Exception) -> str:
 
 
 def _checked(steps: Iterable[int]) -> frozenset[int]:
-    chosen = frozenset(int(number) for number in steps)
+    try:
+        chosen = frozenset(map(operator.index, steps))
+    except TypeError:
+        chosen = frozenset()
     if not chosen or min(chosen) < 0:
         raise UsageError(
-            f"steps={sorted(chosen)}: expected numbers of steps from now on, such as range(10, 20)"
+            f"steps={steps}: expected numbers of steps from now on, such as range(10, 20)"
         )
     return chosen
+
+
+def _check_tokens(tokens_per_step: int | None) -> None:
+    if tokens_per_step is not None and not (
+        isinstance(tokens_per_step, int) and tokens_per_step > 0
+    ):
+        raise UsageError(f"tokens_per_step={tokens_per_step!r}: expected a number above 0")
 
 
 def _several(optimizer: Any) -> tuple[Any, ...]:
@@ -529,4 +546,8 @@ def _say(text: str) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"ppbench: {text}", AttachWarning, stacklevel=3)
+    """Shown at the script's line."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"ppbench: {text}", AttachWarning, stacklevel=level)
