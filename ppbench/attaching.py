@@ -131,7 +131,7 @@ class Attachment:
         self._our_step = functools.wraps(self._usual_step)(functools.partial(self._step))
         schedule.step = self._our_step
         _schedules.add(schedule)
-        atexit.register(self._tell_unfinished)
+        atexit.register(self._at_exit)
 
     def close(self) -> None:
         """Store what was watched, if that is not done, and leave the script alone.
@@ -349,21 +349,26 @@ class Attachment:
     def _detach(self) -> None:
         """Everything as it was. Once; a second time changes nothing."""
         self._is_over = True
-        atexit.unregister(self._tell_unfinished)
+        atexit.unregister(self._at_exit)
         _schedules.discard(self._schedule)
         with contextlib.suppress(Exception):
             self._instrument.remove()
         self._unwatch_optimizers()
+        self._members.close()
         if vars(self._schedule).get("step") is self._our_step:
             _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
 
+    def _at_exit(self) -> None:
+        """Of the process, before the last chosen step. Nobody waits for anybody any more."""
+        self._tell_unfinished()
+        self._detach()
+
     def _tell_unfinished(self) -> None:
-        """When it is closed before the first chosen step, or the process ends before the last."""
         if self._members.rank == 0:
             self._warn(
                 f"it ended when schedule.step had been called {self._count} times, before the end "
-                f"of the chosen steps, {min(self._plan.steps)} to {self._plan.last}; choose earlier "
-                "ones, or call close() at the end of the training"
+                f"of the chosen steps, {min(self._plan.steps)} to {self._plan.last}; choose others "
+                "that come earlier, or call close() at the end of the training"
             )
 
     def _warn(self, why: str) -> None:

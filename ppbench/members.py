@@ -81,6 +81,10 @@ class Members:
             self._group = c10d.ProcessGroupGloo(self._store, self.rank, len(self.ranks), patience)
         return self._group
 
+    def close(self) -> None:
+        """Its threads end here, and not with the interpreter."""
+        self._group = None
+
     def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
         """Every member's object, in the pipeline's order, on all of them."""
         data = torch.frombuffer(bytearray(pickle.dumps(ours)), dtype=torch.uint8)

@@ -6,6 +6,7 @@ from spans import TWO_RANKS, frame
 
 from ppbench.analysis.transfers import (
     edges,
+    hastened_end_ns,
     messages,
     moving_start_ns,
     settled_end_ns,
@@ -45,6 +46,26 @@ def test_a_receive_that_is_noted_when_it_is_taken_was_over_when_its_send_was():
     assert set(settled_end_ns(taken, is_noted_when_taken=False)[taken["op"] == "RECV_B"]) == {580}
     taken.loc[taken["op"] == "RECV_B", "start_ns"] = 460  # it cannot have come before that
     assert set(settled_end_ns(taken, is_noted_when_taken=True)[taken["op"] == "RECV_B"]) == {460}
+
+
+EARLY = frame(
+    (0, "SEND_F", 0, 0, 10, 500), (1, "RECV_F", 1, 0, 0, 30),  # waited for: it took 20
+    (0, "SEND_F", 0, 1, 40, 500), (1, "RECV_F", 1, 1, 35, 400),
+    (0, "SEND_F", 0, 2, 90, 500), (1, "RECV_F", 1, 2, 380, 450),  # asked for late
+    (1, "SEND_B", 1, 0, 50, 60), (0, "RECV_B", 0, 0, 50, 55),
+)  # fmt: skip
+
+
+def test_a_message_that_nobody_waited_for_moved_as_fast_as_the_fastest_of_its_channel():
+    receives = EARLY[EARLY["op"] == "RECV_F"].index
+    waited_for, early, late = receives
+    none = hastened_end_ns(EARLY, pd.Series(False, EARLY.index))
+    assert list(none) == list(EARLY["end_ns"])
+    ends = hastened_end_ns(EARLY, EARLY.index.to_series().isin([early, late]))
+    assert list(ends[receives]) == [30, 40 + 20, 380 + 20]
+    assert list(ends.drop([early, late])) == list(EARLY["end_ns"].drop([early, late]))
+    shortest = hastened_end_ns(EARLY, EARLY.index.to_series().isin([waited_for]))
+    assert shortest[waited_for] == 30
 
 
 def test_one_rank_has_no_transfers():
