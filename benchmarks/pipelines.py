@@ -162,8 +162,8 @@ def steps(turns: Turns, regime: Regime) -> list[Figure]:
 def _write_model(sizes: Mapping[str, int], folder: Path) -> None:
     from transformers import LlamaConfig
 
-    config = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"])
-    config.num_key_value_heads = config.num_attention_heads
+    config = LlamaConfig.from_dict({**sizes, "num_key_value_heads": sizes["num_attention_heads"]})
+    config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
 
 

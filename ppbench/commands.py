@@ -18,6 +18,7 @@ from rich.status import Status
 from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
+from ppbench.config.case import untold
 from ppbench.config.places import Launcher
 from ppbench.config.selection import Only
 from ppbench.config.sweep import Sweep
@@ -273,7 +274,7 @@ def show(name: str, results: Path, how: Format) -> str:
     if how is Format.csv:
         return facts(row, how)
     failure = _failure(row, flight, how) if run["status"] != "ok" else []
-    hidden = [*BULKY, *(TOLD_OF_FAILURE if failure else [])]
+    hidden = {*BULKY, *(TOLD_OF_FAILURE if failure else []), *untold(row["settings_told"])}
     known = {
         key: value for key, value in row.items() if value not in (None, "") and key not in hidden
     }

@@ -3,12 +3,19 @@
 A communicator over gloo that torch's registry does not know. `dist.new_group` would not do: by
 itself it asks all ranks of the job, and made by the members alone it is named after how many groups
 each of them has, so that it hangs where that differs, or makes the script's own next group hang.
+
+Before they talk they `meet`, over the job's store, where nobody hangs: one that does not come, or
+that gives up, is known to the others. They wait for less than NCCL's watchdog lets the script's own
+messages wait, which torchtitan sets to 100 s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +24,11 @@ import torch.distributed as dist
 
 from engine.run.clock import HostClock, Ping
 from engine.run.p2p.fabric import Ranks
+from ppbench.errors import UsageError
 
-_PATIENCE = timedelta(minutes=10)
+PATIENCE_S = 60
+_POLL_S = 0.01
+_GAVE_UP = "gave up"
 _made: Counter[Ranks] = Counter()  # how often these ranks have met; the same on each of them
 
 
@@ -34,8 +44,46 @@ class Members:
         _made[self.ranks] += 1
         name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
         c10d: Any = dist.distributed_c10d  # what torch's stubs leave out
-        store = c10d.PrefixStore(name, c10d._get_default_store())
-        self._gloo = c10d.ProcessGroupGloo(store, self.rank, len(self.ranks), _PATIENCE)
+        self._store = c10d.PrefixStore(name, c10d._get_default_store())
+        self._group: Any = None
+
+    def meet(self, where: str, word: str) -> list[str]:
+        """Every member's word, once all are there; `where` is another at each meeting.
+
+        Raises UsageError where one gives up, or does not come.
+        """
+        keys = [f"{where}/{rank}" for rank in range(len(self.ranks))]
+        self._store.set(keys[self.rank], word)
+        for is_late in _moments():
+            if self._store.check([_GAVE_UP]):
+                raise UsageError(self._store.get(_GAVE_UP).decode())
+            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            if not absent:
+                break
+            if is_late:
+                self.give_up(
+                    f"rank {absent[0]} of the pipeline did not come to {where} in {PATIENCE_S} s, "
+                    "as every rank must"
+                )
+        return [self._store.get(key).decode() for key in keys]
+
+    def give_up(self, why: str) -> None:
+        """Whoever waits, or comes later, is told. Not collective, and never raises."""
+        with contextlib.suppress(Exception):
+            self._store.set(_GAVE_UP, why)
+
+    @property
+    def _gloo(self) -> Any:
+        """Made when it is first needed, after a meeting."""
+        if self._group is None:
+            c10d: Any = dist.distributed_c10d
+            patience = timedelta(seconds=PATIENCE_S)
+            self._group = c10d.ProcessGroupGloo(self._store, self.rank, len(self.ranks), patience)
+        return self._group
+
+    def close(self) -> None:
+        """Its threads end here, and not with the interpreter."""
+        self._group = None
 
     def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
         """Every member's object, in the pipeline's order, on all of them."""
@@ -87,3 +135,11 @@ class Members:
 
     def _receive(self, tensor: torch.Tensor, member: int) -> None:
         self._gloo.recv([tensor], member, 0).wait()
+
+
+def _moments() -> Iterator[bool]:
+    """Whether it is late, again and again."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        yield time.monotonic() > until_s
+        time.sleep(_POLL_S)

@@ -130,6 +130,16 @@ class Measure:
         return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
+def untold(settings_told: object) -> frozenset[str]:
+    """The settings that nobody knows of a run that ppbench did not start, by its `settings_told`;
+    none of any other run.
+    """
+    if not isinstance(settings_told, str):
+        return frozenset()
+    told = {"transfer_policy", "transfer_look_ahead", *json.loads(settings_told)}
+    return frozenset(one.name for one in dataclasses.fields(Case)) - told
+
+
 def setting_of(case: Case, measure: Measure, key: str) -> object:
     """What a case has for a dotted key of the sweep file."""
     section, _, name = key.partition(".")

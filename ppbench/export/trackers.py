@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ppbench.analysis.compare import SPEED
-from ppbench.config.case import Case
+from ppbench.config.case import Case, untold
 from ppbench.config.costs import TIMES
 from ppbench.config.schema import known_keys
 
@@ -41,8 +41,12 @@ class Otava:
 
 
 def name_of(run: pd.Series) -> str:
-    """What a case on a machine is called, whatever else there is."""
-    settings = {name: run[name] for name in _DEFAULTS if name != "schedule"}
+    """What a case on a machine is called, whatever else there is.
+
+    Where most settings are unknown, the name that its owner gave the workload tells it from others.
+    """
+    unknown = untold(run["settings_told"])
+    settings = {name: run[name] for name in _DEFAULTS if name not in ("schedule", *unknown)}
     if run["emulated_costs"]:
         settings = {name: value for name, value in settings.items() if name not in TIMES}
     told = {
@@ -51,7 +55,8 @@ def name_of(run: pd.Series) -> str:
         if name in _USUAL or value != _DEFAULTS[name]
     }
     words = [f"{_KEYS.get(name, name)}={value}" for name, value in told.items()]
-    return " ".join([str(run["schedule"]), *words, "on", str(run["fingerprint"])])
+    of = [str(run["sweep_name"])] if unknown else []
+    return " ".join([*of, str(run["schedule"]), *words, "on", str(run["fingerprint"])])
 
 
 def bencher(runs: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,7 @@ class Imported:
     world_size: int
     schedule: str
     clocks: list[Clock]
+    job_size: int | None  # its ranks, of this pipeline and others
 
 
 def import_traces(paths: Sequence[Path], wanted: Wanted, results: Path) -> Imported:
@@ -104,13 +105,15 @@ def import_traces(paths: Sequence[Path], wanted: Wanted, results: Path) -> Impor
     device = "cuda" if any(source.trace.kernels for source in sources) else "cpu"
     told = Told(wanted.name, {"device": device, **settings}, wanted.tokens_per_step)
     run_id = write_run(account, told, Store(results))
-    return Imported(run_id, len(chosen), program.world_size, program.schedule, clocks)
+    job_size = sources[0].trace.world_size
+    return Imported(run_id, len(chosen), program.world_size, program.schedule, clocks, job_size)
 
 
 def _ranks_in_order(paths: Sequence[Path], pattern: re.Pattern[str] | None) -> list[RankTrace]:
     """Rank 0 of the pipeline first: that with the first stage, or else the first of the job."""
     traces = [read_trace(path) for path in paths]
     _check_ranks(traces)
+    _check_num_ranks(traces)
     by_job = sorted(
         enumerate(traces), key=lambda one: one[0] if one[1].rank is None else one[1].rank
     )
@@ -144,6 +147,25 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
             f"{silent}: does not tell its rank, though others do; put it into the file's name, "
             "such as rank3.json"
         )
+
+
+def _check_num_ranks(traces: Sequence[Trace]) -> None:
+    """Stages that no range names may be missing without a trace: refuse what cannot be all."""
+    given, told = len(traces), {trace.world_size for trace in traces} - {None}
+    if len(told) > 1:
+        raise UsageError(
+            f"{traces[0].path}: the traces are of jobs of {_listed(told)} ranks; give those of one"
+        )
+    size = max(map(int, filter(None, told)), default=given)
+    if size % given or (given == 1 < size and traces[0].has_messages):
+        raise UsageError(
+            f"{traces[0].path}: is of a job of {size} ranks, of which {given} cannot be a whole "
+            "pipeline; give the files of all ranks of the pipeline"
+        )
+
+
+def _listed(numbers: Iterable[int | None]) -> str:
+    return " and ".join(sorted(map(str, numbers)))
 
 
 def _check_stages(sources: Sequence[RankTrace], stages: Sequence[set[int]]) -> None:

@@ -22,6 +22,7 @@ from ppbench.errors import UsageError
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
+_MESSAGES = ("c10d::send", "c10d::recv_")
 _NOT_RANGES = (*_GPU_WORK, *_LAUNCHES, _OPERATOR, "gpu_user_annotation", "overhead", "Trace")
 _RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _GZIP = b"\x1f\x8b"
@@ -50,6 +51,7 @@ class Trace:
 
     path: Path
     rank: int | None  # in its job, as the trace or its file's name says
+    world_size: int | None  # of the job, which may have several pipelines
     hostname: str | None
     gpus: tuple[str, ...]
     backend: str | None
@@ -61,6 +63,11 @@ class Trace:
         """Those that begin in a range, on whatever thread: backward may have one of its own."""
         first = bisect_left(self.operators, (outer.start_ns,))
         return self.operators[first : bisect_left(self.operators, (outer.end_ns,))]
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether it sends to another rank, or receives from one."""
+        return any(one.name in _MESSAGES for one in self.operators)
 
     def kernels_of(self, outer: Interval) -> Sequence[Kernel]:
         """What was launched in a range, likewise."""
@@ -84,6 +91,7 @@ def read_trace(path: Path) -> Trace:
         return Trace(
             path,
             _rank_of(path, distributed),
+            int(str(distributed["world_size"])) if "world_size" in distributed else None,
             None if hostname is None else str(hostname),
             _gpus(facts),
             None if backend is None else str(backend),

@@ -18,6 +18,11 @@ def import_traces(paths: Sequence[Path], wanted: Wanted, results: Path, how: For
         f"imported {done.num_steps} steps of {done.world_size} ranks, schedule {done.schedule}, "
         f"as run {done.run_id}"
     )
+    if done.job_size is not None and done.job_size > done.world_size:
+        tell(
+            f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
+            f"this one has more than {done.world_size} ranks, files are missing"
+        )
     if corrected := _corrections(done):
         tell(corrected)
     return list_runs(results, [f"run_id={done.run_id}"], None, how)

@@ -61,6 +61,7 @@ class Account:
     num_warmup_steps: int | None = None
     is_oversubscribed: bool = False
     is_noted_when_taken: bool = False  # a receive ends when it was taken, not when it was there
+    number: int = 0  # of runs that may be written at once, which one it is
 
 
 def named_program(program: Program, name: str | None = None) -> Program:
@@ -110,7 +111,7 @@ def write_run(account: Account, told: Told, store: Store) -> str:
     ranks = _ranks_of(account, spans, step_ns)
     figures = run_figures(steps)
     run = {
-        **_identity(account, told, case, store),
+        **_identity(run_id, account, told, case, store),
         **account.facts,
         **figures,
         **intervals(steps),
@@ -171,17 +172,22 @@ def _unknown(default: object) -> object:
     return UNKNOWN if isinstance(default, str) else type(default)()
 
 
-def _identity(account: Account, told: Told, case: Case, store: Store) -> dict[str, object]:
-    """What the run is, and which of several it is."""
+def _identity(
+    run_id: str, account: Account, told: Told, case: Case, store: Store
+) -> dict[str, object]:
+    """What the run is, and which of several it is. None stands for another, so that none is hidden
+    by another that has the same `resume_key`.
+    """
     case_id = _digest(case.case_id, told.name)
     sweep_id = _digest(account.origin, told.name)
     same = [Condition("sweep_id", "=", sweep_id), Condition("case_id", "=", case_id)]
-    launch = len(store.runs(["run_id"], same))
+    before = store.runs(["launch"], same)["launch"]
+    launch = (0 if before.empty else int(before.max()) + 1) + account.number
     known = {"schedule", "world_size", "num_microbatches", "stages_per_rank", *told.settings}
     return {
         "sweep_id": sweep_id,
         "sweep_name": told.name,
-        "resume_key": _digest(sweep_id, case_id, str(launch)),
+        "resume_key": _digest(sweep_id, case_id, run_id),
         "case_id": case_id,
         "launch": launch,
         "position": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.simulate import uniform
 from engine.run.emulation import Emulation
+from ppbench import members
 from ppbench.members import Members
 from ppbench.run.profiling import profile_steps
 
@@ -83,8 +85,13 @@ class Script:
     def attributes(self) -> list[dict[str, object]]:
         """Everything that somebody who watches could stand before."""
         owners = [self.schedule, self.optimizer, *self.stages]
+        hooks = (
+            self.optimizer._optimizer_step_pre_hooks,
+            self.optimizer._optimizer_step_post_hooks,
+        )
         return [dict(vars(owner)) for owner in owners] + [
-            {name: getattr(schedules, name) for name in ("_batch_p2p", "_wait_batch_p2p")}
+            {name: getattr(schedules, name) for name in ("_batch_p2p", "_wait_batch_p2p")},
+            {f"hook {key}": hook for one in hooks for key, hook in one.items()},
         ]
 
 
@@ -189,6 +196,164 @@ def failing(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | Non
     )
 
 
+def our_error(_fabric, is_member, folder: Path, where: str) -> SimpleNamespace | None:
+    """Something of ours fails on rank 1 in the middle of a watched step, or a hook of ours does."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 2)
+    before = script.attributes()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        attachment = ppbench.attach(
+            script.schedule, [1, 2], results=folder, optimizer=script.optimizer
+        )
+        if dist.get_rank() == 1:
+            owner = attachment._clock if where == "clock" else attachment._instrument
+            times = iter(range(30))
+            setattr(owner, *OUR_ERRORS[where](times))
+        losses = [script.step() for _ in range(4)]
+    return SimpleNamespace(
+        losses=losses,
+        changed=same_objects(before, script.attributes()),
+        parameters=[p.detach() for p in script.parameters],
+        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+    )
+
+
+def _runs_out(times) -> int:
+    return next(times)
+
+
+OUR_ERRORS = {
+    "clock": lambda times: ("mark", lambda: _runs_out(times)),
+    "message": lambda _: ("_begin", lambda _operation: 1 / 0),
+    "works": lambda _: ("_follow", lambda _works, _messages: 1 / 0),
+    "names": lambda _: ("_remember", lambda *_: 1 / 0),
+}
+
+
+def unwatched(_fabric, is_member) -> list[torch.Tensor] | None:
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 2)
+    for _ in range(4):
+        script.step()
+    return [p.detach() for p in script.parameters]
+
+
+def mistaken(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | None:
+    """What is asked for cannot be: what each rank is told, and that nothing is left."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script, rank = Script(group, 1), dist.get_rank()
+    before = script.attributes()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        runs = MISTAKES[how](script, rank, {"results": folder})
+    return SimpleNamespace(
+        runs=[one.run_id for one in runs],
+        changed=same_objects(before, script.attributes()),
+        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+        files={one.filename for one in told if "ppbench" in str(one.message)},
+    )
+
+
+def _twice(script, _rank, options):
+    """Then again, when the first is over."""
+    attach = functools.partial(ppbench.attach, script.schedule, [0], **options)
+    first, second = attach(), attach()
+    script.step()
+    third = attach()
+    script.step()
+    return [first, second, third]
+
+
+def _different_steps(script, rank, options):
+    attachment = ppbench.attach(script.schedule, [rank], **options)
+    script.step()
+    return [attachment]
+
+
+def _mistake_of_one_rank(script, rank, options):
+    attachment = ppbench.attach(script.schedule, [-rank], **options)
+    script.step()
+    return [attachment]
+
+
+def _one_rank_alone(script, rank, options):
+    members.PATIENCE_S = 1
+    attach = functools.partial(ppbench.attach, script.schedule, [0], **options)
+    attachments = [attach()] if rank == 0 else []
+    script.step()
+    members.PATIENCE_S = 60
+    members._made[0, 1] += rank  # as if it had come: the next ones meet again
+    return attachments
+
+
+def _closed_before(script, _rank, options):
+    with ppbench.attach(script.schedule, [7], **options) as attachment:
+        script.step()
+    return [attachment]
+
+
+def _closed_half_way(script, _rank, options):
+    attachment = ppbench.attach(script.schedule, range(5), **options)
+    script.step()
+    script.step()
+    attachment.close()
+    attachment.close()
+    script.step()
+    return [attachment]
+
+
+def _no_optimizer(script, _rank, options):
+    return [ppbench.attach(script.schedule, [0], optimizer="adamw", **options)]
+
+
+def _no_schedule(_script, _rank, options):
+    return [ppbench.attach("1f1b", [0], **options)]
+
+
+def _other_torch(script, _rank, options):
+    usual = schedules._wait_batch_p2p
+    del schedules._wait_batch_p2p
+    attachment = ppbench.attach(script.schedule, [0], **options)
+    schedules._wait_batch_p2p = usual
+    script.step()
+    return [attachment]
+
+
+def _no_loss(script, _rank, options):
+    attachment = ppbench.attach(script.schedule, [0], loss=lambda: 1 / 0, **options)
+    script.step()
+    return [attachment]
+
+
+MISTAKES = {
+    "twice": _twice,
+    "different steps": _different_steps,
+    "mistake of one rank": _mistake_of_one_rank,
+    "one rank alone": _one_rank_alone,
+    "closed before": _closed_before,
+    "closed half way": _closed_half_way,
+    "no optimizer": _no_optimizer,
+    "no schedule": _no_schedule,
+    "other torch": _other_torch,
+    "no loss": _no_loss,
+}
+
+
+def both_pipelines(_fabric, _is_member, folder: Path) -> str | None:
+    """Every pipeline is watched, and they end at about the same time."""
+    script = Script(pipeline_groups((0, 2), (1, 3)), 1)
+    attachment = ppbench.attach(script.schedule, [0], results=folder, every_pipeline=True)
+    script.step()
+    return attachment.run_id
+
+
 def interrupted(_fabric, is_member, folder: Path) -> list[str] | None:
     """The script's own exception, in a step that is watched."""
     group = pipeline_groups((0, 1), (2, 3))
@@ -211,9 +376,9 @@ def pinged(_fabric, is_member) -> tuple[list, list] | None:
     group = pipeline_groups((0, 1), (2, 3))
     if not is_member:
         return None
-    members = Members(SimpleNamespace(group=group, group_rank=dist.get_rank(group)))
-    objects = members.gather_objects("x" * dist.get_rank(), members.ranks)
-    return objects, members.exchange_pings((1,), 5, members.ranks)
+    both = Members(SimpleNamespace(group=group, group_rank=dist.get_rank(group)))
+    objects = both.gather_objects("x" * dist.get_rank(), both.ranks)
+    return objects, both.exchange_pings((1,), 5, both.ranks)
 
 
 def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:

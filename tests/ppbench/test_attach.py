@@ -95,11 +95,11 @@ def test_training_is_the_same_and_afterwards_nothing_is_left(ranks, watched):
     for outcome, alone in zip(outcomes, ranks.run(4, attached.untouched), strict=True):
         assert all(map(torch.equal, outcome.parameters, alone))
     for outcome in (outcomes[0], outcomes[2]):
-        assert [set(names) for names in outcome.changed] == [
+        assert [{name.split()[0] for name in names} for names in outcome.changed] == [
             {"step"},  # counted
-            {"step"},  # watched: the optimizer's, too, until the next step begins
+            {"step", "hook"},  # watched: the optimizer, too, until the next step begins
             {"step"},
-            {"step"},
+            {"step", "hook"},
             set(),
         ]
     for outcome in (outcomes[1], outcomes[3]):  # the pipeline that is not watched
@@ -153,7 +153,7 @@ def test_what_goes_wrong_is_one_warning_and_training_goes_on(ranks, tmp_path, ho
     outcomes = ranks.run(2, attached.failing, folder, how)
     assert len(outcomes[0].warnings) == 1
     assert told in outcomes[0].warnings[0]
-    assert len(outcomes[1].warnings) == (how == "no steps")
+    assert len(outcomes[1].warnings) == (how != "one rank")
     assert [outcome.changed for outcome in outcomes] == [[], []]
     assert [outcome.run_id for outcome in outcomes] == [None, None]
     assert None not in outcomes[1].losses
@@ -169,7 +169,51 @@ def test_members_talk_and_ping_without_the_scripts_groups(ranks):
 
 def test_after_an_exception_of_the_script_nothing_is_left(ranks, tmp_path):
     assert ranks.run(2, attached.interrupted, tmp_path / "results") == [[], []]
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "results" / "runs").exists()
+
+
+@pytest.mark.parametrize("where", sorted(attached.OUR_ERRORS))
+def test_an_error_of_ours_in_a_watched_step_ends_the_watching_only(ranks, tmp_path, where):
+    outcomes = ranks.run(2, attached.our_error, tmp_path / "results", where)
+    alone = ranks.run(2, attached.unwatched)
+    for outcome, parameters in zip(outcomes, alone, strict=True):
+        assert all(map(torch.equal, outcome.parameters, parameters))
+        assert outcome.changed == []
+    assert [len(outcome.warnings) for outcome in outcomes] == [1, 0]
+    assert "rank 1 could not be watched" in outcomes[0].warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "stored"),
+    [
+        ("twice", ["watched already", "watched already"], [True, False, True]),
+        ("different steps", ["rank 1 of the pipeline was given steps=[1], no"] * 2, [False]),
+        ("mistake of one rank", ["rank 1 could not attach: steps=[-1]", "steps=[-1]"], [False]),
+        ("one rank alone", ["rank 1 of the pipeline did not come to attach", None], [False]),
+        ("closed before", ["called 1 times, before the end of the chosen steps", None], [False]),
+        ("closed half way", [None, None], [True]),
+        ("no optimizer", ["optimizer=str: expected a torch.optim.Optimizer"] * 2, [False]),
+        ("no schedule", ["str has no stages; expected a schedule"] * 2, [False]),
+        ("other torch", ["has no _wait_batch_p2p, which watching needs"] * 2, [False]),
+        ("no loss", ["the loss of step 0 is not known: ZeroDivisionError"] * 2, [True]),
+    ],
+)
+def test_what_cannot_be_is_told_once_at_the_scripts_line(ranks, tmp_path, how, told, stored):
+    outcomes = ranks.run(2, attached.mistaken, tmp_path / "results", how)
+    for outcome, expected in zip(outcomes, told, strict=True):
+        assert len(outcome.warnings) == (expected is not None)
+        assert expected is None or expected in outcome.warnings[0]
+        assert outcome.changed == []
+        assert outcome.files <= {attached.__file__}
+    assert [run_id is not None for run_id in outcomes[0].runs] == stored
+
+
+def test_pipelines_that_end_together_are_launches_of_their_own(ranks, tmp_path):
+    ids = ranks.run(4, attached.both_pipelines, tmp_path)
+    runs = Store(tmp_path).runs()
+    assert set(runs["run_id"]) == {run_id for run_id in ids if run_id is not None}
+    assert len(runs) == runs["launch"].nunique() == runs["resume_key"].nunique() == 2
+    assert runs["case_id"].nunique() == 1
 
 
 def test_the_documented_script_leaves_a_run(tmp_path):

@@ -11,6 +11,7 @@ from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
 from ppbench import commands, exporting
 from ppbench.errors import UsageError
+from ppbench.export.trackers import name_of
 from ppbench.foreign.clocks import clocks_of
 from ppbench.foreign.importing import Wanted, import_traces
 from ppbench.format import Format
@@ -353,6 +354,33 @@ def test_messages_that_contradict_each_other_widen_the_error():
     (_, other) = clocks_of(["a", "b"], {(0, 1): -100 * US, (1, 0): 40 * US})
     assert -101 * US <= other.offset_ns <= -39 * US
     assert other.error_ns >= 30 * US
+
+
+def test_a_rank_without_its_pipeline_is_refused(tmp_path):
+    """Forward and backward alone are a whole step of a pipeline of one rank."""
+
+    def of(rank, size, *more):
+        alone = [complete("0F0", 0, 10), complete("0B0", 40, 50), *more]
+        told = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": size}}
+        return trace(tmp_path, None, alone, name=f"rank{rank}of{size}.json", **told)
+
+    sends = operator("c10d::send", 10, 12)
+    assert "1 cannot be a whole pipeline" in refused([of(0, 2, sends)], tmp_path)
+    assert imported([of(0, 2)], tmp_path)[0]["world_size"] == 1  # data parallel
+    assert "jobs of 2 and 4 ranks" in refused([of(0, 2), of(1, 4)], tmp_path / "a")
+    three = [of(rank, 4) for rank in range(3)]
+    assert "of which 3 cannot be" in refused(three, tmp_path / "b")
+
+
+def test_what_nobody_told_is_no_setting_of_the_run(tmp_path):
+    told = ("model.preset=llama-8b",)
+    imported(two_ranks(tmp_path), tmp_path, settings=told, tokens_per_step=64)
+    shown = commands.show("last", tmp_path / "results", Format.table)
+    assert "llama-8b" in shown
+    assert not {"model_seed", "train_learning_rate", "data_source"} & set(shown.split())
+    name = name_of(Store(tmp_path / "results").find("last"))
+    assert name.startswith("mine 1f1b world_size=2 num_microbatches=2 device=cpu model.preset=")
+    assert "unknown" not in name
 
 
 def test_the_command_imports_and_lists_the_run_or_says_why_not(tmp_path):

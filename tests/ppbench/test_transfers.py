@@ -6,6 +6,7 @@ from spans import TWO_RANKS, frame
 
 from ppbench.analysis.transfers import (
     edges,
+    hastened_end_ns,
     messages,
     moving_start_ns,
     settled_end_ns,
@@ -57,6 +58,26 @@ def test_what_was_sent_before_its_receive_was_posted_moved_as_it_was_sent():
     starts, waits = moving_start_ns(early), waiting_ns(early)
     assert (list(starts[of_send]), list(starts[of_recv])) == ([100], [150])
     assert list(waits[of_send]) == list(waits[of_recv]) == [0]
+
+
+EARLY = frame(
+    (0, "SEND_F", 0, 0, 10, 500), (1, "RECV_F", 1, 0, 0, 30),  # waited for: it took 20
+    (0, "SEND_F", 0, 1, 40, 500), (1, "RECV_F", 1, 1, 35, 400),
+    (0, "SEND_F", 0, 2, 90, 500), (1, "RECV_F", 1, 2, 380, 450),  # asked for late
+    (1, "SEND_B", 1, 0, 50, 60), (0, "RECV_B", 0, 0, 50, 55),
+)  # fmt: skip
+
+
+def test_a_message_that_nobody_waited_for_moved_as_fast_as_the_fastest_of_its_channel():
+    receives = EARLY[EARLY["op"] == "RECV_F"].index
+    waited_for, early, late = receives
+    none = hastened_end_ns(EARLY, pd.Series(False, EARLY.index))
+    assert list(none) == list(EARLY["end_ns"])
+    ends = hastened_end_ns(EARLY, EARLY.index.to_series().isin([early, late]))
+    assert list(ends[receives]) == [30, 40 + 20, 380 + 20]
+    assert list(ends.drop([early, late])) == list(EARLY["end_ns"].drop([early, late]))
+    shortest = hastened_end_ns(EARLY, EARLY.index.to_series().isin([waited_for]))
+    assert shortest[waited_for] == 30
 
 
 def test_one_rank_has_no_transfers():

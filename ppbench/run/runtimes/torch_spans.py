@@ -19,6 +19,14 @@ nothing is patched: a step that is not watched costs what it did before.
 torch waits for a send when it must, often at the end of the step, so a send's end is when its rank
 knew of it; `ppbench.analysis.transfers.settled_end_ns` puts both ends of a message together. What a
 script waits for by itself is taken to be over when its consumer begins, or else with the step.
+
+No work object of gloo's tells whether it is done before it is waited for, and NCCL's only by
+asking while the device goes on. So a receive ends when its rank had waited for it; one that was
+there already when the rank asked is `early`, and how much earlier nobody knows.
+
+What is called here are names that torch keeps to itself; without one of them, `Instrument` refuses.
+An error of our own within a step is kept for `collect`: torch's code runs on as if nobody watched,
+and what that raises passes through.
 """
 
 from __future__ import annotations
@@ -27,16 +35,21 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch.distributed.pipelining import schedules
 from torch.profiler import record_function
 
-from engine.plan.action import COMPUTE_OPS, Action, Op, parse_cell
+from engine.plan.action import RECV_OPS, Action, Op, parse_cell
 from engine.plan.program import Placement, Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
+from ppbench.errors import UsageError
 
+_T = TypeVar("_T")
+EARLY_NS = 100_000
+"""A wait that is shorter found its message there: gloo needs 10 to 50 us to say so."""
 _STARTS = "_batch_p2p"
 _WAITS = "_wait_batch_p2p"
 _SENDS_AND_RECEIVES = {
@@ -58,6 +71,9 @@ _COMPUTATIONS: dict[str, Callable[..., Op]] = {
     "backward_one_chunk": _op_of_backward,
     "backward_weight_one_chunk": lambda *_, **__: Op.W,
 }
+_OF_STAGES = (*_COMPUTATIONS, *_SENDS_AND_RECEIVES, "stage_index", "num_stages", "is_last", "group")
+_OF_STAGES += ("group_rank", "group_size", "stage_index_to_group_rank", "device", "submod")
+_OF_SCHEDULES = ("step", "_maybe_compute_loss", "_n_microbatches", "_has_backward")
 
 
 @dataclass
@@ -68,15 +84,20 @@ class _Timed:
     start: Mark
     end: Mark | None = None
     num_bytes: int = 0
+    asked: Mark | None = None  # of a transfer: when its rank began to wait for it
 
 
 class Instrument:
     """Watches one rank's part of a schedule, whenever it is told to."""
 
     def __init__(self, schedule: Any, clock: Clock, rank: int | None = None) -> None:
-        """`schedule`: of torch's, with one stage or several. `rank`: in the pipeline."""
+        """`schedule`: of torch's, with one stage or several. `rank`: in the pipeline.
+
+        Raises UsageError for what is no such schedule, or one of a torch that is not known.
+        """
         self.schedule, self.clock = schedule, clock
         self.stages = stages_of(schedule)
+        _check_names(schedule, self.stages)
         self.rank = int(self.stages[0].group_rank) if rank is None else rank
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
@@ -86,6 +107,9 @@ class Instrument:
         self._moving: dict[int, list[_Timed]] = {}  # by the id of the work that is waited for
         self._works: list[Any] = []
         self._open_messages: dict[Action, _Timed] = {}
+        self._computations: dict[Action, _Timed] = {}
+        self._error: Exception | None = None  # of our own, in the step that is watched
+        self.early: set[Action] = set()  # receives of the last step that were there when asked for
 
     @property
     def row(self) -> tuple[Action, ...]:
@@ -107,12 +131,8 @@ class Instrument:
         `has_ranges`: each computation is a range of its name in torch's profiler, too.
         """
         self.remove()
-        self._has_ranges = has_ranges
-        for kept in (self._issued, self._operations, self._works):
-            kept.clear()
-        self._to_start.clear()
-        self._moving.clear()
-        self._open_messages.clear()
+        self._has_ranges, self._error = has_ranges, None
+        self._forget()
         for stage in self.stages:
             self._patch_stage(stage)
         self._patch(self.schedule, "_maybe_compute_loss", self._with_loss)
@@ -123,22 +143,37 @@ class Instrument:
     def collect(self, step: int) -> list[Span]:
         """The spans of the step that is over; nothing is patched any more.
 
-        Blocks until the device is done with it.
+        Blocks until the device is done with it. Raises what went wrong in watching it.
         """
         self.remove()
+        if self._error is not None:
+            raise self._error
         over = self.clock.mark()
         self.clock.end_step()
-        begins = {one.action: one.start for one in self._issued if one.action.op in COMPUTE_OPS}
-        return [self._span(step, one, begins, over) for one in self._issued]
+        self.early = {one.action for one in self._issued if self._was_early(one)}
+        return [self._span(step, one, over) for one in self._issued]
 
     def remove(self) -> None:
         """Put everything back as it was; again changes nothing."""
         self._patches.close()
 
-    def _span(self, step: int, one: _Timed, begins: dict[Action, Mark], over: Mark) -> Span:
+    def _forget(self) -> None:
+        """What is noted of a step."""
+        for of_step in (self._issued, self._operations, self._works, self._to_start, self._moving):
+            of_step.clear()
+        self._open_messages.clear()
+        self._computations.clear()
+
+    def _was_early(self, one: _Timed) -> bool:
+        if one.asked is None or one.end is None or one.action.op not in RECV_OPS:
+            return False
+        return self.clock.read_ns(one.end) - self.clock.read_ns(one.asked) < EARLY_NS
+
+    def _span(self, step: int, one: _Timed, over: Mark) -> Span:
         end = one.end
         if end is None:
-            end = next((begins[a] for a in _consumers(one.action) if a in begins), over)
+            users = (self._computations.get(action) for action in _consumers(one.action))
+            end = next((user.start for user in users if user is not None), over)
         stage, op, microbatch = one.action
         start_ns = self.clock.read_ns(one.start)
         end_ns = max(start_ns, self.clock.read_ns(end))
@@ -166,57 +201,83 @@ class Instrument:
         for name, op in _SENDS_AND_RECEIVES.items():
             self._patch(stage, name, functools.partial(self._named, index, op))
 
+    def _noting(self, note: Callable[..., _T], *arguments: Any) -> _T | None:
+        """What we do beside torch: the first error ends the watching, never the training."""
+        if self._error is not None:
+            return None
+        try:
+            return note(*arguments)
+        except Exception as error:
+            self._error = error
+            return None
+
     def _timed(self, stage: int, op_of: Callable[..., Op], usual: Any) -> Any:
         """A computation, with marks around it."""
 
         def run(*arguments: Any, **named: Any) -> Any:
-            op = op_of(*arguments, **named)
-            action = Action(stage, op, _microbatch(arguments, named))
-            one = _Timed(action, self.clock.mark())
-            self._issued.append(one)
-            with self._range_of(action):
+            one = self._noting(self._begin_computation, stage, op_of, arguments, named)
+            with self._range_of(one):
                 result = usual(*arguments, **named)
-            one.end = self.clock.mark()
+            self._noting(self._end, one)
             return result
 
         return run
+
+    def _begin_computation(
+        self, stage: int, op_of: Callable[..., Op], arguments: Any, named: Any
+    ) -> _Timed:
+        action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
+        one = self._computations[action] = _Timed(action, self.clock.mark())
+        self._issued.append(one)
+        return one
+
+    def _end(self, one: _Timed) -> None:
+        one.end = self.clock.mark()
 
     def _with_loss(self, usual: Any) -> Any:
         """The last stage's F ends with the loss."""
 
-        def run(stage: Any, *arguments: Any, **named: Any) -> Any:
-            result = usual(stage, *arguments, **named)
-            if stage.is_last:
-                last = self._issued[-1] if self._issued else None
-                if last is not None and last.action.op is Op.F:
-                    last.end = self.clock.mark()
+        def run(*arguments: Any, **named: Any) -> Any:
+            result = usual(*arguments, **named)
+            self._noting(self._end_with_loss, *arguments)
             return result
 
         return run
+
+    def _end_with_loss(
+        self, stage: Any, _output: Any, _targets: Any, microbatch: int, *_more: Any
+    ) -> None:
+        if stage.is_last:
+            self._end(self._computations[Action(int(stage.stage_index), Op.F, int(microbatch))])
 
     def _named(self, stage: int, op: Op, usual: Any) -> Any:
         """Operations of a message, remembered until they are started."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             operations = usual(*arguments, **named)
-            action = Action(stage, op, _microbatch(arguments, named))
-            for operation in operations:
-                self._to_start[id(operation)] = action
-            self._operations += operations
+            self._noting(self._remember, stage, op, operations, arguments, named)
             return operations
 
         return run
+
+    def _remember(self, stage: int, op: Op, operations: Any, arguments: Any, named: Any) -> None:
+        action = Action(stage, op, _microbatch(arguments, named))
+        self._to_start |= {id(operation): action for operation in operations}
+        self._operations += operations
 
     def _starting(self, usual: Any) -> Any:
         """Messages begin. Works are one per operation, or one for all where NCCL joins them."""
 
         def run(operations: list[Any], *arguments: Any, **named: Any) -> Any:
-            messages = [self._begin(operation) for operation in operations]
+            messages = self._noting(self._begin_messages, operations)
             works = usual(operations, *arguments, **named)
-            self._follow(works, messages)
+            self._noting(self._follow, works, messages)
             return works
 
         return run
+
+    def _begin_messages(self, operations: list[Any]) -> list[_Timed | None]:
+        return [self._begin(operation) for operation in operations]
 
     def _begin(self, operation: Any) -> _Timed | None:
         action = self._to_start.pop(id(operation), None)
@@ -244,15 +305,22 @@ class Instrument:
 
         def run(works: Iterable[Any], *arguments: Any, **named: Any) -> Any:
             for work in works:
+                asked = self._noting(self.clock.mark)
                 usual([work], *arguments, **named)
-                over = self.clock.mark()
-                for message in self._moving.pop(id(work), ()):
-                    message.end = over
+                self._noting(self._end_messages, work, asked)
 
         return run
 
-    def _range_of(self, action: Action) -> contextlib.AbstractContextManager[object]:
-        return record_function(str(action)) if self._has_ranges else contextlib.nullcontext()
+    def _end_messages(self, work: Any, asked: Mark) -> None:
+        over = self.clock.mark()
+        for message in self._moving.pop(id(work), ()):
+            message.asked = message.asked or asked  # of several tensors, the first
+            message.end = over
+
+    def _range_of(self, one: _Timed | None) -> contextlib.AbstractContextManager[object]:
+        if one is None or not self._has_ranges:
+            return contextlib.nullcontext()
+        return record_function(str(one.action))
 
 
 def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
@@ -273,9 +341,29 @@ def _consumers(transfer: Action) -> tuple[Action, ...]:
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """This rank's stages."""
-    stages = getattr(schedule, "_stages", None)
-    return [schedule._stage] if stages is None else list(stages)
+    """This rank's stages. Raises UsageError for what is no schedule of torch's."""
+    only = getattr(schedule, "_stage", None)
+    stages = getattr(schedule, "_stages", None) or ([] if only is None else [only])
+    if not stages:
+        raise UsageError(
+            f"{type(schedule).__name__} has no stages; expected a schedule of "
+            "torch.distributed.pipelining, such as Schedule1F1B"
+        )
+    return list(stages)
+
+
+def _check_names(schedule: Any, stages: Sequence[Any]) -> None:
+    """Raises UsageError where torch has not what is watched."""
+    wanted = [(schedules, name) for name in (_STARTS, _WAITS)]
+    wanted += [(schedule, name) for name in _OF_SCHEDULES]
+    wanted += [(stage, name) for stage in stages for name in _OF_STAGES]
+    for owner, name in wanted:
+        if not hasattr(owner, name):
+            whose = getattr(owner, "__name__", type(owner).__name__)
+            raise UsageError(
+                f"torch {torch.__version__}: {whose} has no {name}, which watching needs; known "
+                "to work are torch 2.9 to 2.13"
+            )
 
 
 def placement_of(schedule: Any) -> Placement:
