@@ -105,6 +105,7 @@ def run_ahead(fabric, is_member):
     fabric.gather_objects(None, (0, 1))
     if me == 0:  # everything was taken: there is room again
         channel.send(send(0), (torch.zeros(MIB, dtype=torch.uint8),))
+    fabric.gather_objects(None, (0, 1))
     channel.close()
     return values
 
