@@ -2,15 +2,16 @@
 
     python -m benchmarks.simulate [--actions 50000] [--rounds 8] [--largest 10000000]
 
-The plan is interleaved_zb on 8 ranks of 2 stages. All get it as objects in memory. torch (2.9 and
+The plans are of 2, 8 and 64 ranks (of 8 where no other is named), and everybody gets them as objects
+in memory. torch (2.9 and
 later, torch.distributed.pipelining) has two simulators:
 
 - `_simulate_comms_compute`, its dry run, plays a plan with its sends and receives in steps of
   equal length, says in which step each action runs, and stops at a hang. It is given our plan with
   receives posted just in time, and so is ours: `simulate` with the beginning and end in
   nanoseconds of every computation at its stage's cost, and of every message
-  (`Simulation.messages`). One more arm proves as well that the plan cannot hang
-  (`prove_no_deadlock`). Sends and receives count as actions.
+  (`Simulation.messages`). Sends and receives count as actions. As a whole, too: from computations
+  alone torch must first put transfers in place (`_add_send_recv`), where ours knows what is sent.
 - `add_schedule_op_spacing`, of its visualizer, gives times to computations, of which each op has
   its length, and knows no messages. Both are given computations alone, of one unit of time each,
   and must come to the same length. What it prints goes to the null device.
@@ -30,26 +31,50 @@ import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from torch.distributed.pipelining._schedule_visualizer import add_schedule_op_spacing
-from torch.distributed.pipelining.schedules import _Action, _simulate_comms_compute
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_send_recv,
+    _simulate_comms_compute,
+)
 
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import Turns, timed_in_turns
-from engine.plan.lower import Policy, lower, prove_no_deadlock
+from engine.plan.lower import Policy, lower
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
 
-SCHEDULE, RANKS, STAGES_PER_RANK = "interleaved_zb", 8, 2
-STAGES = RANKS * STAGES_PER_RANK
-COMPUTE_PER_MICROBATCH = 3 * STAGES
-TRANSFERS_PER_MICROBATCH = 4 * (STAGES - 1)
 TRANSFERS = TransferModel(latency_ns=1000)
 SMALLEST = 10_000
 OVER = "actions/s, ours over torch's"
 Found = tuple[list[Ratio], list[Figure]]
+
+
+class Shape(NamedTuple):
+    """Of a plan."""
+
+    schedule: str
+    num_ranks: int
+    stages_per_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.schedule} on {self.num_ranks} ranks"
+
+    def program(self, num_actions: int, *, with_transfers: bool = False) -> Program:
+        """With about so many; a multiple of the ranks in microbatches."""
+        of_one = build_program(self.schedule, self.num_ranks, self.num_ranks, self.stages_per_rank)
+        counted = lower(of_one, Policy.JUST_IN_TIME) if with_transfers else of_one
+        groups = max(1, round(num_actions / sum(map(len, counted.actions))))
+        num_microbatches = groups * self.num_ranks
+        return build_program(self.schedule, self.num_ranks, num_microbatches, self.stages_per_rank)
+
+
+USUAL = Shape("interleaved_zb", 8, 2)
+SHAPES = (Shape("zb_h1", 2, 1), USUAL, Shape("1f1b", 64, 1))
 
 
 def main() -> None:
@@ -61,7 +86,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=8)
     settings, surroundings = options.parse_args(), read_surroundings()
     parts = [
-        _against_dry_run(settings.actions, settings.rounds),
+        *(_against_dry_run(shape, settings.actions, settings.rounds) for shape in SHAPES),
         _against_spacing(settings.actions, settings.rounds),
         _growth(settings.largest, settings.rounds),
     ]
@@ -69,39 +94,38 @@ def main() -> None:
     write("simulate", settings, surroundings, ratios, [one for _, found in parts for one in found])
 
 
-def _program(num_actions: int, per_microbatch: int) -> Program:
-    """With about so many; the number of microbatches is a multiple of the ranks."""
-    groups = max(1, round(num_actions / per_microbatch / RANKS))
-    return build_program(SCHEDULE, RANKS, groups * RANKS, STAGES_PER_RANK)
-
-
 # against torch
 
 
-def _against_dry_run(num_asked: int, num_rounds: int) -> Found:
-    program = _program(num_asked, COMPUTE_PER_MICROBATCH + TRANSFERS_PER_MICROBATCH)
+def _against_dry_run(shape: Shape, num_asked: int, num_rounds: int) -> Found:
+    program = shape.program(num_asked, with_transfers=True)
     lowered = lower(program, Policy.JUST_IN_TIME)
     rows, ranks = _torchs_rows(lowered), lowered.placement.ranks
     arms = {
-        "torch's dry run": lambda: _simulate_comms_compute(
+        f"{shape}: torch's dry run": lambda: _simulate_comms_compute(
             dict(enumerate(rows)), lambda stage: ranks[stage], len(ranks)
         ),
-        "ours with messages": lambda: _with_messages(lowered),
-        "ours with messages and proof": lambda: _proven_with_messages(lowered),
+        f"{shape}: ours with messages": lambda: _with_messages(lowered),
+    }
+    computations = _torchs_rows(program)
+    arms |= {
+        f"{shape}: torch's transfers and dry run": lambda: _planned_by_torch(computations, ranks),
+        f"{shape}: ours from computations": lambda: _with_messages(program),
     }
     turns = timed_in_turns(arms, num_rounds)
-    torchs, ours, proven = arms
+    torchs, ours, torchs_whole, ours_whole = arms
+    whole = f"{shape}: {OVER} transfers and dry run"
     ratios = [
-        turns.ratio(f"{OVER} dry run", torchs, ours, Goal(at_least=20)),
-        turns.ratio(f"{OVER} dry run, with the proof that it cannot hang", torchs, proven),
+        turns.ratio(f"{shape}: {OVER} dry run", torchs, ours, Goal(at_least=20)),
+        turns.ratio(whole, torchs_whole, ours_whole, Goal(at_least=20)),
     ]
     return ratios, _rates(turns, lowered)
 
 
 def _against_spacing(num_asked: int, num_rounds: int) -> Found:
-    program = _program(num_asked, COMPUTE_PER_MICROBATCH)
+    program = USUAL.program(num_asked)
     rows = _torchs_rows(program)
-    unit = uniform(program.placement, *[STAGES_PER_RANK] * 3)
+    unit = uniform(program.placement, *[USUAL.stages_per_rank] * 3)
     theirs, ours = "torch's spacing", "ours without messages"
     assert max(map(len, _spaced(rows))) == simulate(program, unit).makespan_ns
     arms = {theirs: lambda: _spaced(rows), ours: lambda: simulate(program, unit)}
@@ -115,9 +139,15 @@ def _with_messages(lowered: Program) -> tuple[Simulation, list[object]]:
     return found, list(found.messages())
 
 
-def _proven_with_messages(lowered: Program) -> tuple[Simulation, list[object]]:
-    prove_no_deadlock(lowered)
-    return _with_messages(lowered)
+def _planned_by_torch(
+    computations: list[list[_Action | None]], ranks: tuple[int, ...]
+) -> dict[int, list[_Action | None]]:
+    """As its runtime prepares a schedule that it was given without transfers."""
+    rows = {rank: [one for one in row if one] for rank, row in enumerate(computations)}
+    lowered = _add_send_recv(rows, lambda stage: ranks[stage], len(ranks))
+    planned: dict[int, list[_Action | None]]
+    planned = _simulate_comms_compute(lowered, lambda stage: ranks[stage], len(ranks))
+    return planned
 
 
 def _spaced(rows: list[list[_Action | None]]) -> list[list[_Action | None]]:
@@ -146,9 +176,7 @@ def _growth(largest: int, num_rounds: int) -> Found:
     sizes = [
         10**power for power in range(round(math.log10(SMALLEST)), round(math.log10(largest)) + 1)
     ]
-    programs = {
-        f"10^{round(math.log10(size))}": _program(size, COMPUTE_PER_MICROBATCH) for size in sizes
-    }
+    programs = {f"10^{round(math.log10(size))}": USUAL.program(size) for size in sizes}
     gc.collect()
     gc.freeze()  # the plans are not the simulator's: no collection is to look through them
     turns = timed_in_turns(

@@ -22,9 +22,10 @@ is (link S is both: what the last stage's forward leaves is what its backward ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
-from engine.plan.action import Action, Op
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, Action, Op
 from engine.plan.program import Program, draw
 
 
@@ -135,69 +136,106 @@ def _check_memory(program: Program, max_held: int) -> None:
 
 def _check_order(program: Program) -> None:
     """Every row can be run through: nothing waits for what comes later, here or in a circle."""
-    for _ in execution_order(program):
-        pass
+    nothing = (0,) * program.num_stages
+    play(program, steps_of(program, dict.fromkeys(COMPUTE_OPS, nothing), frozenset()))
 
 
-def execution_order(program: Program) -> Iterator[tuple[int, int, int]]:
-    """Pieces (rank, first, stop) of the rows of a compute-only program, in an order that can run.
+class Step(NamedTuple):
+    """What an op of a stage needs, makes and takes.
 
-    Within a piece a rank waits for nothing that is not made in earlier pieces or before it in the
-    piece. Each piece is as long as can be. Raises ProgramError with the circle of waits when the
-    rows can never be finished. Visits each action once.
+    Links are given for microbatch 0 in a table with a column for each microbatch.
     """
-    num_microbatches = program.num_microbatches
-    links = links_of(program)
-    is_there = bytearray(num_links(program) * num_microbatches)
-    is_there[:num_microbatches] = b"\1" * num_microbatches
-    position = [0] * len(program.actions)
-    waiting: dict[int, list[int]] = {}  # link -> the ranks that stand before it
-    ready = list(range(len(program.actions)))[::-1]
-    while ready:
-        rank = ready.pop()
-        row, first = program.actions[rank], position[rank]
-        for stop in range(first, len(row)):
-            stage, op, microbatch = row[stop]
-            needed, made = links[op][stage]
-            if not is_there[needed + microbatch]:
-                waiting.setdefault(needed + microbatch, []).append(rank)
-                break
-            made += microbatch
-            is_there[made] = 1
-            if made in waiting:
-                ready += waiting.pop(made)
-        else:
-            stop = len(row)
-        position[rank] = stop
-        if stop > first:
-            yield rank, first, stop
-    if any(position[rank] < len(row) for rank, row in enumerate(program.actions)):
-        raise _circle_of_waits(program, position)
+
+    needed: int
+    made: int
+    duration_ns: int
+    channel: int  # of the message that it makes; NO_INDEX where there is none
+    waits: bool  # W does not: what it needs is its rank's own, there before any message
 
 
-def links_of(program: Program) -> dict[Op, list[tuple[int, int]]]:
-    """`link_needed` and `link_made` by op and stage, for loops over many actions.
+Steps = Mapping[Op, Sequence[Step]]
+"""By op and stage."""
 
-    Given for microbatch 0 in a table with a row for each of the `num_links` and a column for each
-    microbatch. W makes the last one, which nothing needs.
-    """
+
+def steps_of(
+    program: Program, durations_ns: Mapping[Op, Sequence[int]], crossing: Container[int]
+) -> Steps:
+    """`durations_ns` by op and stage. A link that is `crossing` is a message on its own channel."""
     num_stages, width = program.num_stages, program.num_microbatches
-    made_by_weight = num_links(program) - 1
-    return {
-        op: [
-            (
-                width * link_needed(op, stage, num_stages),
-                width * (link_made(op, stage, num_stages) or made_by_weight),
-            )
-            for stage in range(num_stages)
-        ]
-        for op in (Op.F, Op.B, Op.I, Op.W)
-    }
+
+    def step(op: Op, stage: int) -> Step:
+        needed, made = (link(op, stage, num_stages) for link in (link_needed, link_made))
+        channel = made if made is not None and made in crossing else NO_INDEX
+        column = num_links(program) - 1 if made is None else made  # nothing needs the last
+        assert needed is not None
+        took = durations_ns[op][stage]
+        return Step(needed * width, column * width, took, channel, op is not Op.W)
+
+    return {op: [step(op, stage) for stage in range(num_stages)] for op in COMPUTE_OPS}
 
 
 def num_links(program: Program) -> int:
     """One before each F and each I, one before each W, and one for what W makes."""
     return 2 * program.num_stages + 2
+
+
+Times = list[list[int]]
+"""By rank and position, in nanoseconds."""
+
+
+def play(
+    program: Program, steps: Steps, transfer_ns: int = 0, *, overlaps: bool = True
+) -> tuple[Times, Times]:
+    """When each action of a compute-only program starts and ends, each as soon as it can.
+
+    A rank runs on until it waits for what is not there, and again when that has been made. Raises
+    ProgramError with the circle of waits when the rows can never be finished. Visits each action
+    once: a loop over millions, that calls little and names what it uses.
+    """
+    width, rows = program.num_microbatches, program.actions
+    link_ready = [-1] * (num_links(program) * width)
+    link_ready[:width] = [0] * width
+    channel_free = [0] * num_links(program)
+    rank_free, position = [0] * len(rows), [0] * len(rows)
+    all_starts: Times = [[] for _ in rows]
+    all_ends: Times = [[] for _ in rows]
+    waiting: dict[int, list[int]] = {}  # link -> the ranks that stand before it
+    ready = list(range(len(rows)))[::-1]
+    while ready:
+        rank = ready.pop()
+        row, free = rows[rank], rank_free[rank]
+        starts, ends = all_starts[rank], all_ends[rank]
+        for stop in range(position[rank], len(row)):
+            stage, op, microbatch = row[stop]
+            needed, made, duration_ns, channel, waits = steps[op][stage]
+            there = link_ready[needed + microbatch]
+            if there > free and waits:
+                free = there
+            elif there < 0:
+                waiting.setdefault(needed + microbatch, []).append(rank)
+                position[rank] = stop
+                break
+            starts.append(free)
+            free += duration_ns
+            ends.append(free)
+            arrival = free
+            if channel >= 0:
+                if channel_free[channel] > arrival:  # noqa: PLR1730  # max() takes twice as long
+                    arrival = channel_free[channel]
+                arrival += transfer_ns
+                channel_free[channel] = arrival
+                if not overlaps:
+                    free = arrival
+            made += microbatch
+            link_ready[made] = arrival
+            if made in waiting:
+                ready += waiting.pop(made)
+        else:
+            position[rank] = len(row)
+        rank_free[rank] = free
+    if any(position[rank] < len(row) for rank, row in enumerate(rows)):
+        raise _circle_of_waits(program, position)
+    return all_starts, all_ends
 
 
 def _as_input(action: Action) -> Action:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.action import Action, Op
 from engine.plan.lower import channel_of, outgoing
 from engine.plan.program import Placement, Program
-from engine.plan.rules import execution_order, link_made, links_of, num_links
+from engine.plan.rules import play, steps_of
 from engine.plan.spans import Lane, Span
 
 
@@ -176,83 +176,16 @@ def simulate(
     Raises ProgramError if the program can never finish.
     """
     compute = program.compute_only()
-    times = _Times(compute, durations, transfers)
-    for piece in execution_order(compute):
-        times.run(*piece)
-    return Simulation(compute, transfers, times.start_ns, times.end_ns)
+    steps = steps_of(compute, durations.by_op(), _crossing_links(compute.placement))
+    times = play(compute, steps, transfers.duration_ns, overlaps=transfers.overlaps)
+    return Simulation(compute, transfers, *times)
 
 
-class _Step(NamedTuple):
-    """What an op of a stage needs, makes and takes; links are given as `links_of` does."""
-
-    needed: int
-    made: int
-    duration_ns: int
-    channel: int  # of the message that it makes; NO_INDEX where there is none
-
-
-class _Times:
-    """The state of a simulation: when each rank, each link and each channel is ready."""
-
-    def __init__(self, program: Program, durations: Durations, transfers: TransferModel) -> None:
-        self._rows = program.actions
-        self._steps = _steps_of(program, durations)
-        self._transfer_ns, self._overlaps = transfers.duration_ns, transfers.overlaps
-        count = num_links(program)
-        self._link_ready = [0] * (count * program.num_microbatches)
-        self._channel_free = [0] * count  # a link that crosses ranks has its own channel
-        self._rank_free = [0] * program.world_size
-        self.start_ns: list[list[int]] = [[] for _ in program.actions]
-        self.end_ns: list[list[int]] = [[] for _ in program.actions]
-
-    def run(self, rank: int, first: int, stop: int) -> None:
-        """Give a piece of a row its times. All that it waits for has its own already.
-
-        A loop over millions: it calls nothing but `append`, and names what it uses.
-        """
-        steps, link_ready, channel_free = self._steps, self._link_ready, self._channel_free
-        transfer_ns, overlaps = self._transfer_ns, self._overlaps
-        starts, ends = self.start_ns[rank], self.end_ns[rank]
-        free = self._rank_free[rank]
-        for stage, op, microbatch in self._rows[rank][first:stop]:
-            needed, made, duration_ns, channel = steps[op][stage]
-            ready = link_ready[needed + microbatch]
-            if ready > free:  # noqa: PLR1730  # a call to max would take as long as the rest
-                free = ready
-            starts.append(free)
-            free += duration_ns
-            ends.append(free)
-            arrival = free
-            if channel != NO_INDEX:
-                if channel_free[channel] > arrival:  # noqa: PLR1730
-                    arrival = channel_free[channel]
-                arrival += transfer_ns
-                channel_free[channel] = arrival
-                if not overlaps:
-                    free = arrival
-            link_ready[made + microbatch] = arrival
-        self._rank_free[rank] = free
-
-
-def _steps_of(program: Program, durations: Durations) -> dict[Op, list[_Step]]:
-    """By op and stage. W needs nothing: its I stands before it on its rank."""
-    crosses, by_op = _crossing_links(program.placement), durations.by_op()
-
-    def step(op: Op, stage: int, needed: int, made: int) -> _Step:
-        link = link_made(op, stage, program.num_stages)
-        channel = link if link is not None and crosses[link] else NO_INDEX
-        return _Step(0 if op is Op.W else needed, made, by_op[op][stage], channel)
-
-    return {
-        op: [step(op, stage, *links) for stage, links in enumerate(of_stages)]
-        for op, of_stages in links_of(program).items()
-    }
-
-
-def _crossing_links(placement: Placement) -> list[bool]:
-    """For each link, whether what makes it and what needs it are on different ranks."""
+def _crossing_links(placement: Placement) -> frozenset[int]:
+    """The links whose maker and user are on different ranks."""
     way = [*placement.ranks, *reversed(placement.ranks)]  # of the stage that needs each link
-    return [False, *(here != there for here, there in itertools.pairwise(way)), False]
+    pairs = enumerate(itertools.pairwise(way), start=1)
+    return frozenset(link for link, (here, there) in pairs if here != there)
 
 
 def peak_activations(program: Program) -> list[int]:
