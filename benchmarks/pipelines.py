@@ -35,7 +35,6 @@ from ppbench.run.runtimes.single import Unsplit
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline
 
 WORLD_SIZE = 2
-NUM_WARMUP = 3
 SINGLE = "1f1b"
 """The schedule of the unsplit model: each microbatch forward and backward."""
 
@@ -71,6 +70,7 @@ class Regime:
     model: str | tuple[tuple[str, int], ...]
     seq_len: int
     num_microbatches: int
+    num_warmup: int = 1  # rounds before those that count
 
     def config(self, arm: Arm, folder: Path) -> TrainerConfig:
         name = self.model if isinstance(self.model, str) else str(folder)
@@ -112,7 +112,7 @@ def _llama(hidden: int, layers: int, heads: int, intermediate: int) -> tuple[tup
     )
 
 
-OVERHEAD_BOUND = Regime("overhead-bound", _llama(128, 4, 4, 384), 32, 16)
+OVERHEAD_BOUND = Regime("overhead-bound", _llama(128, 4, 4, 384), 32, 16, num_warmup=5)
 DEMO = Regime("demo model", "llama-8m", 256, 8)
 COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8)
 
@@ -189,7 +189,7 @@ def _rank(
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
-    turns = in_turns(work, num_rounds, NUM_WARMUP)
+    turns = in_turns(work, num_rounds, num_warmup=regime.num_warmup)
     for trainer in trainers.values():
         if trainer is not None:
             trainer.close()

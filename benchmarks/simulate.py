@@ -2,16 +2,15 @@
 
     python -m benchmarks.simulate [--actions 50000] [--rounds 8] [--largest 10000000]
 
-The plans are of 2, 8 and 64 ranks (of 8 where no other is named), and everybody gets them as objects
-in memory. torch (2.9 and
-later, torch.distributed.pipelining) has two simulators:
+The plans are of 2, 8 and 64 ranks, of 8 where no other is named, and everybody gets them as objects
+in memory. torch (2.9 and later, torch.distributed.pipelining) has two simulators:
 
 - `_simulate_comms_compute`, its dry run, plays a plan with its sends and receives in steps of
-  equal length, says in which step each action runs, and stops at a hang. It is given our plan with
-  receives posted just in time, and so is ours: `simulate` with the beginning and end in
-  nanoseconds of every computation at its stage's cost, and of every message
-  (`Simulation.messages`). Sends and receives count as actions. As a whole, too: from computations
-  alone torch must first put transfers in place (`_add_send_recv`), where ours knows what is sent.
+  equal length, says in which step each action runs, and stops at a hang. Before it, torch must put
+  the transfers in place (`_add_send_recv`): both are timed, the dry run alone and the two together.
+  Ours is given the same computations and knows what is sent: `simulate` gives each computation its
+  beginning and end in nanoseconds, by its stage's cost and by when each message arrives. Sends and
+  receives count as actions on both sides.
 - `add_schedule_op_spacing`, of its visualizer, gives times to computations, of which each op has
   its length, and knows no messages. Both are given computations alone, of one unit of time each,
   and must come to the same length. What it prints goes to the null device.
@@ -31,7 +30,7 @@ import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.distributed.pipelining._schedule_visualizer import add_schedule_op_spacing
 from torch.distributed.pipelining.schedules import (
@@ -46,7 +45,7 @@ from benchmarks.turns import Turns, timed_in_turns
 from engine.plan.lower import Policy, lower
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
+from engine.plan.simulate import TransferModel, simulate, uniform
 
 TRANSFERS = TransferModel(latency_ns=1000)
 SMALLEST = 10_000
@@ -99,25 +98,21 @@ def main() -> None:
 
 def _against_dry_run(shape: Shape, num_asked: int, num_rounds: int) -> Found:
     program = shape.program(num_asked, with_transfers=True)
-    lowered = lower(program, Policy.JUST_IN_TIME)
-    rows, ranks = _torchs_rows(lowered), lowered.placement.ranks
+    lowered, ranks = lower(program, Policy.JUST_IN_TIME), program.placement.ranks
+    rows, computations = _torchs_rows(lowered), _torchs_rows(program)
+    dry_run, planned, ours = (
+        f"{shape}: {who}" for who in ("torch's dry run", "torch's transfers and dry run", "ours")
+    )
     arms = {
-        f"{shape}: torch's dry run": lambda: _simulate_comms_compute(
-            dict(enumerate(rows)), lambda stage: ranks[stage], len(ranks)
-        ),
-        f"{shape}: ours with messages": lambda: _with_messages(lowered),
-    }
-    computations = _torchs_rows(program)
-    arms |= {
-        f"{shape}: torch's transfers and dry run": lambda: _planned_by_torch(computations, ranks),
-        f"{shape}: ours from computations": lambda: _with_messages(program),
+        dry_run: lambda: _dry_run(dict(enumerate(rows)), ranks),
+        planned: lambda: _planned_by_torch(computations, ranks),
+        ours: lambda: simulate(program, uniform(program.placement, 3000, 3000, 3000), TRANSFERS),
     }
     turns = timed_in_turns(arms, num_rounds)
-    torchs, ours, torchs_whole, ours_whole = arms
-    whole = f"{shape}: {OVER} transfers and dry run"
+    goal = Goal(at_least=20)
     ratios = [
-        turns.ratio(f"{shape}: {OVER} dry run", torchs, ours, Goal(at_least=20)),
-        turns.ratio(whole, torchs_whole, ours_whole, Goal(at_least=20)),
+        turns.ratio(f"{shape}: {OVER} dry run", dry_run, ours, goal),
+        turns.ratio(f"{shape}: {OVER} transfers and dry run", planned, ours, goal),
     ]
     return ratios, _rates(turns, lowered)
 
@@ -134,9 +129,10 @@ def _against_spacing(num_asked: int, num_rounds: int) -> Found:
     return [ratio], _rates(turns, program)
 
 
-def _with_messages(lowered: Program) -> tuple[Simulation, list[object]]:
-    found = simulate(lowered, uniform(lowered.placement, 3000, 3000, 3000), TRANSFERS)
-    return found, list(found.messages())
+def _dry_run(rows: dict[int, Any], ranks: tuple[int, ...]) -> dict[int, list[_Action | None]]:
+    played: dict[int, list[_Action | None]]
+    played = _simulate_comms_compute(rows, lambda stage: ranks[stage], len(ranks))
+    return played
 
 
 def _planned_by_torch(
@@ -144,10 +140,7 @@ def _planned_by_torch(
 ) -> dict[int, list[_Action | None]]:
     """As its runtime prepares a schedule that it was given without transfers."""
     rows = {rank: [one for one in row if one] for rank, row in enumerate(computations)}
-    lowered = _add_send_recv(rows, lambda stage: ranks[stage], len(ranks))
-    planned: dict[int, list[_Action | None]]
-    planned = _simulate_comms_compute(lowered, lambda stage: ranks[stage], len(ranks))
-    return planned
+    return _dry_run(_add_send_recv(rows, lambda stage: ranks[stage], len(ranks)), ranks)
 
 
 def _spaced(rows: list[list[_Action | None]]) -> list[list[_Action | None]]:

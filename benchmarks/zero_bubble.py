@@ -1,6 +1,6 @@
 """Whether a backward in two halves pays: each split schedule over 1f1b, on both runtimes.
 
-    python -m benchmarks.zero_bubble [--rounds 12]
+    python -m benchmarks.zero_bubble [--rounds 10]
 
 Tokens per second over those of 1f1b on the same runtime, on two ranks and the demo's model, beside
 what the simulator says when a forward and each half of a backward take equally long.
@@ -21,7 +21,7 @@ AGAINST = "1f1b"
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=12)
+    options.add_argument("--rounds", type=int, default=10)
     settings, surroundings = options.parse_args(), read_surroundings()
     names = [name for name in SCHEDULES if _is_split(name)]
     ours = [Arm("engine", name) for name in (AGAINST, *names)]
