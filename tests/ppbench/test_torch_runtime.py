@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import weakref
 from pathlib import Path
 
 import pandas as pd
@@ -277,3 +278,32 @@ def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
     for told in ranks.run(2, watch_on, settings):
         assert told[:3] == (True, True, knows)
         assert told[3] > 0
+
+
+def sends_alive_on(fabric, is_member, settings):
+    """The most operations that were still there when the next ones were started."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
+    usual, started, alive = torchs._batch_p2p, [], []
+
+    def starting(operations, *arguments, **named):
+        alive.append(sum(one() is not None for one in started))
+        started.extend(map(weakref.ref, operations))
+        return usual(operations, *arguments, **named)
+
+    torchs._batch_p2p = starting
+    try:
+        trainer.step(0)
+    finally:
+        torchs._batch_p2p = usual
+        trainer.close()
+    return len(started), max(alive)
+
+
+def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
+    for num_started, num_alive in ranks.run(2, sends_alive_on, config("1f1b", 2, 8)):
+        assert num_started == 16
+        assert num_alive <= 3  # as many as torch itself has at hand
