@@ -65,6 +65,7 @@ class StepResult:
     learning_rate: float
     gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
     spans: list[Span]  # empty where the step was run without
+    early: frozenset[Action] = frozenset()  # receives that were there when the rank asked for them
 
 
 @dataclass(frozen=True)

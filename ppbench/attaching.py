@@ -43,7 +43,7 @@ from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
 from engine.run.alignment import SAME_CLOCK, Alignment, Offset, align, measure_offset
 from engine.run.clock import Clock, Mark, clock_for
-from ppbench.analysis.transfers import hastened_end_ns
+from ppbench.analysis.transfers import Receive, hastened_end_ns
 from ppbench.errors import PpbenchError, UsageError, first_line
 from ppbench.foreign.record import Account, Told, check_name, named_program, write_run
 from ppbench.foreign.telling import settings_from
@@ -55,7 +55,6 @@ from ppbench.store import Store, check_writable
 
 ATTACHED = "attached"
 Loss = Callable[[], float | None]
-Message = tuple[int, int, Op, int]  # step, and the action that receives it
 
 
 class AttachWarning(UserWarning):
@@ -87,7 +86,7 @@ class Seen:
 
     error: str | None = None
     spans: list[Span] = field(default_factory=list)
-    early: set[Message] = field(default_factory=set)  # was there when the rank asked for it
+    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
     row: tuple[Action, ...] = ()
     losses: dict[int, float] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)
@@ -512,9 +511,7 @@ def _settled(everyone: Sequence[Seen]) -> pd.DataFrame:
     found = [span for seen in everyone for span in seen.spans]
     early = set().union(*(seen.early for seen in everyone))
     spans = pd.DataFrame(_joined(found), columns=list(COLUMNS))
-    keys = zip(spans["step"], spans["stage"], spans["op"], spans["microbatch"], strict=True)
-    was_early = pd.Series([key in early for key in keys], index=spans.index)
-    return spans.assign(end_ns=hastened_end_ns(spans, was_early))
+    return spans.assign(end_ns=hastened_end_ns(spans, early))
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:

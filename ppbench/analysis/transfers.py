@@ -14,10 +14,14 @@ its send had been (through memory), they moved while that lasted.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from engine.plan.action import RECV_OPS, SEND_OPS
 
+Receive = tuple[int, int, str, int]
+"""A step, and the receive of it: stage, op, microbatch."""
 MESSAGE = ["step", "direction", "source", "microbatch"]
 """What the two ends of one message have in common; direction is `F` or `B`."""
 
@@ -100,13 +104,15 @@ def settled_end_ns(spans: pd.DataFrame, *, is_noted_when_taken: bool) -> pd.Seri
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 
-def hastened_end_ns(spans: pd.DataFrame, was_early: pd.Series) -> pd.Series:
+def hastened_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Series:
     """For each span, when it was over, where receives are noted only when their messages are taken.
 
-    `was_early`: the receives whose message was there when its rank asked for it, at what is their
-    end here. When they came nobody saw; each is taken to have moved as fast as the fastest of its
-    channel, of all steps. Both are indexed as `spans`.
+    `early`: the receives whose message was there when its rank asked for it, at what is their end
+    here. When they came nobody saw; each is taken to have moved as fast as the fastest of its
+    channel, of all steps. Indexed as `spans`.
     """
+    keys = zip(spans["step"], spans["stage"], spans["op"], spans["microbatch"], strict=True)
+    was_early = pd.Series([key in early for key in keys], spans.index, dtype=bool)
     found = messages(spans)
     ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
     took = (found["end_ns"] - ready).clip(lower=0)

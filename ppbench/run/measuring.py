@@ -27,6 +27,7 @@ from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import StepResult, TrainerConfig
 from ppbench.analysis.stats import has_settled
+from ppbench.analysis.transfers import Receive
 from ppbench.config.case import Case, Measure
 from ppbench.run.agreement import must_agree
 from ppbench.run.job import Item
@@ -128,7 +129,16 @@ def _result_of(
     spans = _columns(alignment.apply(steps.spans))
     levels = [] if memory is None else memory.timeline
     timeline = [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels]
-    return RankResult(facts, spans, steps.losses, steps.num_tokens, samples, summary, timeline)
+    return RankResult(
+        facts,
+        spans,
+        steps.losses,
+        steps.num_tokens,
+        samples,
+        summary,
+        timeline,
+        early=steps.early,
+    )
 
 
 def _gathered(ours: RankResult, member: Member) -> list[RankResult]:
@@ -146,6 +156,7 @@ class _Steps:
         self._member, self._plan, self._on_step = member, plan, on_step
         self.warmup_ns: list[int] = []
         self.spans: list[Span] = []  # of the measured steps
+        self.early: set[Receive] = set()  # of those
         self.clock_error_ns = 0  # of the device's clock on the host's, in those
         self.losses: list[float | None] = []
         self.num_tokens: list[int] = []
@@ -176,7 +187,9 @@ class _Steps:
         clock = self._member.fabric.clock
         window = node.begin()
         for _ in range(self._plan.steps):
-            self.spans += self._step().spans
+            number, result = self.num_done, self._step()
+            self.spans += result.spans
+            self.early |= {(number, *action) for action in result.early}
             self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
         node.end(window)
         self._member.wait()

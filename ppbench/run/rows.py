@@ -20,7 +20,14 @@ from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.post_mortem import flight_rows
 from ppbench.analysis.stats import LOOK_BACK, has_settled, is_outlier, median_interval
-from ppbench.analysis.transfers import edges, messages, settled_end_ns, waiting_ns
+from ppbench.analysis.transfers import (
+    Receive,
+    edges,
+    hastened_end_ns,
+    messages,
+    settled_end_ns,
+    waiting_ns,
+)
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
 from ppbench.config.possible import program_of
@@ -45,6 +52,7 @@ class RankResult:
     summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
     memory: list[tuple[int, int]] = field(default_factory=list)  # from when on, how many bytes
     peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
+    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,8 @@ def _spans_of(result: CaseResult) -> tuple[pd.DataFrame, int]:
     spans = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks], ignore_index=True)
     origin_ns = int(spans["start_ns"].min())
     spans[["start_ns", "end_ns"]] -= origin_ns
+    early = set().union(*(rank.early for rank in result.ranks))
+    spans["end_ns"] = hastened_end_ns(spans, early)
     over_gloo = str(result.facts.get("transport", "")).startswith("gloo")
     spans["end_ns"] = settled_end_ns(spans, is_noted_when_taken=over_gloo)
     return spans, origin_ns

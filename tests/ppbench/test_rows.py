@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 from spans import TWO_RANKS
 
+from engine.plan.action import Op
 from engine.plan.spans import COLUMNS
 from ppbench.config.case import Case, Measure
 from ppbench.report.explanation import PART_NAMES
 from ppbench.report.levels import memory
 from ppbench.run.durations import durations_of, simulated
 from ppbench.run.job import Begun, Item, Job
-from ppbench.run.rows import CaseResult, RankResult, write_result
+from ppbench.run.rows import CaseResult, RankResult, _spans_of, write_result
 from ppbench.store import Store
 
 NS_OF_STEP = 1000
@@ -144,6 +145,27 @@ def write_two_ranks(tmp_path, result, **settings):
     item = Item(case, Measure(warmup_steps=3, steps=1), 0, "key")
     write_result(job_of(tmp_path, item), item, BEGUN, result)
     return Store(tmp_path).find("a")
+
+
+def test_a_receive_that_nobody_waited_for_ends_before_it_was_taken(tmp_path):
+    """Its sender knew only late, too: of two steps, the one that was waited for tells how long."""
+    result = two_ranks((0, 0))
+    columns = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks])
+    spans = pd.concat([columns, columns.assign(step=4)], ignore_index=True)
+    of_4, op = spans["step"] == 4, spans["op"]
+    spans.loc[of_4, ["start_ns", "end_ns"]] += 1000
+    spans.loc[of_4 & (op == "SEND_B"), "end_ns"] = 1580
+    spans.loc[of_4 & (op == "RECV_B"), "end_ns"] = 1580
+    both = [
+        dataclasses.replace(rank, spans=spans[spans["rank"] == number].to_dict("list"))
+        for number, rank in enumerate(result.ranks)
+    ]
+    early = [dataclasses.replace(both[0], early={(4, 0, Op.RECV_B, 0)}), both[1]]
+    origin_ns, taken_ns = 90, 1580
+    for ranks, end_ns in ((both, taken_ns), (early, 1410 + 30)):
+        found, _ = _spans_of(dataclasses.replace(result, ranks=ranks))
+        ends = found[found["op"] == "RECV_B"].set_index("step")["end_ns"] + origin_ns
+        assert dict(ends) == {4: end_ns, 5: 440}
 
 
 @pytest.mark.parametrize(("errors_ns", "is_coarse"), [((0, 0), False), ((0, 300), True)])

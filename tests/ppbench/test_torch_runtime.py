@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import weakref
 from pathlib import Path
 
 import pandas as pd
@@ -22,12 +23,13 @@ from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
 from engine.plan.rules import check
 from engine.plan.schedules.registry import build_program
 from engine.run.optimizer import OptimizerSpec
+from engine.run.watch import NOTHING, SPANS
 from engine.trainer import Trainer
 from ppbench.analysis.attribution import PARTS, attribute
 from ppbench.analysis.metrics import step_figures
 from ppbench.config.case import Case
 from ppbench.config.runtimes import TORCH_SCHEDULES
-from ppbench.run.runtimes import torch_pipelining, trained
+from ppbench.run.runtimes import torch_pipelining, torch_spans, trained
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.single import Unsplit
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
@@ -277,3 +279,58 @@ def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
     for told in ranks.run(2, watch_on, settings):
         assert told[:3] == (True, True, knows)
         assert told[3] > 0
+
+
+def sends_alive_on(fabric, is_member, settings):
+    """The most operations that were still there when the next ones were started."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
+    usual, started, alive = torchs._batch_p2p, [], []
+
+    def starting(operations, *arguments, **named):
+        alive.append(sum(one() is not None for one in started))
+        started.extend(map(weakref.ref, operations))
+        return usual(operations, *arguments, **named)
+
+    torchs._batch_p2p = starting
+    try:
+        trainer.step(0)
+    finally:
+        torchs._batch_p2p = usual
+        trainer.close()
+    return len(started), max(alive)
+
+
+def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
+    for num_started, num_alive in ranks.run(2, sends_alive_on, config("1f1b", 2, 8)):
+        assert num_started == 16
+        assert num_alive <= 3  # as many as torch itself has at hand
+
+
+def early_on(fabric, is_member, settings, threshold_ns):
+    """What each rank's steps tell of its receives, by how long one must have been waited for."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    usual, torch_spans.EARLY_NS = torch_spans.EARLY_NS, threshold_ns
+    try:
+        runtime = TorchRuntime(Case(), agreement, fabric)
+        results = [runtime.step(step, watch) for step, watch in enumerate((SPANS, NOTHING))]
+        runtime.close()
+    finally:
+        torch_spans.EARLY_NS = usual
+    watched, unwatched = results
+    receives = {action_of(span) for span in watched.spans if span.op in RECV_OPS}
+    return receives, watched.early, unwatched.early
+
+
+@pytest.mark.parametrize("threshold_ns", [0, 10**12])
+def test_a_step_tells_which_receives_were_there_when_asked_for(ranks, threshold_ns):
+    for receives, early, unwatched in ranks.run(2, early_on, config("1f1b", 2, 4), threshold_ns):
+        assert len(receives) == 4
+        assert early == (receives if threshold_ns else frozenset())
+        assert unwatched == frozenset()

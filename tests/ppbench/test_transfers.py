@@ -71,12 +71,13 @@ EARLY = frame(
 def test_a_message_that_nobody_waited_for_moved_as_fast_as_the_fastest_of_its_channel():
     receives = EARLY[EARLY["op"] == "RECV_F"].index
     waited_for, early, late = receives
-    none = hastened_end_ns(EARLY, pd.Series(False, EARLY.index))
+    none = hastened_end_ns(EARLY, set())
     assert list(none) == list(EARLY["end_ns"])
-    ends = hastened_end_ns(EARLY, EARLY.index.to_series().isin([early, late]))
+    step = EARLY["step"].iloc[0]
+    ends = hastened_end_ns(EARLY, {(step, 1, "RECV_F", 1), (step, 1, "RECV_F", 2)})
     assert list(ends[receives]) == [30, 40 + 20, 380 + 20]
     assert list(ends.drop([early, late])) == list(EARLY["end_ns"].drop([early, late]))
-    shortest = hastened_end_ns(EARLY, EARLY.index.to_series().isin([waited_for]))
+    shortest = hastened_end_ns(EARLY, {(step, 1, "RECV_F", 0)})
     assert shortest[waited_for] == 30
 
 

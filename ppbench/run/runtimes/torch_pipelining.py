@@ -11,6 +11,7 @@ transfers torch has put in place, that is proved before it runs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -24,14 +25,15 @@ from engine.connection import Agreement, autocast_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, StageModule, TensorSpec
+from engine.plan.action import Action
 from engine.plan.footprint import Messages
 from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.run.p2p.fabric import Fabric
 from engine.run.stage import loss_of
-from engine.run.watch import Watch
-from engine.trainer import Trainer
+from engine.run.watch import SPANS, Watch
+from engine.trainer import StepResult, Trainer
 from ppbench.config.case import Case
 from ppbench.config.runtimes import TORCH_SCHEDULES
 from ppbench.run.runtimes.runtime import RefusalError
@@ -57,6 +59,11 @@ class TorchRuntime(TrainedRuntime):
             )
         super().__init__(agreement.config, fabric, flight, TorchPipeline)
 
+    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+        result, runner = super().step(step, watch), self._trainer.runner
+        assert isinstance(runner, TorchPipeline)
+        return dataclasses.replace(result, early=runner.early)
+
 
 class TorchPipeline(Stopwatch):
     """Runs the microbatches of a trainer with torch's schedule of the same name."""
@@ -77,6 +84,7 @@ class TorchPipeline(Stopwatch):
         none = [0] * len(trainer.messages)
         self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
         self.peak_held = 0
+        self.early: frozenset[Action] = frozenset()  # as in the step's result
 
     @property
     def lowered(self) -> Program:
@@ -102,6 +110,7 @@ class TorchPipeline(Stopwatch):
 
     def collect_spans(self, step: int) -> list[Span]:
         self.enter(Phase.DRAINS)
+        self.early = frozenset()
         if not self._is_watched:
             self.clock.end_step()
             return []
@@ -110,7 +119,10 @@ class TorchPipeline(Stopwatch):
         if self._program is None:  # blocks until every rank is here, once
             rows = self._trainer.gather(self._instrument.row)
             self._program = program_from(self.schedule, rows)
-        return [*spans, *self.spans(step)] if self.watch.has_spans else []
+        if not self.watch.has_spans:
+            return []
+        self.early = frozenset(self._instrument.early)
+        return [*spans, *self.spans(step)]
 
     def held_tensors(self) -> Iterable[Tensor]:
         """The buffers of what is received: of every microbatch, from the first step on."""

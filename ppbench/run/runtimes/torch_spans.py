@@ -102,10 +102,10 @@ class Instrument:
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
         self._issued: list[_Timed] = []  # in the order in which the rank came to them
-        self._to_start: dict[int, Action] = {}  # by the id of an operation that is not started yet
-        self._operations: list[Any] = []  # these, kept: an id means nothing without its object
-        self._moving: dict[int, list[_Timed]] = {}  # by the id of the work that is waited for
-        self._works: list[Any] = []
+        # By the id of an operation that is not started yet, or of a work that is not waited for:
+        # with the object, without which an id means nothing; no longer, for it holds its tensor.
+        self._to_start: dict[int, tuple[Any, Action]] = {}
+        self._moving: dict[int, tuple[Any, list[_Timed]]] = {}
         self._open_messages: dict[Action, _Timed] = {}
         self._computations: dict[Action, _Timed] = {}
         self._error: Exception | None = None  # of our own, in the step that is watched
@@ -154,13 +154,14 @@ class Instrument:
         return [self._span(step, one, over) for one in self._issued]
 
     def remove(self) -> None:
-        """Put everything back as it was; again changes nothing."""
+        """Put everything back as it was, and keep no tensor; again changes nothing."""
         self._patches.close()
+        self._to_start.clear()
+        self._moving.clear()
 
     def _forget(self) -> None:
         """What is noted of a step."""
-        for of_step in (self._issued, self._operations, self._works, self._to_start, self._moving):
-            of_step.clear()
+        self._issued.clear()
         self._open_messages.clear()
         self._computations.clear()
 
@@ -262,8 +263,7 @@ class Instrument:
 
     def _remember(self, stage: int, op: Op, operations: Any, arguments: Any, named: Any) -> None:
         action = Action(stage, op, _microbatch(arguments, named))
-        self._to_start |= {id(operation): action for operation in operations}
-        self._operations += operations
+        self._to_start |= {id(operation): (operation, action) for operation in operations}
 
     def _starting(self, usual: Any) -> Any:
         """Messages begin. Works are one per operation, or one for all where NCCL joins them."""
@@ -280,7 +280,7 @@ class Instrument:
         return [self._begin(operation) for operation in operations]
 
     def _begin(self, operation: Any) -> _Timed | None:
-        action = self._to_start.pop(id(operation), None)
+        _, action = self._to_start.pop(id(operation), (None, None))
         if action is None:
             return None
         message = self._open_messages.get(action)  # of several tensors, this is not the first
@@ -291,14 +291,13 @@ class Instrument:
         return message
 
     def _follow(self, works: Sequence[Any], messages: Sequence[_Timed | None]) -> None:
-        self._works += works
         ours = [message for message in messages if message is not None]
         if len(works) == len(messages):
             for work, message in zip(works, messages, strict=True):
                 if message is not None:
-                    self._moving[id(work)] = [message]
+                    self._moving[id(work)] = (work, [message])
         else:
-            self._moving |= {id(work): ours for work in works}
+            self._moving |= {id(work): (work, ours) for work in works}
 
     def _waiting(self, usual: Any) -> Any:
         """Messages are over when they have been waited for: each in turn, as torch does."""
@@ -313,7 +312,8 @@ class Instrument:
 
     def _end_messages(self, work: Any, asked: Mark) -> None:
         over = self.clock.mark()
-        for message in self._moving.pop(id(work), ()):
+        _, messages = self._moving.pop(id(work), (work, ()))
+        for message in messages:
             message.asked = message.asked or asked  # of several tensors, the first
             message.end = over
 
