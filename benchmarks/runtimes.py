@@ -4,11 +4,11 @@
 
 On two ranks, for each schedule that both know: tokens per second of the engine over those of torch,
 which is a step of torch over a step of the engine, each once in a round. Where little is computed
-(hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model, and where computing takes
-the time (hidden 512, 512 tokens, 4 microbatches). The unsplit model in the same rounds tells what is lost per
-action: what a step takes above its schedule's limit (`benchmarks.limit`), over the computations of
-a rank. That is the runtime's own work, waiting for messages, and whatever two ranks that compute at
-once take from each other.
+(hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model (256 tokens, 8
+microbatches), and where computing takes the time (hidden 512, 512 tokens, 4 microbatches). The
+unsplit model in the same rounds tells what is lost per action: what a step takes above its
+schedule's limit (`benchmarks.limit`), over the computations of a rank. That is the runtime's own
+work, waiting for messages, and whatever two ranks that compute at once take from each other.
 """
 
 from __future__ import annotations
