@@ -193,18 +193,15 @@ def play(
     once: a loop over millions, that calls little and names what it uses.
     """
     width, rows = program.num_microbatches, program.actions
-    link_ready = [-1] * (num_links(program) * width)
-    link_ready[:width] = [0] * width
     channel_free = [0] * num_links(program)
+    link_ready = [0] * width + [-1] * (width * (len(channel_free) - 1))
     rank_free, position = [0] * len(rows), [0] * len(rows)
-    all_starts: Times = [[] for _ in rows]
-    all_ends: Times = [[] for _ in rows]
+    times: tuple[Times, Times] = [[] for _ in rows], [[] for _ in rows]
     waiting: dict[int, list[int]] = {}  # link -> the ranks that stand before it
     ready = list(range(len(rows)))[::-1]
     while ready:
         rank = ready.pop()
-        row, free = rows[rank], rank_free[rank]
-        starts, ends = all_starts[rank], all_ends[rank]
+        row, free, starts, ends = rows[rank], rank_free[rank], times[0][rank], times[1][rank]
         for stop in range(position[rank], len(row)):
             stage, op, microbatch = row[stop]
             needed, made, duration_ns, channel, waits = steps[op][stage]
@@ -235,7 +232,7 @@ def play(
         rank_free[rank] = free
     if any(position[rank] < len(row) for rank, row in enumerate(rows)):
         raise _circle_of_waits(program, position)
-    return all_starts, all_ends
+    return times
 
 
 def _as_input(action: Action) -> Action:
