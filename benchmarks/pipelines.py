@@ -7,6 +7,7 @@ included, and records nothing of itself.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -189,6 +190,7 @@ def _rank(
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
+    gc.freeze()  # before each step garbage is collected: not all of torch is to be looked through
     turns = in_turns(work, num_rounds, num_warmup=regime.num_warmup)
     for trainer in trainers.values():
         if trainer is not None:
