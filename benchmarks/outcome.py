@@ -12,7 +12,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.surroundings import ROOT, Surroundings
@@ -195,6 +195,8 @@ def _ratio_as_dict(ratio: Ratio) -> dict[str, object]:
 
 
 def _figure_as_dict(figure: Figure) -> dict[str, object]:
+    """Of the values as they are kept, so that whoever reads them comes to the same median."""
+    figure = replace(figure, values=tuple(map(_six_digits, figure.values)))
     low, high = figure.interval or (None, None)
     return {
         "name": figure.name,
@@ -206,10 +208,14 @@ def _figure_as_dict(figure: Figure) -> dict[str, object]:
     }
 
 
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
 def _shortened(value: object) -> object:
     """Floats to six digits, at any depth; what JSON does not know as text."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return _six_digits(value)
     if isinstance(value, dict):
         return {key: _shortened(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
