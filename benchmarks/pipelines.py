@@ -98,10 +98,6 @@ class Regime:
     def _program(self, schedule: str) -> Program:
         return build_program(schedule, WORLD_SIZE, self.num_microbatches)
 
-    def in_words(self) -> str:
-        sizes = self.model if isinstance(self.model, str) else dict(self.model)
-        return f"{sizes}, seq {self.seq_len}, m = {self.num_microbatches}"
-
 
 def _llama(hidden: int, layers: int, heads: int, intermediate: int) -> tuple[tuple[str, int], ...]:
     return (

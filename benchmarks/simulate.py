@@ -16,7 +16,7 @@ in memory. torch (2.9 and later, torch.distributed.pipelining) has two simulator
   and must come to the same length. What it prints goes to the null device.
 
 Growth: `simulate` alone on plans of 10⁴ computations and ten times more, up to `--largest` (10⁷
-take about 2.5 GiB). Were time proportional to the plan, the exponent that is fitted would be 1;
+take gigabytes). Were time proportional to the plan, the exponent that is fitted would be 1;
 with n log n it would be 1.08 over these three decades. The goal allows 1.05, or 1.4 times the time
 per action at 10⁷ of that at 10⁴, since the larger plans leave the processor's caches.
 """

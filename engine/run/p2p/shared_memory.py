@@ -42,7 +42,7 @@ Gather = Callable[[Any], list[Any]]
 _NAMESPACES = ("net", "pid", "time")
 _ALIGNMENT = 64
 _PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
-_NUM_LOOKS = 64  # about 100 microseconds of looking for a message before sleeping
+_NUM_LOOKS = 64  # for a message, before sleeping
 _HEAD = 2  # numbers of a header before its shapes: slot, when it was sent
 
 
