@@ -1,6 +1,6 @@
 """The engine over what two cores could do at best: the physical limit of each schedule.
 
-    python -m benchmarks.limit [--rounds 7]
+    python -m benchmarks.limit [--rounds 10]
 
 The limit of 1f1b is a step of the unsplit model on one thread x (m + p - 1) / (m p); for every
 other schedule it is that step x the part that the simulator says when a forward and each half of a
@@ -23,7 +23,7 @@ GOAL = Goal(at_least=0.95)
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
     settings, surroundings = options.parse_args(), read_surroundings()
     arms = [Arm("engine", name) for name in settings.schedules]

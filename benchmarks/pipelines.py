@@ -29,6 +29,7 @@ from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
 from engine.run.clock import HostClock
+from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
 from engine.run.watch import BARE
 from engine.trainer import Build, Trainer, TrainerConfig, connect
@@ -71,7 +72,7 @@ class Regime:
     model: str | tuple[tuple[str, int], ...]
     seq_len: int
     num_microbatches: int
-    num_warmup: int = 1  # rounds before those that count
+    num_warmup: int  # rounds before those that count, which first touch most of the memory
 
     def config(self, arm: Arm, folder: Path) -> TrainerConfig:
         name = self.model if isinstance(self.model, str) else str(folder)
@@ -110,8 +111,8 @@ def _llama(hidden: int, layers: int, heads: int, intermediate: int) -> tuple[tup
 
 
 OVERHEAD_BOUND = Regime("overhead-bound", _llama(128, 4, 4, 384), 32, 16, num_warmup=5)
-DEMO = Regime("demo model", "llama-8m", 256, 8)
-COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8)
+DEMO = Regime("demo model", "llama-8m", 256, 8, num_warmup=2)
+COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8, num_warmup=2)
 
 
 def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
@@ -182,6 +183,7 @@ def _rank(
 ) -> None:
     os.environ.update({**environment, "RANK": str(rank)})
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every rank of a sweep
     dist.init_process_group("gloo")
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}

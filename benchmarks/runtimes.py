@@ -1,6 +1,6 @@
 """The engine over torch.distributed.pipelining, schedule by schedule, in three regimes.
 
-    python -m benchmarks.runtimes [--overhead-rounds 60] [--demo-rounds 12] [--compute-rounds 8]
+    python -m benchmarks.runtimes [--overhead-rounds 60] [--demo-rounds 20] [--compute-rounds 14]
 
 On two ranks, for each schedule that both know: tokens per second of the engine over those of torch,
 which is a step of torch over a step of the engine, each once in a round. Where little is computed
@@ -38,8 +38,8 @@ EACH = Goal(at_least=1.0, low_at_least=0.98)
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--overhead-rounds", type=int, default=60)
-    options.add_argument("--demo-rounds", type=int, default=12)
-    options.add_argument("--compute-rounds", type=int, default=8)
+    options.add_argument("--demo-rounds", type=int, default=20)
+    options.add_argument("--compute-rounds", type=int, default=14)
     options.add_argument("--schedules", nargs="+", default=list(TORCH_SCHEDULES))
     settings, surroundings = options.parse_args(), read_surroundings()
     compute_bound = dataclasses.replace(COMPUTE_BOUND, num_microbatches=4)  # half the time

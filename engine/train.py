@@ -79,8 +79,10 @@ def _explain(error: Exception, launch: Launch) -> int:
 
 def train(job: Job, launch: Launch) -> None:
     """Build the trainer and run it to the end. Collective."""
+    from engine.run.heap import keep_freed_memory
     from engine.trainer import Progress, Trainer, connect
 
+    keep_freed_memory()
     fabric = fabric_of(job, launch)
     config = connect(job.config, fabric)
     trainer = launch.attempt(lambda: Trainer(config, fabric))

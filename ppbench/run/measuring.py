@@ -23,6 +23,7 @@ import torch.distributed as dist
 from engine.flight import Flight, Phase
 from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import StepResult, TrainerConfig
@@ -210,6 +211,7 @@ class _Steps:
 def release_memory() -> None:
     """What came before must not show in the peaks of what comes next."""
     gc.collect()
+    give_back_freed_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -36,6 +36,7 @@ from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.run.clock import clock_for
+from engine.run.heap import keep_freed_memory
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
@@ -75,6 +76,7 @@ from ppbench.store import Store, new_run_id
 def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
+    keep_freed_memory()
     join_other_ranks()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
     gc.enable()
