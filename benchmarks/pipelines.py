@@ -1,4 +1,4 @@
-"""Steps of real pipelines, of several schedules and runtimes in turn on the same two ranks.
+"""Steps of real pipelines, of a few schedules and runtimes in turn on the same two ranks.
 
 Two CPU ranks with one thread each hold a trainer for every arm, all with the same model, data and
 optimizer. A step is timed from when both ranks are ready to when both are done, its optimizer
@@ -150,9 +150,14 @@ def lost_per_action(turns: Turns, regime: Regime, arm: Arm) -> Figure:
 
 
 def steps(turns: Turns, regime: Regime) -> list[Figure]:
-    """The step of each arm in milliseconds."""
+    """The step of each arm in milliseconds; the unsplit model's names the first arm beside it."""
+    first = next(iter(turns.values))
     return [
-        Figure(f"{regime.name}, {arm}: step", tuple(s * 1e3 for s in taken), "ms")
+        Figure(
+            f"{regime.name}, {arm}{f' beside {first}' if arm in _NAMES.values() else ''}: step",
+            tuple(s * 1e3 for s in taken),
+            "ms",
+        )
         for arm, taken in turns.values.items()
     ]
 

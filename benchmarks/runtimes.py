@@ -1,14 +1,15 @@
 """The engine over torch.distributed.pipelining, schedule by schedule, in three regimes.
 
-    python -m benchmarks.runtimes [--overhead-rounds 60] [--demo-rounds 20] [--compute-rounds 14]
+    python -m benchmarks.runtimes [--overhead-rounds 40] [--demo-rounds 16] [--compute-rounds 12]
 
-On two ranks, for each schedule that both know: tokens per second of the engine over those of torch,
-which is a step of torch over a step of the engine, each once in a round. Where little is computed
-(hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model (256 tokens, 8
-microbatches), and where computing takes the time (hidden 512, 512 tokens, 4 microbatches). The
-unsplit model in the same rounds tells what is lost per action: what a step takes above its
-schedule's limit (`benchmarks.limit`), over the computations of a rank. That is the runtime's own
-work, waiting for messages, and whatever two ranks that compute at once take from each other.
+For each schedule that both know, on two ranks of its own: tokens per second of the engine over
+those of torch, which is a step of torch over a step of the engine, each once in a round. Where
+little is computed (hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model (256
+tokens, 8 microbatches), and where computing takes the time (hidden 512, 512 tokens, 4
+microbatches). The unsplit model in the same rounds tells what is lost per action: what a step takes
+above its schedule's limit (`benchmarks.limit`), over the computations of a rank. That is the
+runtime's own work, waiting for messages, and whatever two ranks that compute at once take from each
+other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from benchmarks.pipelines import (
     steps,
 )
 from benchmarks.surroundings import read_surroundings
-from benchmarks.turns import Turns
 from ppbench.config.runtimes import SPLIT, TORCH_SCHEDULES
 
 EACH = Goal(at_least=1.0, low_at_least=0.98)
@@ -37,9 +37,9 @@ EACH = Goal(at_least=1.0, low_at_least=0.98)
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--overhead-rounds", type=int, default=60)
-    options.add_argument("--demo-rounds", type=int, default=20)
-    options.add_argument("--compute-rounds", type=int, default=14)
+    options.add_argument("--overhead-rounds", type=int, default=40)
+    options.add_argument("--demo-rounds", type=int, default=16)
+    options.add_argument("--compute-rounds", type=int, default=12)
     options.add_argument("--schedules", nargs="+", default=list(TORCH_SCHEDULES))
     settings, surroundings = options.parse_args(), read_surroundings()
     compute_bound = dataclasses.replace(COMPUTE_BOUND, num_microbatches=4)  # half the time
@@ -51,28 +51,29 @@ def main() -> None:
     ratios: list[Ratio] = []
     figures: list[Figure] = []
     for regime, num_rounds in regimes:
-        arms = [Arm(one, name) for name in settings.schedules for one in ("engine", "torch")]
-        turns = measure(regime, [*arms, UNSPLIT], num_rounds)
-        found = {name: _over_torch(turns, regime, name) for name in settings.schedules}
-        ratios += [*found.values(), *_means(regime, list(found.values()))]
-        figures += steps(turns, regime)
-        figures += [lost_per_action(turns, regime, arm) for arm in arms]
+        parts = [_over_torch(regime, name, num_rounds) for name in settings.schedules]
+        found = [ratio for ratio, _ in parts]
+        ratios += [*found, *_means(regime, found)]
+        figures += [figure for _, of_one in parts for figure in of_one]
     write("runtimes", settings, surroundings, ratios, figures)
 
 
-def _over_torch(turns: Turns, regime: Regime, schedule: str) -> Ratio:
-    ours, theirs = str(Arm("engine", schedule)), str(Arm("torch", schedule))
-    return turns.ratio(f"{regime.name}, {schedule}: engine over torch", theirs, ours, EACH)
+def _over_torch(regime: Regime, schedule: str, num_rounds: int) -> tuple[Ratio, list[Figure]]:
+    arms = ours, theirs = Arm("engine", schedule), Arm("torch", schedule)
+    turns = measure(regime, [*arms, UNSPLIT], num_rounds)
+    name = f"{regime.name}, {schedule}: engine over torch"
+    lost = [lost_per_action(turns, regime, arm) for arm in arms]
+    return turns.ratio(name, str(theirs), str(ours), EACH), [*steps(turns, regime), *lost]
 
 
 def _means(regime: Regime, ratios: Sequence[Ratio]) -> list[Ratio]:
-    """Of all schedules, and of those that split the backward."""
+    """Of all schedules, and of those that split the backward, if any."""
     goal = Goal(at_least=1.15) if regime is OVERHEAD_BOUND else None
-    of = [ratio for ratio in ratios if any(f" {name}:" in ratio.name for name in SPLIT)]
-    return [
-        Ratio.geometric_mean(f"{regime.name}: geometric mean", ratios, goal),
-        Ratio.geometric_mean(f"{regime.name}: geometric mean of zero bubble", of, Goal(1.05)),
-    ]
+    means = [Ratio.geometric_mean(f"{regime.name}: geometric mean", ratios, goal)]
+    if of := [ratio for ratio in ratios if any(f" {name}:" in ratio.name for name in SPLIT)]:
+        name = f"{regime.name}: geometric mean of zero bubble"
+        means.append(Ratio.geometric_mean(name, of, Goal(at_least=1.05)))
+    return means
 
 
 if __name__ == "__main__":
