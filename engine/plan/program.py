@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from engine.plan.action import COMPUTE_OPS, Action, parse_action, parse_cell
 
@@ -66,7 +67,8 @@ class Program:
 
     @property
     def has_transfers(self) -> bool:
-        return any(action.op not in COMPUTE_OPS for row in self.actions for action in row)
+        ops = attrgetter("op")
+        return not all(COMPUTE_OPS.issuperset(map(ops, row)) for row in self.actions)
 
     def compute_only(self) -> Program:
         """The same program without its transfers."""
