@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 
 from engine.plan.action import COMPUTE_OPS, Action, parse_action, parse_cell
@@ -65,7 +66,7 @@ class Program:
     def num_stages(self) -> int:
         return self.placement.num_stages
 
-    @property
+    @cached_property
     def has_transfers(self) -> bool:
         ops = attrgetter("op")
         return not all(COMPUTE_OPS.issuperset(map(ops, row)) for row in self.actions)

@@ -76,7 +76,6 @@ from ppbench.store import Store, new_run_id
 def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
-    keep_freed_memory()
     join_other_ranks()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
     gc.enable()
@@ -127,6 +126,7 @@ def _work(
 ) -> None:
     """An error is left in the node's folder, and ends the process."""
     local = _local_folder(job)
+    keep_freed_memory()
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
