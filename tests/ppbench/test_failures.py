@@ -325,7 +325,7 @@ def sweep_in_long_case(folder, *arguments):
         while (launch := launch_in_long_case(folder, before)) is None:
             assert time.monotonic() < deadline, "it does not begin"
             assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
+            time.sleep(0.1)
         yield process, launch
 
 

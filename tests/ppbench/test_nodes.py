@@ -104,7 +104,7 @@ def wait_until(is_true: Callable[[], bool], cluster: Cluster) -> None:
     until = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < until, cluster.logs()
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 FIVE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
