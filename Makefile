@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint format bench faults clean
+.PHONY: demo test test-all lint format bench faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
 
 test: $(INSTALLED)  ## four processes on two cores: much of the time is waited
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test-all: $(INSTALLED)  ## the same tests, randomised campaigns with all their examples
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --thorough
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -37,6 +37,20 @@ multiprocessing.set_forkserver_preload(
 """There is one such server in a process: what its first user asks for is all that it imports."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="run randomised campaigns with all their examples; without it, with a sample of them",
+    )
+
+
+@pytest.fixture(scope="session")
+def is_thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a randomised campaign runs all its examples rather than a sample."""
+    return bool(request.config.getoption("--thorough"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first."""
     places = {name: place for place, name in enumerate(LONGEST)}
