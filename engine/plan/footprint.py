@@ -12,7 +12,8 @@ A rank's bytes are walked along its row of the lowered program:
        RECV_F    F         SEND_F    RECV_B  B       SEND_B          OPT
 
 0. Parameters, optimizer state, buffers and the step's batch are always there.
-1. A receive has its buffer from its post on.
+1. A receive has its buffer from its post on; where a transport copies a message out only when it
+   is taken, from then on, and so has each that stands before it on the channel.
 2. F leaves its activations and its output. 3. On its way it rises above that.
 4. The F of any microbatch costs what the first of its stage did: shapes are the same.
 5. The output counts until it is sent: on queued transports until its channel's next SEND.
@@ -39,6 +40,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -95,7 +97,8 @@ class Messages:
     """Bytes of one microbatch's messages, and how long a transport holds them.
 
     `forward_bytes[stage]` goes from a stage to the next, `backward_bytes[stage]` comes back for it.
-    `is_posted`: a receive has its buffer from its post, not only when its message is taken.
+    `is_posted`: a receive has its buffer from its post, not only when its message is taken, or one
+    behind it on the channel.
     `is_queued`: what is sent is let go at the next SEND of its channel, not at its own.
     """
 
@@ -130,9 +133,36 @@ def received_before_computing(lowered: Program, rank: int, messages: Messages) -
     position = next((at for at, a in enumerate(row) if a.op in COMPUTE_OPS), len(row))
     receives = [action for action in row[:position] if action.op in RECV_OPS]
     if not messages.is_posted:
-        taken = {incoming(action, lowered) for action in row[position : position + 1]}
-        receives = [receive for receive in receives if receive in taken]
+        inbox = _Inbox()
+        for receive in receives:
+            inbox.post(receive)
+        taken = (incoming(action, lowered) for action in row[position : position + 1])
+        receives = [r for receive in taken if receive is not None for r in inbox.take(receive)]
     return sum(map(messages.received_bytes, receives))
+
+
+class _Inbox:
+    """Posted receives whose messages are still outside the rank's own memory, by channel."""
+
+    def __init__(self) -> None:
+        self._posted: dict[Channel, deque[Action]] = {}
+        self._copied: set[Action] = set()  # out of their turn
+
+    def post(self, receive: Action) -> None:
+        self._posted.setdefault(channel_of(receive), deque()).append(receive)
+
+    def take(self, receive: Action) -> list[Action]:
+        """The receives whose messages are copied out when this one's is taken: it and those that
+        stand before it on its channel; none if that has been done.
+        """
+        if receive in self._copied:
+            self._copied.remove(receive)
+            return []
+        posted, copied = self._posted[channel_of(receive)], []
+        while (first := posted.popleft()) != receive:
+            copied.append(first)
+        self._copied.update(copied)
+        return [*copied, receive]
 
 
 class _Walk:
@@ -146,11 +176,14 @@ class _Walk:
         self._done: set[StageOp] = set()
         self._to_send: dict[Action, int] = {}
         self._queued: dict[Channel, int] = {}  # what the channel's next SEND lets go of
+        self._inbox = _Inbox()
 
     def do(self, action: Action) -> None:
         if action.op in RECV_OPS:
             if self._messages.is_posted:
                 self._add(self._messages.received_bytes(action))
+            else:
+                self._inbox.post(action)
         elif action.op in SEND_OPS:
             self._send(action)
         else:
@@ -159,7 +192,7 @@ class _Walk:
     def _compute(self, action: Action) -> None:
         receive = incoming(action, self._lowered)
         if receive is not None and not self._messages.is_posted:
-            self._add(self._messages.received_bytes(receive))
+            self._add(sum(map(self._messages.received_bytes, self._inbox.take(receive))))
         key = action.stage, action.op
         cost = self._costs.of(key, is_first=key not in self._done)
         self._done.add(key)

@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, gradient_message
-from engine.plan.action import Action, Op
+from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.lower import Channel as Edge
 from engine.plan.lower import channel_of, incoming, outgoing
 from engine.plan.program import Program
@@ -86,8 +86,9 @@ class Executor:
         messages: list[Message],
         flight: Flight = NO_FLIGHT,
     ) -> None:
-        self._program, self._rank, self._row = lowered, rank, lowered.actions[rank]
+        self._rank, self._row = rank, lowered.actions[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
+        self._routes = _Routes(lowered, self._row, channels)
         self._messages = messages
         self._record = self._flight = flight
         self._operations: dict[Op, Callable[[Action], None]] = {
@@ -218,7 +219,7 @@ class Executor:
 
     def _send(self, action: Action) -> None:
         """Effect: the message is queued. Never blocks; done when the peer has received it."""
-        channel = self._channels[channel_of(action)]
+        channel = self._routes.channels[action]
         self._in_range(action, channel.send, action, self._handed_on.pop(action))
 
     def _receive(self, action: Action) -> None:
@@ -227,14 +228,32 @@ class Executor:
             message = self._messages[action.stage - 1]
         else:
             message = gradient_message(self._messages[action.stage])
-        self._in_range(action, self._channels[channel_of(action)].post, action, message)
+        self._in_range(action, self._routes.channels[action].post, action, message)
 
     def _hand_on(self, producer: Action, neighbour: Action, tensors: Tensors) -> None:
         """To the SEND that follows, or to the next stage on this rank (I takes what B would)."""
-        self._handed_on[outgoing(producer, self._program) or neighbour] = tensors
+        self._handed_on[self._routes.sends.get(producer, neighbour)] = tensors
 
     def _take(self, action: Action) -> Tensors:
-        receive = incoming(action, self._program)
+        receive = self._routes.receives.get(action)
         if receive is not None:
-            return self._channels[channel_of(receive)].take()
+            return self._routes.channels[receive].take(receive)
         return self._handed_on.pop(action._replace(op=Op.B) if action.op is Op.I else action)
+
+
+class _Routes:
+    """Where the messages of a row come from and go to, looked up once rather than in each step."""
+
+    def __init__(
+        self, lowered: Program, row: tuple[Action, ...], channels: Mapping[Edge, Channel]
+    ) -> None:
+        computations = [action for action in row if action.op in COMPUTE_OPS]
+        self.receives = _present({a: incoming(a, lowered) for a in computations})
+        self.sends = _present({a: outgoing(a, lowered) for a in computations})
+        transfers = (action for action in row if action.op not in COMPUTE_OPS)
+        self.channels = {transfer: channels[channel_of(transfer)] for transfer in transfers}
+
+
+def _present(messages: Mapping[Action, Action | None]) -> dict[Action, Action]:
+    """Only the computations that have a message."""
+    return {action: message for action, message in messages.items() if message is not None}

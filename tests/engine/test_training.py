@@ -103,9 +103,9 @@ def shapes_sent(fabric, is_member, settings):
     def counting(channel):
         send = channel._shapes.send
 
-        def counted(tensors):
+        def counted(action, tensors):
             shapes["sent"] += 1
-            return send(tensors)
+            return send(action, tensors)
 
         channel._shapes.send = counted
 

@@ -1,12 +1,15 @@
 """What every channel offers: a directed stage edge, seen from one of its ends.
 
-Its messages keep order, sending never blocks the rank, and receives are posted ahead of need into
-buffers of their own.
+Messages travel in the order in which they are sent, and are posted in the same order, which
+`engine.plan.lower` proves. Sending never blocks the rank, and receives are posted ahead of need.
 
     program           channel                          peer
     SEND  --send-->   queued, moves when both ready    RECV
     RECV  --post-->   buffer waits for the message
     F, B  --take-->   blocks until it is there
+
+A message is taken for the action that needs it, in whatever order a rank comes to its actions. One
+that came earlier on the channel waits in this rank's memory until its own action takes it.
 
 Three kinds: `MemoryChannel` between CPU ranks of one host, `GlooChannel` between hosts or for CUDA
 ranks that share a device, `NcclChannel` between devices.
@@ -51,8 +54,10 @@ class Channel(Protocol):
     def post(self, action: Action, message: Message) -> None:
         """Make buffers ready for the next message. Never blocks."""
 
-    def take(self) -> Tensors:
-        """The oldest posted message. Blocks the host (gloo) or the compute stream (NCCL)."""
+    def take(self, action: Action) -> Tensors:
+        """The message that was posted as this RECV. Blocks the host, or with NCCL the compute
+        stream, until it is there.
+        """
 
     def finish_step(self) -> list[Transfer]:
         """Block until every transfer is over; return and forget them. Raises TransferError."""

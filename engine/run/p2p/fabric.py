@@ -115,29 +115,34 @@ class Fabric:
             gather = functools.partial(self.gather_objects, ranks=everyone)
             return {**open_channels(edges, ranks, me, messages, num_microbatches, gather)}
         channels: dict[Edge, Channel] = {}
-        for tag, edge in enumerate(edges):
+        num_edges = len(edges)
+        num_tags = 2 * num_edges * num_microbatches  # an edge's data and shapes, by microbatch
+        for index, edge in enumerate(edges):
             source, target = ranks[edge.source], ranks[edge.target]
             if me in (source, target):
                 peer = target if me == source else source
                 assert self._host_group is not None
-                shapes = Shapes(self._host_group, peer, len(edges) + tag) if with_shapes else None
+                tags, shape_tags = (
+                    range(first, num_tags, 2 * num_edges) for first in (index, num_edges + index)
+                )
+                shapes = Shapes(self._host_group, peer, shape_tags) if with_shapes else None
                 group = self._nccl_groups.get((edge, source, target))
                 delay_ns = (delays_ns or {}).get(edge, 0)
-                channels[edge] = self._open(group, peer, tag, shapes, delay_ns)
+                channels[edge] = self._open(group, peer, tags, shapes, delay_ns)
         return channels
 
     def _open(
         self,
         group: dist.ProcessGroup | None,
         peer: int,
-        tag: int,
+        tags: range,
         shapes: Shapes | None,
         delay_ns: int,
     ) -> Channel:
         if group is not None:
             return NcclChannel(group, peer, self.device, self.clock, shapes)
         assert self._host_group is not None
-        return GlooChannel(self._host_group, peer, tag, self.device, shapes, delay_ns)
+        return GlooChannel(self._host_group, peer, tags, self.device, shapes, delay_ns)
 
     def group_of(self, ranks: Ranks) -> dist.ProcessGroup:
         """The communicator of ranks that have been connected, for the tensors of its device."""

@@ -31,6 +31,7 @@ from engine.run.p2p.shapes import Pending, Shapes
 class _Message:
     """A message on its way: what must stay alive until it has been moved."""
 
+    action: Action
     transfer: Transfer | None  # None where transfers are not timed
     tensors: Tensors
     works: list[dist.Work]
@@ -55,22 +56,24 @@ class _Message:
 
 
 class GlooChannel:
-    """A channel over gloo, messages told apart by the edge's tag."""
+    """A channel over gloo; each edge and microbatch has a tag, so that no message is mistaken."""
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         peer: int,
-        tag: int,
+        tags: range,
         device: torch.device,
         shapes: Shapes | None,
         delay_ns: int = 0,
     ) -> None:
-        """`shapes` are sent and expected ahead of each message; None where they never vary.
+        """`tags`: one for each microbatch.
+
+        `shapes` are sent and expected ahead of each message; None where they never vary.
 
         `delay_ns`: each message takes so much longer, on both ends; one at a time.
         """
-        self._group, self._peer, self._tag, self._device = group, peer, tag, device
+        self._group, self._peer, self._tags, self._device = group, peer, tags, device
         self._shapes, self._delay_ns = shapes, delay_ns
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
         self._is_staged = device.type == "cuda"
@@ -78,6 +81,7 @@ class GlooChannel:
         self._transfers: list[Transfer] = []
         self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
         self._arrived: SimpleQueue[_Message | BaseException] = SimpleQueue()
+        self._waiting: dict[Action, _Message] = {}  # stood before the message that was taken
         self._sent: SimpleQueue[_Message] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._complete_in_order, daemon=True)
@@ -85,31 +89,31 @@ class GlooChannel:
 
     def send(self, action: Action, tensors: Tensors) -> None:
         self._let_go_of_sent()
-        message = _Message(self._begin(action, tensors), (), [], is_incoming=False)
+        message = _Message(action, self._begin(action, tensors), (), [], is_incoming=False)
         if self._shapes is not None:
-            message.shapes = self._shapes.send(tensors)
+            message.shapes = self._shapes.send(action, tensors)
         if self._is_staged:
             message.tensors, message.staged = _copy_to_host(tensors)
         else:
             message.tensors = tuple(tensor.contiguous() for tensor in tensors)
-            message.works = self._isend(message.tensors)
+            message.works = self._isend(message)
         self._pending.put(message)
 
     def post(self, action: Action, message: Message) -> None:
         self._let_go_of_sent()
-        coming = _Message(self._begin(action, ()), (), [], is_incoming=True)
+        coming = _Message(action, self._begin(action, ()), (), [], is_incoming=True)
         if self._shapes is None:
             self._receive(coming, message)
         else:
-            coming.shapes, coming.expected = self._shapes.post(message), message
+            coming.shapes, coming.expected = self._shapes.post(action, message), message
         if self._shapes is None and not self._delay_ns:
             self._arrived.put(coming)  # the rank waits for it when it takes it
         else:
             self._pending.put(coming)
 
-    def take(self) -> Tensors:
+    def take(self, action: Action) -> Tensors:
         try:
-            arrived = self._next_arrived()
+            arrived = self._arrived_for(action)
         except Exception as error:
             raise TransferError(f"receive from rank {self._peer}: {error}") from error
         buffers = arrived.tensors
@@ -130,10 +134,14 @@ class GlooChannel:
         self._pending.put(None)
         self._thread.join()
 
-    def _next_arrived(self) -> _Message:
-        arrived = self._arrived.get()
-        if isinstance(arrived, BaseException):
-            raise arrived
+    def _arrived_for(self, action: Action) -> _Message:
+        """The message of a RECV. Others that stood before it on the channel are kept for theirs."""
+        while action not in self._waiting:
+            arrived = self._arrived.get()
+            if isinstance(arrived, BaseException):
+                raise arrived
+            self._waiting[arrived.action] = arrived
+        arrived = self._waiting.pop(action)
         arrived.wait()
         if arrived.transfer is not None and arrived.transfer.end is None:
             arrived.transfer.end = self._clock.mark()
@@ -146,8 +154,9 @@ class GlooChannel:
         self._transfers.append(transfer)
         return transfer
 
-    def _isend(self, tensors: Tensors) -> list[dist.Work]:
-        works = [dist.isend(tensor, self._peer, self._group, self._tag) for tensor in tensors]
+    def _isend(self, message: _Message) -> list[dist.Work]:
+        tag = self._tags[message.action.microbatch]
+        works = [dist.isend(tensor, self._peer, self._group, tag) for tensor in message.tensors]
         return [work for work in works if work is not None]
 
     def _receive(self, coming: _Message, message: Message) -> None:
@@ -155,7 +164,8 @@ class GlooChannel:
         coming.tensors = tuple(self._buffer(spec) for spec in message)
         if coming.transfer is not None:
             coming.transfer.num_bytes = num_bytes_of(coming.tensors)
-        works = [dist.irecv(b, self._peer, self._group, self._tag) for b in coming.tensors]
+        tag = self._tags[coming.action.microbatch]
+        works = [dist.irecv(b, self._peer, self._group, tag) for b in coming.tensors]
         coming.works = [work for work in works if work is not None]
 
     def _buffer(self, spec: TensorSpec) -> Tensor:
@@ -189,7 +199,7 @@ class GlooChannel:
             message.staged.synchronize()  # blocks this thread; the rank runs on
             if message.transfer is not None:
                 message.transfer.start = self._clock.mark()
-            message.works = self._isend(message.tensors)
+            message.works = self._isend(message)
         if message.shapes is not None and message.is_incoming:
             self._receive(message, Shapes.wait(message.shapes, message.expected))
         message.wait()

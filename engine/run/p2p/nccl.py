@@ -34,13 +34,13 @@ class NcclChannel:
         self._stream = torch.cuda.Stream(device)
         self.is_timed = True
         self._transfers: list[Transfer] = []
-        self._posted: deque[tuple[Tensors, torch.cuda.Event]] = deque()
+        self._posted: dict[Action, tuple[Tensors, torch.cuda.Event]] = {}
         self._awaited: deque[tuple[Action, Pending, Message]] = deque()
         self._announced: list[Pending] = []
 
     def send(self, action: Action, tensors: Tensors) -> None:
         if self._shapes is not None:
-            self._announced.append(self._shapes.send(tensors))
+            self._announced.append(self._shapes.send(action, tensors))
         tensors = tuple(tensor.contiguous() for tensor in tensors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -52,15 +52,15 @@ class NcclChannel:
 
     def post(self, action: Action, message: Message) -> None:
         if self._shapes is None:
-            self._posted.append(self._receive(action, message))
+            self._posted[action] = self._receive(action, message)
         else:
-            self._awaited.append((action, self._shapes.post(message), message))
+            self._awaited.append((action, self._shapes.post(action, message), message))
 
-    def take(self) -> Tensors:
-        if self._awaited:
-            action, pending, message = self._awaited.popleft()
-            self._posted.append(self._receive(action, Shapes.wait(pending, message)))
-        buffers, arrival = self._posted.popleft()
+    def take(self, action: Action) -> Tensors:
+        while action not in self._posted:  # its shape is awaited, perhaps behind others
+            awaited, pending, message = self._awaited.popleft()
+            self._posted[awaited] = self._receive(awaited, Shapes.wait(pending, message))
+        buffers, arrival = self._posted.pop(action)
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(arrival)
         for buffer in buffers:

@@ -9,25 +9,29 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.model.stage_module import Message, TensorSpec
+from engine.plan.action import Action
 from engine.run.p2p.channel import Tensors
 
 
 class Shapes:
     """The shapes of messages that vary, sent over gloo ahead of each: one small message of its own.
 
-    Under a tag of its own, so that a shape is never taken for data.
+    Under tags of its own, so that a shape is never taken for data.
     """
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int) -> None:
-        self._group, self._peer, self._tag = group, peer, tag
+    def __init__(self, group: dist.ProcessGroup, peer: int, tags: range) -> None:
+        """`tags`: one for each microbatch."""
+        self._group, self._peer, self._tags = group, peer, tags
 
-    def send(self, tensors: Tensors) -> Pending:
+    def send(self, action: Action, tensors: Tensors) -> Pending:
         sizes = torch.tensor([n for tensor in tensors for n in tensor.shape], dtype=torch.int64)
-        return _pending(sizes, dist.isend(sizes, self._peer, self._group, self._tag))
+        tag = self._tags[action.microbatch]
+        return _pending(sizes, dist.isend(sizes, self._peer, self._group, tag))
 
-    def post(self, message: Message) -> Pending:
+    def post(self, action: Action, message: Message) -> Pending:
         sizes = torch.empty(sum(len(spec.shape) for spec in message), dtype=torch.int64)
-        return _pending(sizes, dist.irecv(sizes, self._peer, self._group, self._tag))
+        tag = self._tags[action.microbatch]
+        return _pending(sizes, dist.irecv(sizes, self._peer, self._group, tag))
 
     @staticmethod
     def wait(pending: Pending, message: Message) -> Message:

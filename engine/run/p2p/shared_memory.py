@@ -2,7 +2,10 @@
 
     sender                        shared memory                    receiver
     send  --copies into-->        [slot][slot][slot]...            post  notes what is expected
-          --slot, time, shapes--> pipe               --read by-->  take  copies out, frees the slot
+          --header-->             pipe               --read by-->  take  copies out, frees the slot
+
+A header says which slot, when the message was sent, for which microbatch, and its shapes. A message
+ahead of the one that is taken is copied out with it, and waits in the receiver's own memory.
 
 No thread and no socket: each copy is made by the rank that wants it, so that nothing takes a core
 from a rank that computes. The pipe keeps the order, wakes a rank that waits, and ends when its
@@ -43,7 +46,7 @@ _NAMESPACES = ("net", "pid", "time")
 _ALIGNMENT = 64
 _PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
 _NUM_LOOKS = 64  # for a message, before sleeping
-_HEAD = 2  # numbers of a header before its shapes: slot, when it was sent
+_HEAD = 3  # numbers of a header before its shapes: slot, when it was sent, microbatch
 
 
 def can_share_memory(gather: Gather) -> bool:
@@ -237,6 +240,7 @@ class MemoryChannel:
         self.is_timed = True
         self._transfers: list[Transfer] = []
         self._posted: deque[_Posted] = deque()
+        self._waiting: dict[Action, Tensors] = {}  # came before the message that was taken
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
 
@@ -249,7 +253,8 @@ class MemoryChannel:
         sizes = [size for tensor in tensors for size in tensor.shape]
         end_ns = self._now_ns()
         try:
-            os.write(self._pipe, struct.pack(f"{_HEAD + len(sizes)}q", slot, end_ns, *sizes))
+            header = (slot, end_ns, action.microbatch, *sizes)
+            os.write(self._pipe, struct.pack(f"{len(header)}q", *header))
         except BrokenPipeError as error:
             raise TransferError(f"send to rank {self._peer}: it is gone") from error
         self._note(action, tensors, start_ns, end_ns)
@@ -257,12 +262,26 @@ class MemoryChannel:
     def post(self, action: Action, message: Message) -> None:
         self._posted.append(_Posted(action, message, self._now_ns()))
 
-    def take(self) -> Tensors:
-        posted, began_ns = self._posted.popleft(), self._now_ns()
-        slot, sent_ns, *sizes = self._next_header(posted.message)
-        told = iter(sizes)
+    def take(self, action: Action) -> Tensors:
+        if self._waiting and (tensors := self._waiting.pop(action, None)) is not None:
+            return tensors
+        began_ns = self._now_ns()
+        while (posted := self._posted.popleft()).action != action:
+            self._waiting[posted.action] = self._receive(posted, began_ns)
+        return self._receive(posted, began_ns)
+
+    def _receive(self, posted: _Posted, began_ns: int) -> Tensors:
+        """Copy the next message out, and free its slot. Blocks until it is there."""
+        slot, sent_ns, microbatch, *sizes = self._next_header(posted.message)
+        if microbatch != posted.action.microbatch:
+            raise TransferError(
+                f"receive from rank {self._peer}: microbatch {microbatch} came where "
+                f"{posted.action} was posted; the ranks run different programs"
+            )
+        lengths = iter(sizes)
         message = tuple(
-            TensorSpec(tuple(next(told) for _ in spec.shape), spec.dtype) for spec in posted.message
+            TensorSpec(tuple(next(lengths) for _ in spec.shape), spec.dtype)
+            for spec in posted.message
         )
         tensors = tuple(view.clone() for view in self._slots.views(slot, message))
         self._slots.free(slot)

@@ -68,7 +68,7 @@ def exchange(fabric, is_member, lengths):
             channel.post(receive(number), LONGEST)
     for number, length in enumerate(lengths if me == 1 else ()):
         expected = message_of(number, length)
-        got = channel.take()
+        got = channel.take(receive(number))
         same.append(all(map(torch.equal, got, expected)) and got[2].dtype == torch.bfloat16)
     transfers = channel.finish_step()
     again = channel.finish_step()
@@ -102,7 +102,7 @@ def run_ahead(fabric, is_member):
     values = []
     for number in range(64 if me == 1 else 0):
         channel.post(receive(number), message)
-        values.append(int(channel.take()[0][-1]))
+        values.append(int(channel.take(receive(number))[0][-1]))
     fabric.gather_objects(None, (0, 1))
     if me == 0:  # everything was taken: there is room again
         channel.send(send(0), (torch.zeros(MIB, dtype=torch.uint8),))
@@ -128,7 +128,7 @@ def touched(fabric, is_member, num_messages):
             channel.send(send(number), (torch.zeros(MIB, dtype=torch.uint8),))
         else:
             channel.post(receive(number), message)
-            channel.take()
+            channel.take(receive(number))
         fabric.gather_objects(None, (0, 1))
     maps = Path("/proc/self/smaps").read_text()
     found = re.findall(r"memfd:engine.*\nSize: +(\d+) kB\n(?:.*\n)*?Rss: +(\d+) kB", maps)
@@ -187,7 +187,7 @@ if me == dier:
 try:
     if me == 1:
         channel.post(receive(0), LONGEST)
-        channel.take()
+        channel.take(receive(0))
     else:
         for number in range(8):
             time.sleep(0.5)

@@ -1,0 +1,166 @@
+"""Each message goes to the action that needs it, in whatever order a rank comes to its actions.
+
+The oracle is the unsplit model on one device, with transformers' own forward.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from pipeline import SEQ_LEN, config, merged, over_gloo, relative_difference, unsplit_outcome
+from ranks import Ranks
+from shuffled_programs import is_taken_out_of_order, shuffled_program, with_own_transfers
+
+from engine.model.presets import PRESETS
+from engine.plan.program import to_csv
+from engine.plan.rules import check
+from engine.run.memory import MemoryUse
+from engine.trainer import Trainer, connect
+
+TOLERANCE = 1e-10
+NUM_LAYERS = PRESETS["llama-tiny"].num_hidden_layers  # fewer than stages: some are empty
+BATCH = 20  # programs that the ranks run before they answer
+FORWARDS_SWAPPED = "0F0,0F1,0B1,0B0\n1F1,1B1,1F0,1B0\n"
+BACKWARDS_SWAPPED = "0F0,0F1,0B0,0B1\n1F0,1F1,1B1,1B0\n"
+
+
+def by_memory(fabric, is_member, function, *arguments):
+    return function(fabric, is_member, *arguments)
+
+
+TRANSPORTS = {"memory": by_memory, "gloo": over_gloo}
+
+
+def gradients_of(fabric, is_member, all_settings):
+    """For each of the settings: the loss, this rank's weights and its gradients."""
+    results = []
+    for asked in all_settings:
+        settings = connect(asked, fabric)
+        if not is_member:
+            continue
+        trainer = Trainer(settings, fabric)
+        loss = trainer.compute_gradients(0)
+        state = {n: t.detach() for m in trainer.modules.values() for n, t in m.own_state().items()}
+        gradients = {name: p.grad for name, p in trainer.parameters().items()}
+        trainer.close()
+        results.append((loss, state, gradients))
+    return results
+
+
+def assert_each_is_exact(ranks, all_settings, run):
+    world_size = all_settings[0].world_size
+    by_rank = ranks.run(world_size, run, gradients_of, all_settings)
+    for settings, parts in zip(all_settings, zip(*by_rank, strict=True), strict=True):
+        losses, states, gradients = zip(*parts, strict=True)
+        expected = unsplit_outcome(settings, merged(states))
+        (loss,) = (loss for loss in losses if loss is not None)
+        assert abs(loss - expected.loss) <= TOLERANCE * expected.loss, settings.schedule
+        ours = merged(gradients)
+        assert ours.keys() == expected.gradients.keys()
+        for name, gradient in ours.items():
+            difference = relative_difference(gradient, expected.gradients[name])
+            assert difference <= TOLERANCE, (settings.schedule, name)
+
+
+def settings_for(program, path, **rest):
+    """The program as a file, and the model cut at random places."""
+    check(program)
+    path.write_text(to_csv(program))
+    drawn = random.Random(program.schedule)
+    cuts = sorted(drawn.choices(range(NUM_LAYERS + 1), k=program.num_stages - 1))
+    partition = tuple(
+        end - start for start, end in zip([0, *cuts], [*cuts, NUM_LAYERS], strict=True)
+    )
+    return config(
+        f"csv:{path}",
+        program.world_size,
+        program.num_microbatches,
+        partition=partition,
+        look_ahead=drawn.randint(0, 3),
+        **{"seq_len": 4, **rest},
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("text", [FORWARDS_SWAPPED, BACKWARDS_SWAPPED])
+@pytest.mark.parametrize("lengths", [{}, {"seq_len": "variable", "max_seq_len": 40}])
+def test_a_receiver_may_take_microbatches_in_another_order_than_its_sender_sends_them(
+    ranks: Ranks, tmp_path, transport, text, lengths
+):
+    path = tmp_path / "program.csv"
+    path.write_text(text)
+    settings = config(f"csv:{path}", 2, 2, **lengths)
+    assert_each_is_exact(ranks, [settings], TRANSPORTS[transport])
+
+
+def campaign(ranks, tmp_path, seeds, transport, **rest):
+    """Train shuffled programs; how many of them take messages out of order."""
+    num_out_of_order = 0
+    for world_size in range(2, 7):
+        mine = [seed for seed in seeds if 2 + seed % 5 == world_size]
+        for first in range(0, len(mine), BATCH):
+            all_settings = []
+            for seed in mine[first : first + BATCH]:
+                program = shuffled_program(seed, world_size)
+                num_out_of_order += is_taken_out_of_order(program)
+                if seed % 3 == 0:
+                    program = with_own_transfers(program, seed)
+                path = tmp_path / f"{seed}.csv"
+                all_settings.append(settings_for(program, path, **rest))
+            assert_each_is_exact(ranks, all_settings, TRANSPORTS[transport])
+    return num_out_of_order
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_shuffled_legal_programs_train_exactly(ranks: Ranks, tmp_path, transport, is_thorough):
+    num_programs = 2000 if is_thorough else 12
+    seeds = range(num_programs)
+    assert campaign(ranks, tmp_path, seeds, transport) > num_programs / 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_shuffled_legal_programs_of_variable_lengths_train_exactly(
+    ranks: Ranks, tmp_path, transport, is_thorough
+):
+    num_programs = 200 if is_thorough else 6
+    seeds = range(10_000, 10_000 + num_programs)
+    lengths = {"seq_len": "variable", "max_seq_len": 24}
+    assert campaign(ranks, tmp_path, seeds, transport, **lengths) > num_programs / 2
+
+
+def memory_of(fabric, is_member, settings) -> MemoryUse | None:
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    trainer.step(0)
+    memory = trainer.measure_memory(1)
+    trainer.close()
+    return memory
+
+
+NUM = 8
+SENT_IN_ORDER = [f"0F{m}" for m in range(NUM)]
+
+
+def program_text(order):
+    """Rank 1 takes the microbatches in this order, and rank 0 their gradients as they come."""
+    rows = [*SENT_IN_ORDER, *(f"0B{m}" for m in order)], [f"1{op}{m}" for m in order for op in "FB"]
+    return "\n".join(",".join(row) for row in rows)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_that_wait_for_their_action_count_in_the_peak_and_its_prediction(
+    ranks: Ranks, tmp_path, transport
+):
+    peaks = []
+    for order in (range(NUM), reversed(range(NUM))):
+        path = tmp_path / "program.csv"
+        path.write_text(program_text(list(order)))
+        uses = ranks.run(2, TRANSPORTS[transport], memory_of, config(f"csv:{path}", 2, NUM))
+        for use in uses:
+            assert abs(use.predicted_peak_bytes / use.peak_bytes - 1) <= 0.02
+        peaks.append(uses[1].peak_bytes)
+    message_bytes = 8 * SEQ_LEN * PRESETS["llama-tiny"].hidden_size
+    assert peaks[1] - peaks[0] >= NUM / 2 * message_bytes
