@@ -39,7 +39,9 @@ import torch
 import torch.distributed as dist
 
 from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.lower import check_delivery_between_ranks
 from engine.plan.program import Program
+from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span, lane_of
 from engine.run.alignment import SAME_CLOCK, Alignment, Offset, align, measure_offset
 from engine.run.clock import Clock, Mark, clock_for
@@ -300,7 +302,16 @@ class Attachment:
 
     def _program_of(self, everyone: Sequence[Seen]) -> Program:
         rows = [seen.row for seen in everyone]
-        return named_program(program_from(self._schedule, rows).compute_only())
+        program = program_from(self._schedule, rows)
+        try:
+            check_delivery_between_ranks(program)
+        except ProgramError as error:
+            raise UsageError(
+                f"the schedule trains on the wrong microbatch: {error.action} on rank {error.rank} "
+                f"{error.reason}; torch delivers the messages between two ranks in the order in "
+                "which they are posted, so post receives in the order of their sends"
+            ) from None
+        return named_program(program.compute_only())
 
     def _is_oversubscribed(self, everyone: Sequence[Seen]) -> bool:
         """As far as one host tells: on CPUs, more threads than cores; on GPUs, two ranks on one."""

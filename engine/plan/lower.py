@@ -318,6 +318,33 @@ def counterpart(transfer: Action) -> Action:
     return Action(transfer.stage + hop, op, transfer.microbatch)
 
 
+def check_delivery_between_ranks(lowered: Program) -> None:
+    """Raise ProgramError unless each rank posts receives in the order in which its peer sends.
+
+    This is what a runtime needs that gives all messages from one rank to another one line, as
+    torch.distributed.pipelining does: there the next receive takes the next message, whatever it is
+    meant for. Only transfers count; nothing else of the program is checked.
+    """
+    ranks = lowered.placement.ranks
+    sent: dict[tuple[int, int], list[Action]] = {}
+    posted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # where each receive stands
+    for rank, row in enumerate(lowered.actions):
+        for position, action in enumerate(row):
+            if action.op in COMPUTE_OPS:
+                continue
+            source, target = (ranks[stage] for stage in channel_of(action))
+            if action.op in RECV_OPS:
+                posted.setdefault((source, target), []).append((rank, position))
+            else:
+                sent.setdefault((source, target), []).append(action)
+    for (source, target), receives in posted.items():
+        sends = sent.get((source, target), ())
+        for (rank, position), send in zip(receives, sends, strict=False):
+            if lowered.actions[rank][position] != counterpart(send):
+                reason = f"receives what rank {source} sends as {send}"
+                raise ProgramError(lowered, rank, position, reason)
+
+
 def _check_transfers_stand_right(lowered: Program) -> None:
     """Each is there once, a SEND after its producer, a RECV before its consumer, none too many."""
     for rank, row in enumerate(lowered.actions):

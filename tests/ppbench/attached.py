@@ -346,6 +346,29 @@ MISTAKES = {
 }
 
 
+def from_csv(_fabric, is_member, folder: Path, path: Path, form: str) -> SimpleNamespace | None:
+    """A program of the script's author, run by torch's own runtime, two microbatches, two ranks."""
+    group = pipeline_groups((0, 1), (2, 3))
+    if not is_member:
+        return None
+    script = Script(group, 2 if form == "compute_only" else 1)
+    runtime = schedules._PipelineScheduleRuntime(
+        script.stages, n_microbatches=2, loss_fn=nn.functional.mse_loss
+    )
+    runtime._load_csv(str(path), format=form)
+    script.schedule = runtime
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ppbench.attach(runtime, [1, 2], results=folder, name="csv") as attachment:
+            losses = [script.step() for _ in range(3)]
+    return SimpleNamespace(
+        run_id=attachment.run_id,
+        losses=losses,
+        parameters=[p.detach() for p in script.parameters],
+        warnings=[str(one.message) for one in caught if "ppbench" in str(one.message)],
+    )
+
+
 def both_pipelines(_fabric, _is_member, folder: Path) -> str | None:
     """Every pipeline is watched, and they end at about the same time."""
     script = Script(pipeline_groups((0, 2), (1, 3)), 1)

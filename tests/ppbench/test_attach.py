@@ -123,6 +123,63 @@ def test_several_stages_are_watched_as_torch_ordered_and_profiled_them(ranks, tm
     assert runs["num_stages"].tolist() == [4, 4]
 
 
+OUT_OF_ORDER = """\
+0F0,0F1,2F0,2F1,2B1,2B0,0B0,0B1
+1F1,1F0,3F0,3F1,3B0,3B1,1B0,1B1
+"""
+"""Stage 2 takes what stage 1 sends the other way round, as do stages 2 and 1 with gradients. The
+last stage keeps the order of microbatches: torch's list of losses asks for it."""
+
+MISTAKEN = """\
+0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1
+1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1
+"""
+"""The author of the transfers posts receives in another order than that of their sends."""
+
+
+def unsplit_losses(num_stages):
+    """Those of the script's layers on one device, in three steps of the script's optimizer."""
+    layers = torch.nn.Sequential(*map(attached._layers, range(num_stages)))
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+    inputs, targets = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(layers(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_messages_taken_out_of_order_are_stored_with_their_own_actions(ranks, tmp_path):
+    path = tmp_path / "program.csv"
+    path.write_text(OUT_OF_ORDER)
+    outcomes = ranks.run(2, attached.from_csv, tmp_path / "results", path, "compute_only")
+    assert outcomes[1].losses == pytest.approx(unsplit_losses(4), rel=1e-5)
+    store, run_id = Store(tmp_path / "results"), outcomes[0].run_id
+    ours = from_json(store.find("last")["program"])
+    assert rows(ours) == [row.split(",") for row in OUT_OF_ORDER.split()]
+    spans = store.table("spans", [run_id])
+    at = {(s.step, f"{s.stage}{s.op}{s.microbatch}"): s for s in spans.itertuples()}
+    for (step, action), span in at.items():
+        if "RECV" in action:
+            assert span.end_ns <= at[step, action.replace("RECV_", "")].start_ns
+        elif "SEND" in action:
+            assert at[step, action.replace("SEND_", "")].end_ns <= span.start_ns
+
+
+def test_a_program_that_torch_trains_on_the_wrong_microbatch_is_not_stored(ranks, tmp_path):
+    path = tmp_path / "program.csv"
+    path.write_text(MISTAKEN)
+    outcomes = ranks.run(2, attached.from_csv, tmp_path / "results", path, "compute_comms")
+    assert outcomes[1].losses[0] != pytest.approx(unsplit_losses(2)[0], rel=1e-3)
+    assert outcomes[0].run_id is None
+    (warning,) = outcomes[0].warnings
+    assert "trains on the wrong microbatch" in warning
+    assert "1RECV_F1 on rank 1 receives what rank 0 sends as 0SEND_F0" in warning
+
+
 @pytest.mark.parametrize("schedule", ["zbv", "1f1b"])
 def test_profiles_of_our_own_runs_give_back_their_program(ranks, tmp_path, schedule):
     sys.path.insert(0, str(ENGINE_TESTS))

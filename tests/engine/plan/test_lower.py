@@ -10,7 +10,15 @@ from mutations import lowered_programs, mutated_programs, mutated_transfers
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op, parse_action
-from engine.plan.lower import Channel, Policy, Sharing, channel_of, lower, prove_no_deadlock
+from engine.plan.lower import (
+    Channel,
+    Policy,
+    Sharing,
+    channel_of,
+    check_delivery_between_ranks,
+    lower,
+    prove_no_deadlock,
+)
 from engine.plan.program import Placement, Program
 from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
@@ -311,6 +319,31 @@ def test_a_legal_program_never_hangs_with_a_channel_per_stage_edge():
 @given(lowered_programs(), st.sampled_from(Sharing))
 def test_the_proof_agrees_with_a_plain_rendezvous_however_channels_are_shared(lowered, sharing):
     assert is_safe(lowered, sharing) == delivers_all(lowered, sharing)
+
+
+def test_what_is_proved_with_a_line_per_rank_edge_is_delivered_in_order_between_ranks():
+    verdicts = Counter()
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(lowered_programs(st.integers(2, 3)), st.randoms())
+    def is_delivered(lowered, chance):
+        row = list(chance.choice(lowered.actions))
+        rank = lowered.actions.index(tuple(row))
+        receives = [at for at, action in enumerate(row) if action.op in RECV_OPS]
+        here, there = chance.choice(receives), chance.choice(receives)
+        row[here], row[there] = row[there], row[here]
+        rows = [tuple(row) if r == rank else old for r, old in enumerate(lowered.actions)]
+        changed = replace(lowered, actions=tuple(rows))
+        is_proved = is_safe(changed, Sharing.RANK_EDGE)
+        try:
+            check_delivery_between_ranks(changed)
+            verdicts["delivered"] += 1
+        except ProgramError:
+            assert not is_proved
+            verdicts["refused"] += 1
+
+    is_delivered()
+    assert min(verdicts.values()) > 15
 
 
 @pytest.mark.parametrize("sharing", Sharing)
