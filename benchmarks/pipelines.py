@@ -118,13 +118,12 @@ COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8, num_war
 def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
     """Seconds of a step of each arm, named as it is printed, round by round."""
     with tempfile.TemporaryDirectory() as folder:
-        if not isinstance(regime.model, str):
-            _write_model(dict(regime.model), Path(folder))
+        write_model(regime, Path(folder))
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         environment = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(WORLD_SIZE),
             "OMP_NUM_THREADS": "1",
         }
@@ -162,15 +161,19 @@ def steps(turns: Turns, regime: Regime) -> list[Figure]:
     ]
 
 
-def _write_model(sizes: Mapping[str, int], folder: Path) -> None:
+def write_model(regime: Regime, folder: Path) -> None:
+    """Write the configuration of a regime's model, unless that is a preset."""
     from transformers import LlamaConfig
 
+    if isinstance(regime.model, str):
+        return
+    sizes = dict(regime.model)
     config = LlamaConfig.from_dict({**sizes, "num_key_value_heads": sizes["num_attention_heads"]})
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
