@@ -110,7 +110,20 @@ def assert_messages_follow_their_dependencies(outcomes):
             )
 
 
-@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+@pytest.fixture(params=["afab", "1f1b", "last first"])
+def schedule(request, tmp_path):
+    """Two registered ones; and a program whose receivers take the last message first."""
+    if request.param != "last first":
+        return request.param
+    rows = [
+        [f"0F{m}" for m in range(4)] + [f"0B{m}" for m in range(4)],
+        [f"1{op}{m}" for m in range(3, -1, -1) for op in "FB"],
+    ]
+    path = tmp_path / "last_first.csv"
+    path.write_text("\n".join(",".join(row) for row in rows))
+    return f"csv:{path}"
+
+
 def test_ranks_that_share_a_gpu_go_through_the_host_and_are_exact(schedule):
     settings = config(schedule, 2)
     outcomes = train_on_ranks(settings, is_shared=True)
@@ -120,7 +133,6 @@ def test_ranks_that_share_a_gpu_go_through_the_host_and_are_exact(schedule):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU per rank")
-@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 def test_ranks_with_a_gpu_each_use_nccl_and_are_exact(schedule):
     settings = config(schedule, 2)
     outcomes = train_on_ranks(settings, is_shared=False)
