@@ -90,7 +90,8 @@ def model_of(config: TrainerConfig, device: torch.device) -> Model:
         message = 'split = "trace" fixes the shape of a microbatch; seq_len cannot be "variable"'
         raise ModelError(message, "model.split")
     shape = (data.microbatch_size, data.longest)
-    model = _opened(config.model, shape, device, is_tried=config.is_settled)
+    spec = dataclasses.replace(config.model, partition="uniform")  # it is cut only later
+    model = _opened(spec, shape, device, is_tried=config.is_settled)
     is_too_long = model.max_positions is not None and data.longest > model.max_positions
     if is_too_long and not data.is_variable:
         raise ModelError(
@@ -101,11 +102,11 @@ def model_of(config: TrainerConfig, device: torch.device) -> Model:
     return model
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _opened(
     spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, is_tried: bool
 ) -> Model:
-    """Kept, since it is asked for more than once and tracing takes seconds."""
+    """Kept, tried and untried, since each is asked for more than once and tracing takes seconds."""
     return open_model(spec, shape, device, is_tried=is_tried)
 
 

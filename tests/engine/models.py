@@ -89,6 +89,12 @@ class TiedTutorial(Tutorial):
         self.output.weight = self.tok_embeddings.weight
 
 
+def thin_sequential() -> nn.Sequential:
+    """As little computing as can be told from none, in six pieces."""
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)]
+    return nn.Sequential(nn.Embedding(256, 4), *layers, nn.Linear(4, 256))
+
+
 def no_module() -> str:
     return "not a module"
 
