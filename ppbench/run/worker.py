@@ -15,6 +15,7 @@ import faulthandler
 import functools
 import gc
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -50,6 +51,7 @@ from ppbench.run.evidence import (
     PEER_LOST,
     STORE_FAILED,
     Evidence,
+    claim_node_folder,
     collect,
     fault_path,
     forget,
@@ -63,6 +65,7 @@ from ppbench.run.locks import Lock
 from ppbench.run.measuring import Member, measure, release_memory
 from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
+from ppbench.run.private_folder import make_folder, remove_dead
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
@@ -94,6 +97,7 @@ def _run_headless(arguments: Sequence[str]) -> None:
 
     try:
         job = broadcast(plan)
+        _claim_place(job)
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -107,6 +111,24 @@ def _run_headless(arguments: Sequence[str]) -> None:
     if headless:
         headless[0].close(job)
     _part(job)
+
+
+def _claim_place(job: Job) -> None:
+    """Each node's first rank finds a place for its folder. Collective; raises StoreError on all."""
+    problem: str | None = None
+    if job.items and os.environ["LOCAL_RANK"] == "0":
+        try:
+            if dist.get_rank() > 0:
+                remove_dead()  # on the first node, rank 0 has done it
+            node, num_ranks = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            for note in claim_node_folder(job.launch_id, node, num_ranks):
+                print(f"note: {note}", file=sys.stderr, flush=True)
+        except StoreError as error:
+            problem = f"{platform.node()}: {error}"
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if said := [one for one in problems if one is not None]:
+        raise StoreError(said[0])
 
 
 def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
@@ -196,9 +218,9 @@ class Worker:
         if self._rank == 0:
             self._marker.try_to_hold(shared=True)  # until this process is gone
         self._evidence = self._collect(local)
-        local.mkdir(parents=True, exist_ok=True)
+        make_folder(local)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
-        self.flight = FlightRecord(flight_path(local, self._rank), self._rank)
+        self.flight = _new_record(flight_path(local, self._rank), self._rank)
         self.flight.enter(Phase.WAITS)
         self._node = Node(local, self._rank)
 
@@ -317,6 +339,13 @@ class Worker:
             device = _device_of(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         return self._fabrics[key]
+
+
+def _new_record(path: Path, rank: int) -> FlightRecord:
+    try:
+        return FlightRecord(path, rank)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; make room there") from error
 
 
 def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
