@@ -35,6 +35,7 @@ from ppbench.run.private_folder import (
     Claim,
     bases,
     choose,
+    kept_folders,
     lock_path,
     remove_folder,
 )
@@ -99,8 +100,13 @@ def _is_there(folder: Path) -> bool:
     return any(path.exists() for path in (lock_path(folder), folder, _aside(folder)))
 
 
-def node_folders(launch_id: str) -> list[Path]:
-    """Those that there are on this machine, also if they have been collected."""
+def node_folders(launch_id: str, launch: Path) -> list[Path]:
+    """Those that there are on this machine, also if they have been collected.
+
+    `launch` is the launch's folder in the store: what was found there by a sweep into another one.
+    """
+    kept = kept_folders(launch)
+    names = {path.name for path in kept}
     found = [
         path.with_name(path.name.removeprefix("."))
         for base in bases()
@@ -108,7 +114,7 @@ def node_folders(launch_id: str) -> list[Path]:
         for path in base.glob(pattern)
         if path.is_dir()
     ]
-    return sorted(set(found))
+    return sorted({*kept, *(path for path in found if path.name not in names)})
 
 
 SAMPLES_BYTES = 8 * 2**20
@@ -118,13 +124,15 @@ _RANK_BYTES = RECORD_BYTES + 64 * 1024  # its record, its error, where it crashe
 
 
 @contextlib.contextmanager
-def claimed_node_folder(launch_id: str, num_ranks: int) -> Iterator[Path]:
+def claimed_node_folder(
+    launch_id: str, num_ranks: int, launch: Path | None = None
+) -> Iterator[Path]:
     """A launch's folder on this machine, held by this process meanwhile; the ranks make it.
 
-    Raises StoreError if there is no place for it.
+    `launch` is its folder in the store, if it has one. Raises StoreError if there is no place.
     """
     folder = place_for(num_ranks).base / f"{launch_id}-0"
-    claim = Claim(folder)
+    claim = Claim(folder, launch)
     try:
         yield folder
     finally:
@@ -142,7 +150,7 @@ def claim_node_folder(launch_id: str, node: int, num_ranks: int) -> list[str]:
     if not _is_there(folder):
         place = place_for(num_ranks)
         folder, notes = place.base / folder.name, notes_on(place)
-    Claim(folder, os.getppid())  # until this process ends
+    Claim(folder, agent_pid=os.getppid())  # until this process ends
     return notes
 
 

@@ -39,6 +39,9 @@ IDLE_S = 3600.0
 FRESH_S = 60.0
 """Launches of versions without locks write a sample every 0.2 s."""
 
+KEPT = "left"
+"""The folder beside a launch's logs with what another store's sweep found of it."""
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -227,16 +230,20 @@ def _try_room(base: Path, num_bytes: int) -> None:
 class Claim:
     """A launch's folder in use, by this process; by several at once."""
 
-    def __init__(self, folder: Path, agent_pid: int | None = None) -> None:
-        """`agent_pid`: who starts the ranks again when they have died, where nobody else holds it.
+    def __init__(
+        self, folder: Path, launch: Path | None = None, agent_pid: int | None = None
+    ) -> None:
+        """The folder need not be there yet, the user's must. Raises StoreError.
 
-        Its folder need not be there yet, the user's must. Raises StoreError.
+        `launch`: the launch's folder in the store, where what it leaves is kept if it dies.
+        `agent_pid`: who starts the ranks again when they have died, where nobody else holds it.
         """
         self._path = lock_path(folder)
+        note = {"launch": launch and str(launch.absolute()), "agent": _process(agent_pid)}
         try:
             self._descriptor = self._open()
             os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, json.dumps(_process(agent_pid)).encode())
+            os.write(self._descriptor, json.dumps(note).encode())
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be locked: {error.strerror}") from error
 
@@ -277,13 +284,15 @@ def remove_folder(folder: Path) -> None:
 def remove_dead() -> list[Path]:
     """Remove what launches have left that were killed with all their processes; what was removed.
 
-    Of every store: nobody else may ever come to look.
+    Of every store: nobody else may ever come to look. If one does, it finds it beside the launch's
+    logs; see `kept_folders`.
     """
     removed = []
     for base in bases():
         for folder in sorted(set(_folders_in(base))):
             with _locked(folder) as is_free:
                 if is_free and not _is_in_use(folder):
+                    _keep(folder)
                     remove_folder(folder)
                     removed.append(folder)
     return removed
@@ -321,13 +330,10 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 def _is_in_use(folder: Path) -> bool:
     """Whether a folder that no process holds belongs to a launch that goes on all the same."""
-    try:
-        agent = json.loads(lock_path(folder).read_text() or "null")
-    except FileNotFoundError:  # of a version without locks
+    if not lock_path(folder).exists():  # of a version without locks
         samples = list(folder.glob("telemetry-*.jsonl"))
         return bool(samples) and _idle_s(samples) < FRESH_S
-    except (OSError, ValueError):
-        return False
+    agent = _note_of(folder).get("agent")
     if not isinstance(agent, dict):
         return False
     here = _process(os.getpid())
@@ -337,6 +343,39 @@ def _is_in_use(folder: Path) -> bool:
     if agent.get("namespace") != here["namespace"]:
         return _idle_s([lock_path(folder), *folder.glob("*")]) < IDLE_S
     return _is_running(agent)
+
+
+def _note_of(folder: Path) -> dict[str, object]:
+    """What a launch has noted in its lock; nothing if it was killed before it could."""
+    with contextlib.suppress(OSError, ValueError):
+        note = json.loads(lock_path(folder).read_text())
+        if isinstance(note, dict):
+            return note
+    return {}
+
+
+def _keep(folder: Path) -> None:
+    """Copy what a dead launch has left into the store that it belongs to, if that is still there.
+
+    That store's next sweep accounts for it. The copy is whole, or it is not there.
+    """
+    launch = _note_of(folder).get("launch")
+    source = folder if folder.exists() else folder.with_name(f".{folder.name}")
+    if not isinstance(launch, str) or not Path(launch).is_dir() or not source.exists():
+        return
+    kept = Path(launch) / KEPT
+    aside = kept / f".{folder.name}.partial"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(source, aside)
+        aside.rename(kept / folder.name)
+    except (OSError, shutil.Error):  # no room there, or no right to it
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def kept_folders(launch: Path) -> list[Path]:
+    """What another store's sweep has copied of a launch's folders; `launch` is its own."""
+    return sorted(path for path in (launch / KEPT).glob("[!.]*") if path.is_dir())
 
 
 def _is_running(process: dict[str, object]) -> bool:

@@ -52,7 +52,7 @@ from ppbench.run.evidence import (
     store_error,
 )
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
-from ppbench.run.launch.local import WORKER, LocalLaunch, preloaded_for
+from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
 from ppbench.run.locks import Lock, held, who
 from ppbench.run.private_folder import remove_dead
 from ppbench.run.progress import Display
@@ -287,6 +287,7 @@ def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False
     stored. On KeyboardInterrupt they are ended, and what is finished stays.
     """
     if plan.missing:
+        check_semaphores()
         for note in notes_on(place_for(_num_ranks(plan.missing))):
             print(f"note: {note}", file=sys.stderr, flush=True)
     if reruns:
@@ -328,8 +329,9 @@ def job_of(plan: Plan, indices: list[int], store: Store) -> Job:
 
 def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
     """One start of the agent; the status of each item that has a row when it has ended."""
-    with claimed_node_folder(job.launch_id, _num_ranks(job.items)) as local:
-        return _run_job_in(local, job, store, on_event)
+    folder = store.folder / "launches" / job.launch_id
+    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder) as local:
+        return _run_job_in(folder, local, job, on_event)
 
 
 def _num_ranks(items: Iterable[Item]) -> int:
@@ -337,10 +339,9 @@ def _num_ranks(items: Iterable[Item]) -> int:
 
 
 def _run_job_in(
-    local: Path, job: Job, store: Store, on_event: Callable[[Event], None]
+    folder: Path, local: Path, job: Job, on_event: Callable[[Event], None]
 ) -> dict[int, str]:
-    """`local`: the launch's folder on this machine."""
-    folder = store.folder / "launches" / job.launch_id
+    """`folder` is the launch's in the store, `local` on this machine."""
     job_file = write_job(folder, job)
     marker = Lock(folder / RUNNING)
     marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))

@@ -17,6 +17,7 @@ from engine.model.presets import PRESETS
 from ppbench.errors import LaunchError
 from ppbench.run import lifetime
 from ppbench.run.launch.exits import first_exit
+from ppbench.run.private_folder import SHARED_MEMORY
 
 AGENT = "ppbench.run.launch.agent"
 WORKER = "ppbench.run.worker"
@@ -46,7 +47,7 @@ class LocalLaunch:
         `preloaded` names modules that import what takes long, with commas between; workers are
         forked when they have. Raises LaunchError if this machine lets none be started.
         """
-        _check_semaphores()
+        check_semaphores()
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
@@ -94,14 +95,14 @@ class LocalLaunch:
         return []
 
 
-def _check_semaphores() -> None:
-    """Torch's agent has one per worker, and the C library keeps them in shared memory."""
+def check_semaphores() -> None:
+    """Torch's agent needs one per worker; Linux keeps them in shared memory. Raises LaunchError."""
     try:
         multiprocessing.Lock()
     except OSError as error:
         raise LaunchError(
-            f"/dev/shm: no semaphore can be made there: {error.strerror}; the workers need some: "
-            "mount a tmpfs there that can be written to"
+            f"{SHARED_MEMORY}: no semaphore can be made there: {error.strerror}; torch starts no "
+            "workers without: mount a tmpfs there that can be written to"
         ) from error
 
 
