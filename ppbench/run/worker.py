@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from engine.connection import Agreement, agree, broadcast
 from engine.flight import FlightRecord, Phase
+from engine.interfaces import InterfaceError
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
@@ -42,7 +43,7 @@ from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
-from ppbench.errors import PpbenchError, StoreError
+from ppbench.errors import PpbenchError, StoreError, UsageError
 from ppbench.run.agreement import DisagreementError
 from ppbench.run.binding import Cores
 from ppbench.run.closing import RUNNING, close_open_runs
@@ -79,13 +80,29 @@ from ppbench.store import Store, new_run_id
 def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
-    join_other_ranks()
+    _meet()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
     gc.enable()
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:
         _run_headless(arguments)
+
+
+def _meet() -> None:
+    """Blocks until all ranks are here; ends the launch where this machine cannot be reached."""
+    try:
+        join_other_ranks()
+    except InterfaceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_launch()
+        os._exit(UsageError.exit_code)
+
+
+def _end_launch() -> None:
+    """The agent would start the ranks anew."""
+    if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _run_headless(arguments: Sequence[str]) -> None:
@@ -101,8 +118,7 @@ def _run_headless(arguments: Sequence[str]) -> None:
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-            os.kill(os.getppid(), signal.SIGTERM)  # the agent would start the ranks anew
+        _end_launch()
         os._exit(error.exit_code)
     folder = Path(job.results) / "launches" / job.launch_id
     show = headless[0].show if headless else lambda _job, _event: None
