@@ -131,6 +131,15 @@ def _text_of(sockaddr: tuple[object, ...]) -> str:
     return address
 
 
+def refuse_unspecified(host: str) -> None:
+    """Raises InterfaceError for a host that is no address of any interface, such as 0.0.0.0."""
+    for address in resolve(host):
+        if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+            raise InterfaceError(
+                f"{host}: means every interface; expected an address of one of them"
+            )
+
+
 def is_this_machine(host: str) -> bool:
     """Whether a host is this machine: by one of its addresses, or by its own name."""
     if host in (socket.gethostname(), socket.getfqdn()):
@@ -143,10 +152,7 @@ def place_to_listen(host: str, *, is_far: bool) -> Interface:
 
     `is_far`: some come from other machines, which cannot reach loopback. Raises InterfaceError.
     """
-    if any(
-        ipaddress.ip_address(address.partition("%")[0]).is_unspecified for address in resolve(host)
-    ):
-        raise InterfaceError(f"{host}: means every interface; expected an address of one of them")
+    refuse_unspecified(host)
     places = [place for address in resolve(host) if (place := interface_at(address)) is not None]
     given = given_interface()
     if is_far and not _is_meant_as_loopback(host):

@@ -50,12 +50,12 @@ def store_of_ranks(timeout: timedelta) -> TCPStore:
     if missing := [name for name in _VARIABLES if name not in environ]:
         raise InterfaceError(f"{missing[0]}: not set; start the ranks with torchrun, or set it")
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    is_far = _is_far(environ)
-    if not is_far:
+    is_near, is_far = _distance(environ)
+    if is_near:
         keep_to_loopback(environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return reach(host, port, timeout)
-    if not is_far:
+    if is_near:
         host = LOOPBACK  # where rank 0 listens, whatever this machine's name means
     if environ["RANK"] != "0":
         return reach(host, port, timeout)
@@ -66,6 +66,9 @@ def store_of_ranks(timeout: timedelta) -> TCPStore:
         raise InterfaceError(f"{place.address}:{port}: cannot be listened on: {error}") from error
 
 
-def _is_far(environ: Mapping[str, str]) -> bool:
-    """Whether some rank is on another machine, as far as is known."""
-    return int(environ.get("LOCAL_WORLD_SIZE", "1")) < int(environ["WORLD_SIZE"])
+def _distance(environ: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether all ranks are known to be on this machine, and whether some are known not to be."""
+    if "LOCAL_WORLD_SIZE" not in environ:  # not started by torchrun
+        return False, False
+    is_near = int(environ["LOCAL_WORLD_SIZE"]) >= int(environ["WORLD_SIZE"])
+    return is_near, not is_near

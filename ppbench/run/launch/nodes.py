@@ -39,6 +39,7 @@ from engine.interfaces import (
     listen,
     place_to_listen,
     place_towards,
+    refuse_unspecified,
 )
 from engine.rank_store import reach, serve
 
@@ -106,8 +107,9 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     try:
         host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
         store, place = _open_store(host, port, params)
-    except (InterfaceError, ValueError) as error:
-        _refuse(f"--rdzv-endpoint {params.endpoint}: {error}")
+    except (RuntimeError, ValueError) as error:  # also torch's, of a store that is not reached
+        problem = str(error).partition("\n")[0]
+        _refuse(f"--rdzv-endpoint {params.endpoint}: {problem}")
     print(f"{platform.node()}: listens on {place.address} ({place.name}) alone", file=sys.stderr)
     keep_to(place.name, os.environ)
     backend = C10dRendezvousBackend(store, params.run_id)
@@ -117,6 +119,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
 def _open_store(host: str, port: int, params: RendezvousParameters) -> tuple[Any, Interface]:
     """The agents' store, and where this machine listens."""
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
+    refuse_unspecified(host)
     is_host = params.get_as_bool("is_host")
     if is_host is None:
         is_host = is_this_machine(host)
