@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from engine.model.spec import ModelSpec
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
+from engine.rank_store import store_of_ranks
 from engine.run.clock import HostClock
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
@@ -125,6 +127,7 @@ def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(WORLD_SIZE),
+            "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
             "OMP_NUM_THREADS": "1",
         }
         given = (environment, theirs, regime, tuple(arms), num_rounds, Path(folder))
@@ -192,7 +195,8 @@ def _rank(
     os.environ.update({**environment, "RANK": str(rank)})
     torch.set_num_threads(1)
     keep_freed_memory()  # as every rank of a sweep
-    dist.init_process_group("gloo")
+    store = store_of_ranks(timedelta(minutes=5))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}

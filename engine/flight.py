@@ -67,8 +67,22 @@ CAPACITY = 4096
 _VERSION, _PID, _RANK, _NUMBER, _BEGAN, _DEADLINE, _COUNT = range(7)  # the header
 _FIRST = 8
 _ENTRY = 4  # step, what, came to it, works on it since
-_SIZE = 8 * (_FIRST + CAPACITY * _ENTRY)
+RECORD_BYTES = 8 * (_FIRST + CAPACITY * _ENTRY)
 _NONE = -1
+_BLOCK_BYTES = 1 << 20
+
+
+def reserve(descriptor: int, num_bytes: int) -> None:
+    """Give an open, empty file this size, its memory or its place on the disk included.
+
+    Raises OSError where there is no room: at a store into mapped memory it would be SIGBUS.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    left = num_bytes
+    while left:
+        left -= os.write(descriptor, bytes(min(left, _BLOCK_BYTES)))
 
 
 class Flight(Protocol):
@@ -105,10 +119,9 @@ class FlightRecord:
     def __init__(self, path: Path, rank: int) -> None:
         """Makes the file anew. Raises OSError."""
         path.unlink(missing_ok=True)  # who has the old one mapped keeps it
-        with path.open("w+b") as file:
-            file.write(bytes(_SIZE))  # a full disk fails here, not at a store into memory
-            file.flush()
-            self._slots = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+        with path.open("x+b") as file:
+            reserve(file.fileno(), RECORD_BYTES)
+            self._slots = memoryview(mmap.mmap(file.fileno(), RECORD_BYTES)).cast("q")
         self._at = _FIRST
         self._count = 0
         self._step = _NONE
@@ -178,7 +191,7 @@ def read_deadline(slots: memoryview) -> int:
 def map_record(path: Path) -> memoryview:
     """A record, for reading again and again. Raises OSError; ValueError for one cut short."""
     with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)).cast("q")
+        return memoryview(mmap.mmap(file.fileno(), RECORD_BYTES, access=mmap.ACCESS_READ)).cast("q")
 
 
 def read_record(path: Path) -> Record | None:
@@ -187,9 +200,9 @@ def read_record(path: Path) -> Record | None:
         data = path.read_bytes()
     except OSError:
         return None
-    if len(data) != _SIZE:
+    if len(data) != RECORD_BYTES:
         return None
-    slots = struct.unpack(f"{_SIZE // 8}q", data)
+    slots = struct.unpack(f"{RECORD_BYTES // 8}q", data)
     if slots[_VERSION] != VERSION:
         return None
     count = slots[_COUNT]

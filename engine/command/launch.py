@@ -66,13 +66,19 @@ class Launch:
         """
         import torch.distributed as dist
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
-        from torch.distributed.rendezvous import rendezvous
 
-        store, rank, world_size = next(rendezvous("env://", timeout=PATIENCE))
+        from engine.interfaces import InterfaceError
+        from engine.rank_store import store_of_ranks
+
+        try:
+            store = store_of_ranks(PATIENCE)
+        except InterfaceError as error:
+            self.say(f"rank {self.rank}: {error}")
+            sys.exit(2)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         own = PrefixStore(f"train-attempt-{attempt}", store)
         dist.init_process_group(
-            "gloo", store=own, rank=rank, world_size=world_size, timeout=PATIENCE
+            "gloo", store=own, rank=self.rank, world_size=self.world_size, timeout=PATIENCE
         )
 
     def attempt(self, work: Callable[[], T]) -> T:

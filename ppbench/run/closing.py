@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ppbench.run.durations import lowered_of
 from ppbench.run.evidence import Evidence, collect, forget, judge, node_folders
 from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
 from ppbench.run.locks import POLL_S, Lock
+from ppbench.run.private_folder import KEPT
 from ppbench.run.rows import write_failure
 from ppbench.store import Store
 
@@ -124,11 +126,12 @@ def _close_launch(folder: Path) -> Iterable[Closed]:
         job = read_job(folder / "job.json")
     except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
         return []
-    folders = node_folders(job.launch_id)
+    folders = node_folders(job.launch_id, folder)
     nodes = [collect(local, folder) for local in folders]
     # A path in the job is relative to where that sweep was started.
     here = dataclasses.replace(job, results=str(folder.parents[1]))
     closed = close_open_runs(here, folder, nodes, is_interrupted=True)
     for local in folders:
         forget(local)
+    shutil.rmtree(folder / KEPT, ignore_errors=True)
     return closed

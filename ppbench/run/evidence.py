@@ -15,28 +15,36 @@ import os
 import platform
 import shutil
 import signal
-import tempfile
 import time
 import traceback
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from engine.flight import Entry, Phase, Record, read_record
+from engine.flight import RECORD_BYTES, Entry, Phase, Record, read_record
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
 from ppbench.analysis.post_mortem import LastSeen, PostMortem, action_text, post_mortem
 from ppbench.run.launch.exits import read_exits
+from ppbench.run.private_folder import (
+    SHARED_MEMORY,
+    Choice,
+    Claim,
+    bases,
+    choose,
+    kept_folders,
+    lock_path,
+    remove_folder,
+)
 from ppbench.run.watchdog import Sighting, read_sighting
 
 PEER_LOST = "crash"
 """Status of a rank that failed because another one had died. If no rank tells more, one crashed."""
 INTERRUPTED = "interrupted"
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # what it is for
 _WAITING = (Op.F, Op.B, Op.I)
 
 
@@ -82,18 +90,80 @@ def node_folder(launch_id: str, node: int = 0) -> Path:
 
     `node` counts agents, of which a machine may have several.
     """
-    return _base() / f"{launch_id}-{node}"
+    name = f"{launch_id}-{node}"
+    folders = [base / name for base in bases()] or [SHARED_MEMORY / name]
+    return next((folder for folder in folders if _is_there(folder)), folders[0])
 
 
-def node_folders(launch_id: str) -> list[Path]:
-    """Those that there are on this machine, also if they have been collected."""
-    found = [*_base().glob(f"{launch_id}-*"), *_base().glob(f".{launch_id}-*")]
-    return sorted({path.with_name(path.name.lstrip(".")) for path in found})
+def _is_there(folder: Path) -> bool:
+    """Its lock is there from before it is made until it is forgotten."""
+    return any(path.exists() for path in (lock_path(folder), folder, _aside(folder)))
 
 
-def _base() -> Path:
-    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    return base / f"ppbench-{os.getuid()}"
+def node_folders(launch_id: str, launch: Path) -> list[Path]:
+    """Those that there are on this machine, also if they have been collected.
+
+    `launch` is the launch's folder in the store: what was found there by a sweep into another one.
+    """
+    kept = kept_folders(launch)
+    names = {path.name for path in kept}
+    found = [
+        path.with_name(path.name.removeprefix("."))
+        for base in bases()
+        for pattern in (f"{launch_id}-*", f".{launch_id}-*")
+        for path in base.glob(pattern)
+        if path.is_dir()
+    ]
+    return sorted({*kept, *(path for path in found if path.name not in names)})
+
+
+SAMPLES_BYTES = 8 * 2**20
+"""Room for a node's samples, which lie in its folder."""
+
+_RANK_BYTES = RECORD_BYTES + 64 * 1024  # its record, its error, where it crashed
+
+
+@contextlib.contextmanager
+def claimed_node_folder(
+    launch_id: str, num_ranks: int, launch: Path | None = None
+) -> Iterator[Path]:
+    """A launch's folder on this machine, held by this process meanwhile; the ranks make it.
+
+    `launch` is its folder in the store, if it has one. Raises StoreError if there is no place.
+    """
+    folder = place_for(num_ranks).base / f"{launch_id}-0"
+    claim = Claim(folder, launch)
+    try:
+        yield folder
+    finally:
+        if not folder.exists() and not _aside(folder).exists():
+            forget(folder)  # its lock
+        claim.release()
+
+
+def claim_node_folder(launch_id: str, node: int, num_ranks: int) -> list[str]:
+    """Find a place for an agent's ranks, by the first of them; what to say about it.
+
+    The agent is this process's parent. What it has begun to use stays. Raises StoreError.
+    """
+    folder, notes = node_folder(launch_id, node), []
+    if not _is_there(folder):
+        place = place_for(num_ranks)
+        folder, notes = place.base / folder.name, notes_on(place)
+    Claim(folder, agent_pid=os.getppid())  # until this process ends
+    return notes
+
+
+def place_for(num_ranks: int) -> Choice:
+    """Where this many ranks' folder goes. Raises StoreError if there is no place."""
+    return choose(SAMPLES_BYTES + num_ranks * _RANK_BYTES)
+
+
+def notes_on(place: Choice) -> list[str]:
+    """Why the folder is not in shared memory, for the user; nothing if it is."""
+    if not place.problems:
+        return []
+    return [f"{'; '.join(place.problems)}; flight records go to {place.base} instead"]
 
 
 def fault_path(folder: Path, rank: int) -> Path:
@@ -145,8 +215,7 @@ def _aside(folder: Path) -> Path:
 
 def forget(folder: Path) -> None:
     """Remove what was collected of a node's folder, and what is in it."""
-    for one in (folder, _aside(folder)):
-        shutil.rmtree(one, ignore_errors=True)
+    remove_folder(folder)
 
 
 def _signals(launch: Path, pids: Container[int]) -> dict[int, int]:

@@ -28,8 +28,9 @@ import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]  # public
     PrefixStore,
     Store,
-    TCPStore,
 )
+
+from engine.rank_store import store_of_ranks
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
@@ -48,17 +49,11 @@ class MeetingError(RuntimeError):
 def join_other_ranks(patience_s: float = PATIENCE_S) -> None:
     """Make the default process group, which carries control messages only.
 
-    Blocks until all ranks are here. Raises MeetingError if one is not within the time given.
+    Blocks until all ranks are here. Raises MeetingError if one is not within the time given,
+    InterfaceError if this machine has no address at which the others could reach it.
     """
-    environ = os.environ
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    store = TCPStore(
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        is_master=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False",
-        wait_for_workers=False,
-        timeout=timedelta(seconds=patience_s),
-    )
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = store_of_ranks(timedelta(seconds=patience_s))
     name = agree_on_name(store, rank, world_size, patience_s)
     dist.init_process_group(
         "gloo",

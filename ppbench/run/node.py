@@ -11,12 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ppbench.run.evidence import SAMPLES_BYTES
 from ppbench.run.sampler import Sample, read_samples, samples_path, start_sampler
 from ppbench.run.telemetry import Figures, Summary, sample_rows, summarize
 from ppbench.run.watchdog import start_watchdog
-
-MOST_BYTES = 8 * 2**20
-"""Of samples, which lie in memory; those of the cases before are not needed any more."""
 
 
 @dataclass
@@ -47,12 +45,15 @@ class Node:
             self._watchdog = self._start_watchdog()
 
     def look_after(self) -> None:
-        """Before each case: start a watchdog that was killed anew, keep the samples few."""
+        """Before each case: start a watchdog that was killed anew, keep the samples few.
+
+        Samples of the cases before are not needed any more.
+        """
         if self._watchdog is None:  # another rank of the node does it
             return
         if self._watchdog.poll() is not None:
             self._watchdog = self._start_watchdog()
-        if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+        if self._path.exists() and self._path.stat().st_size > SAMPLES_BYTES:
             os.truncate(self._path, 0)
 
     def begin(self) -> Window:

@@ -7,6 +7,7 @@ Nothing goes into the store: what it holds are steps with spans, and these are a
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ppbench.analysis.ratios import Ratio, paired_ratio
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError
-from ppbench.run.evidence import collect, forget, judge, node_folder
+from ppbench.run.evidence import claimed_node_folder, collect, forget, judge
 from ppbench.run.job import Event, Item, Job, write_job
 from ppbench.run.launch.local import LocalLaunch, preloaded_for
 from ppbench.run.progress import describe
@@ -110,27 +111,32 @@ def measure_overhead(
         for case, measure in sweep.cases
     )
     followed = _Followed(items, sweep.axes, on_progress, on_case)
-    with tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name,
+        contextlib.ExitStack() as held,
+    ):
         folder, launch_id = Path(name) / "launch", new_run_id()
+        num_ranks = max(item.case.world_size for item in items)
+        local = held.enter_context(claimed_node_folder(launch_id, num_ranks))
         job_file = write_job(folder, Job(launch_id, name, "", sweep.name, sweep.file, None, items))
         launch = LocalLaunch(
             folder,
             [MODULE, str(job_file)],
-            num_ranks=max(item.case.world_size for item in items),
+            num_ranks=num_ranks,
             threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
             max_restarts=0,
             preloaded=preloaded_for(item.case.model_preset for item in items),
         )
         try:
-            if not follow(launch, folder, followed.take, node_folder(launch_id)):
-                raise LaunchError(f"{followed.place}: {_cause(launch, folder, launch_id)}")
+            if not follow(launch, folder, followed.take, local):
+                raise LaunchError(f"{followed.place}: {_cause(launch, folder, local)}")
         finally:
             launch.stop()
-            forget(node_folder(launch_id))
+            forget(local)
 
 
-def _cause(launch: LocalLaunch, folder: Path, launch_id: str) -> str:
+def _cause(launch: LocalLaunch, folder: Path, local: Path) -> str:
     """Why the ranks died: what the first left, or the end of the log where none left anything."""
-    left = collect(node_folder(launch_id), folder)
+    left = collect(local, folder)
     first = judge([left], None, 0, 0).error.partition("\n")[0]
     return first if left.errors else "\n".join([first, *launch.last_lines()])

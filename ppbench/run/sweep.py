@@ -19,8 +19,9 @@ import json
 import os
 import platform
 import random
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,18 @@ from ppbench.run.closing import (
     take_marker,
 )
 from ppbench.run.environment import code_hash, read_environment, runtime_code
-from ppbench.run.evidence import collect, forget, node_folder, store_error
+from ppbench.run.evidence import (
+    claimed_node_folder,
+    collect,
+    forget,
+    notes_on,
+    place_for,
+    store_error,
+)
 from ppbench.run.job import Event, Item, Job, Journal, read_progress, write_job
-from ppbench.run.launch.local import WORKER, LocalLaunch, preloaded_for
+from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
 from ppbench.run.locks import Lock, held, who
+from ppbench.run.private_folder import remove_dead
 from ppbench.run.progress import Display
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
@@ -263,6 +272,7 @@ def alone(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with held(path, who(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
+        remove_dead()  # after what this store's launches have left was collected
         commit = read_commit(sweep.track.repo)
         sweep_id = sweep_id_of(sweep, items_of(sweep, commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
@@ -276,6 +286,10 @@ def run_plan(plan: Plan, store: Store, display: Display, *, reruns: bool = False
     Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
     stored. On KeyboardInterrupt they are ended, and what is finished stays.
     """
+    if plan.missing:
+        check_semaphores()
+        for note in notes_on(place_for(_num_ranks(plan.missing))):
+            print(f"note: {note}", file=sys.stderr, flush=True)
     if reruns:
         note_rerun(plan, store)
     display.begin(list(plan.missing), plan.sweep.axes)
@@ -315,14 +329,26 @@ def job_of(plan: Plan, indices: list[int], store: Store) -> Job:
 
 def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
     """One start of the agent; the status of each item that has a row when it has ended."""
-    folder, local = store.folder / "launches" / job.launch_id, node_folder(job.launch_id)
+    folder = store.folder / "launches" / job.launch_id
+    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder) as local:
+        return _run_job_in(folder, local, job, on_event)
+
+
+def _num_ranks(items: Iterable[Item]) -> int:
+    return max((item.case.world_size for item in items), default=1)
+
+
+def _run_job_in(
+    folder: Path, local: Path, job: Job, on_event: Callable[[Event], None]
+) -> dict[int, str]:
+    """`folder` is the launch's in the store, `local` on this machine."""
     job_file = write_job(folder, job)
     marker = Lock(folder / RUNNING)
     marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
     launch = LocalLaunch(
         folder,
         [WORKER, str(job_file)],
-        num_ranks=max(item.case.world_size for item in job.items),
+        num_ranks=_num_ranks(job.items),
         threads_per_rank=max(item.case.launch_threads_per_rank for item in job.items),
         max_restarts=sum(2 + item.measure.retry for item in job.items),
         preloaded=preloaded_for(item.case.model_preset for item in job.items),
@@ -331,11 +357,11 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
         follow(launch, folder, on_event, local)
     except KeyboardInterrupt:
         launch.stop()
-        _close(job, folder, marker, on_event, is_interrupted=True)
+        _close(job, folder, local, marker, on_event, is_interrupted=True)
         raise
     finally:
         launch.stop()
-    _close(job, folder, marker, on_event, is_interrupted=False)
+    _close(job, folder, local, marker, on_event, is_interrupted=False)
     if statuses := read_progress(folder).statuses:
         return statuses
     log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
@@ -345,13 +371,13 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
 def _close(
     job: Job,
     folder: Path,
+    local: Path,
     marker: Lock,
     on_event: Callable[[Event], None],
     *,
     is_interrupted: bool,
 ) -> None:
     """Account for what is open when the workers are gone; the launch is then over."""
-    local = node_folder(job.launch_id)
     marker.release()
     take_marker(marker)  # rank 0 has it as well, until it is gone
     nodes = [collect(local, folder)]

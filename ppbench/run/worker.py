@@ -15,6 +15,7 @@ import faulthandler
 import functools
 import gc
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -30,6 +31,7 @@ import torch.distributed as dist
 
 from engine.connection import Agreement, agree, broadcast
 from engine.flight import FlightRecord, Phase
+from engine.interfaces import InterfaceError
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
@@ -41,7 +43,7 @@ from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
-from ppbench.errors import PpbenchError, StoreError
+from ppbench.errors import PpbenchError, StoreError, UsageError
 from ppbench.run.agreement import DisagreementError
 from ppbench.run.binding import Cores
 from ppbench.run.closing import RUNNING, close_open_runs
@@ -50,6 +52,7 @@ from ppbench.run.evidence import (
     PEER_LOST,
     STORE_FAILED,
     Evidence,
+    claim_node_folder,
     collect,
     fault_path,
     forget,
@@ -63,6 +66,7 @@ from ppbench.run.locks import Lock
 from ppbench.run.measuring import Member, measure, release_memory
 from ppbench.run.meeting import WAIT_FOREVER, join_other_ranks
 from ppbench.run.node import Node
+from ppbench.run.private_folder import make_folder, remove_dead
 from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
@@ -76,13 +80,29 @@ from ppbench.store import Store, new_run_id
 def main(arguments: Sequence[str]) -> None:
     """Run what is left of a job, or of a sweep that has no controller."""
     die_with_parent()
-    join_other_ranks()
+    _meet()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
     gc.enable()
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:
         _run_headless(arguments)
+
+
+def _meet() -> None:
+    """Blocks until all ranks are here; ends the launch where this machine cannot be reached."""
+    try:
+        join_other_ranks()
+    except InterfaceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_launch()
+        os._exit(UsageError.exit_code)
+
+
+def _end_launch() -> None:
+    """The agent would start the ranks anew."""
+    if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _run_headless(arguments: Sequence[str]) -> None:
@@ -94,11 +114,11 @@ def _run_headless(arguments: Sequence[str]) -> None:
 
     try:
         job = broadcast(plan)
+        _claim_place(job)
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-            os.kill(os.getppid(), signal.SIGTERM)  # the agent would start the ranks anew
+        _end_launch()
         os._exit(error.exit_code)
     folder = Path(job.results) / "launches" / job.launch_id
     show = headless[0].show if headless else lambda _job, _event: None
@@ -107,6 +127,24 @@ def _run_headless(arguments: Sequence[str]) -> None:
     if headless:
         headless[0].close(job)
     _part(job)
+
+
+def _claim_place(job: Job) -> None:
+    """Each node's first rank finds a place for its folder. Collective; raises StoreError on all."""
+    problem: str | None = None
+    if job.items and os.environ["LOCAL_RANK"] == "0":
+        try:
+            if dist.get_rank() > 0:
+                remove_dead()  # on the first node, rank 0 has done it
+            node, num_ranks = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            for note in claim_node_folder(job.launch_id, node, num_ranks):
+                print(f"note: {note}", file=sys.stderr, flush=True)
+        except StoreError as error:
+            problem = f"{platform.node()}: {error}"
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if said := [one for one in problems if one is not None]:
+        raise StoreError(said[0])
 
 
 def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
@@ -196,9 +234,9 @@ class Worker:
         if self._rank == 0:
             self._marker.try_to_hold(shared=True)  # until this process is gone
         self._evidence = self._collect(local)
-        local.mkdir(parents=True, exist_ok=True)
+        make_folder(local)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
-        self.flight = FlightRecord(flight_path(local, self._rank), self._rank)
+        self.flight = _new_record(flight_path(local, self._rank), self._rank)
         self.flight.enter(Phase.WAITS)
         self._node = Node(local, self._rank)
 
@@ -317,6 +355,13 @@ class Worker:
             device = _device_of(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         return self._fabrics[key]
+
+
+def _new_record(path: Path, rank: int) -> FlightRecord:
+    try:
+        return FlightRecord(path, rank)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; make room there") from error
 
 
 def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:

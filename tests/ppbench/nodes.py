@@ -50,6 +50,10 @@ class Node:
                 stderr=subprocess.STDOUT,
             )
 
+    def use_hosts(self, hosts: Path) -> None:
+        """From now on, what is started there knows other addresses by name."""
+        self._hosts = hosts
+
     def kill(self) -> None:
         """All that runs there, at once, as when the power fails."""
         found = _run("ip", "netns", "pids", self._namespace)

@@ -27,11 +27,18 @@ def descendants(pid: int) -> set[int]:
 
 
 def listening(pid: int) -> set[str]:
-    """Addresses that the process and its descendants accept TCP connections on."""
+    """Addresses that the process and its descendants accept TCP connections on.
+
+    They are all in one network namespace, which need not be this one.
+    """
     owned = {inode for one in descendants(pid) for inode in _sockets_of(one)}
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:  # it has ended
+            return found
+        for line in lines:
             fields = line.split()
             if fields[3] == LISTEN and fields[9] in owned:
                 found.add(_address(fields[1]))

@@ -22,19 +22,18 @@ import logging
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
     gc.disable()  # what is imported stays, and to look through it takes a fifth of the time
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -48,16 +47,18 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from engine.interfaces import LOOPBACK, keep_to_loopback
+from engine.rank_store import serve
 from ppbench.run import lifetime
 from ppbench.run.launch.exits import Exit, note_exit
 
-LOOPBACK = "127.0.0.1"
 GRACE_S = 1.0
 """Workers have nothing to put in order; what they store is whole at any moment."""
 
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
 
+_STORE_TIMEOUT = timedelta(seconds=300)
 _POLL_S = 0.05
 _ROLE = "ppbench"
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -68,15 +69,8 @@ class Loopback(RendezvousHandler):
     """A rendezvous of one node, whose store is reached from this machine alone."""
 
     def __init__(self) -> None:
-        listener = socket.create_server((LOOPBACK, 0), backlog=1024)
-        self._address = RendezvousStoreInfo(LOOPBACK, listener.getsockname()[1])
-        self._store = TCPStore(
-            LOOPBACK,
-            self._address.master_port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = serve(LOOPBACK, 0, _STORE_TIMEOUT)
+        self._address = RendezvousStoreInfo(LOOPBACK, self._store.port)
 
     def next_rendezvous(self) -> RendezvousInfo:
         return RendezvousInfo(self._store, 0, 1, self._address)
@@ -257,11 +251,9 @@ def _end(code: int | str) -> NoReturn:
 
 def stay_local() -> None:
     """Workers' sockets, too, are bound to loopback, whatever the machine's settings say."""
-    names = [name for _, name in socket.if_nameindex()]
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    if loopback is not None:
-        for library in ("GLOO", "NCCL", "TP"):
-            os.environ[f"{library}_SOCKET_IFNAME"] = loopback
+    for library in ("GLOO", "NCCL", "TP"):
+        os.environ.pop(f"{library}_SOCKET_IFNAME", None)
+    keep_to_loopback(os.environ)
 
 
 def main() -> None:

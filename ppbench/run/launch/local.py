@@ -6,6 +6,7 @@ an exit code here. It ends with this process, and its workers with it, even when
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engine.model.presets import PRESETS
+from ppbench.errors import LaunchError
 from ppbench.run import lifetime
 from ppbench.run.launch.exits import first_exit
+from ppbench.run.private_folder import SHARED_MEMORY
 
 AGENT = "ppbench.run.launch.agent"
 WORKER = "ppbench.run.worker"
@@ -42,8 +45,9 @@ class LocalLaunch:
         """`program` is what each worker runs: a module's name and its arguments.
 
         `preloaded` names modules that import what takes long, with commas between; workers are
-        forked when they have.
+        forked when they have. Raises LaunchError if this machine lets none be started.
         """
+        check_semaphores()
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
@@ -89,6 +93,17 @@ class LocalLaunch:
                 newest = max(written, key=lambda path: path.stat().st_mtime)
                 return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return []
+
+
+def check_semaphores() -> None:
+    """Torch's agent needs one per worker; Linux keeps them in shared memory. Raises LaunchError."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise LaunchError(
+            f"{SHARED_MEMORY}: no semaphore can be made there: {error.strerror}; torch starts no "
+            "workers without: mount a tmpfs there that can be written to"
+        ) from error
 
 
 def preloaded_for(models: Iterable[str]) -> str:

@@ -19,6 +19,9 @@ from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, UsageError
 
 WORKER = "ppbench.run.worker"
+NODES = "ppbench.run.launch.nodes"
+"""Torchrun, but that it listens on one interface."""
+
 STOP_TIMEOUT_S = 35
 """Torchrun gives its workers 30 seconds to end."""
 
@@ -66,7 +69,7 @@ def torchrun_command(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        NODES,
         f"--nnodes={nodes.num_nodes}",
         f"--nproc-per-node={nodes.ranks_per_node}",
         f"--max-restarts={nodes.max_restarts}",
