@@ -1,6 +1,6 @@
 """How workers ended: written by their agent as it happens, read by whoever accounts for it.
 
-    <launch's folder>/exits.jsonl    a line for each worker that failed of itself
+    <launch's folder>/exits.jsonl    a line for each worker that ended of itself
 
 Workers that the agent ends because another one has failed are not in it.
 """
@@ -19,13 +19,14 @@ FILE = "exits.jsonl"
 
 @dataclass(frozen=True)
 class Exit:
-    """A worker that failed."""
+    """How a worker ended."""
 
     attempt: int  # how often the workers had been restarted
     rank: int
     pid: int
     exitcode: int  # of a signal, its negative number
     at: float  # seconds since the epoch
+    at_ns: int = 0  # the same moment on the machine's monotonic clock; 0 where it is not known
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid}) {self.how}"
@@ -35,10 +36,15 @@ class Exit:
         """Such as `was ended by SIGKILL`."""
         if self.exitcode >= 0:
             return f"ended with exit code {self.exitcode}"
-        try:
-            return f"was ended by {signal.Signals(-self.exitcode).name}"
-        except ValueError:  # a real-time signal
-            return f"was ended by signal {-self.exitcode}"
+        return f"was ended by {signal_name(-self.exitcode)}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; a real-time signal has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def note_exit(folder: Path, ended: Exit) -> None:
@@ -48,7 +54,12 @@ def note_exit(folder: Path, ended: Exit) -> None:
 
 
 def read_exits(folder: Path) -> list[Exit]:
-    """In the order in which the agent saw them; empty while none has failed."""
+    """Those of workers that failed, in the order in which the agent saw them."""
+    return [one for one in read_ends(folder) if one.exitcode != 0]
+
+
+def read_ends(folder: Path) -> list[Exit]:
+    """Those of all workers, also with exit code 0, in the order in which the agent saw them."""
     try:
         lines = (folder / FILE).read_text().splitlines()
     except FileNotFoundError:
