@@ -5,7 +5,9 @@ Everything heavy is imported by the command that needs it, so that `--help` cost
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -61,8 +63,16 @@ def main() -> NoReturn:
 
 
 def _invoke() -> int:
+    _check_not_empty(sys.argv)
     typer.main.get_command(app)(prog_name="ppbench")
     return 0
+
+
+def _check_not_empty(arguments: Sequence[str]) -> None:
+    """A path that is empty, as of a variable that is not set, would be the working directory."""
+    for option in ("--results", "--reports", "--output", "-o"):
+        if (option, "") in itertools.pairwise(arguments) or f"{option}=" in arguments:
+            raise UsageError(f"{option}: is empty; expected a path")
 
 
 def _show_version(wanted: bool) -> None:

@@ -18,7 +18,6 @@ import resource
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 MOST_OF_MESSAGE = 4_000
 MOST_OF_TRACE = 8_000
@@ -256,16 +255,6 @@ def system_problem(error: BaseException) -> str | None:
 
 def _refused(error: OSError) -> str:
     words = error.strerror or os.strerror(error.errno or 0)
-    if error.errno == errno.ENOENT and not _has_working_directory():
-        return "the working directory was deleted; change into another one"
     if error.filename is None or isinstance(error.filename, int):
         return f"{words}{fix_of(error.errno)}"
     return f"{os.fsdecode(error.filename)}: {words}{fix_of(error.errno)}"
-
-
-def _has_working_directory() -> bool:
-    try:
-        Path.cwd()
-    except OSError:
-        return False
-    return True

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from ppbench.error_text import fix_of, printable, system_problem
-from ppbench.errors import PpbenchError
+from ppbench.error_text import encodable, fix_of, printable, system_problem
+from ppbench.errors import PpbenchError, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -33,6 +33,7 @@ RARELY = 50_000
 """What a command imports stays; to look through all of it anew takes a tenth of its time."""
 _PATIENCE = 3
 """How often a command that is being stopped may be told to stop before it ends at once."""
+_LEAST_COLUMNS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN)
 _NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
@@ -45,6 +46,7 @@ def run(command: Callable[[], int]) -> NoReturn:
     try:
         interrupts.raise_from_now_on()
         _open_closed_descriptors()
+        _forget_odd_sizes()
         sys.stdout = _forgiving(sys.stdout, "stdout")
         sys.stderr = _forgiving(sys.stderr, "stderr")
         code = _exit_code_of(command, interrupts)
@@ -56,6 +58,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 
 def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
     try:
+        _check_working_directory()
         try:
             code = command()
         except SystemExit as end:  # of the library that reads arguments
@@ -71,7 +74,7 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         if interrupts.num_come:  # a library made something else of it
             _say("stopped")
             return INTERRUPTED
-        problem = system_problem(error)
+        problem = system_problem(error) or _odd_argument()
         if problem is None:  # a fault of the program
             sys.__excepthook__(type(error), error, error.__traceback__)
         else:
@@ -80,12 +83,26 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
     return code
 
 
+def _odd_argument() -> str | None:
+    """Of an argument that is not UTF-8: as a path it is one, but libraries refuse it elsewhere."""
+    odd = next((word for word in sys.argv[1:] if encodable(word) != word), None)
+    return None if odd is None else f'argument "{encodable(odd)}": is not UTF-8'
+
+
 def _fix_for(error: PpbenchError) -> str:
     """What to do about a limit of the system, where the message does not say."""
     cause = error.__cause__
     if not isinstance(cause, OSError) or "; " in str(error):
         return ""
     return fix_of(cause.errno)
+
+
+def _check_working_directory() -> None:
+    """Raises UsageError where the folder that relative paths begin in is gone."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError("the working directory was deleted; change into another one") from error
 
 
 def _say(text: str) -> None:
@@ -154,6 +171,14 @@ def _open_closed_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
 
 
+def _forget_odd_sizes() -> None:
+    """Of the terminal, where the environment has one that nothing can be drawn in."""
+    for name, least in (("COLUMNS", _LEAST_COLUMNS), ("LINES", 1)):
+        value = os.environ.get(name, str(least))
+        if not value.isdecimal() or int(value[:_LEAST_COLUMNS]) < least:
+            del os.environ[name]
+
+
 class _Pipe(io.FileIO):
     """A standard stream; when its reader has gone, what is written is dropped."""
 
@@ -162,7 +187,7 @@ class _Pipe(io.FileIO):
             return super().write(data) or 0
         except OSError as error:
             if error.errno not in _CLOSED and not (error.errno == errno.EIO and self._is_error):
-                raise
+                raise OSError(error.errno, error.strerror, "standard output") from error
         return memoryview(data).nbytes
 
     @property
