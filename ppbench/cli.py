@@ -16,6 +16,7 @@ import typer
 from ppbench import __version__, cli_importing, cli_tracking, process
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
+from ppbench.error_text import encodable
 from ppbench.errors import UsageError
 from ppbench.format import ExportFormat, Format, Theme
 
@@ -63,16 +64,27 @@ def main() -> NoReturn:
 
 
 def _invoke() -> int:
-    _check_not_empty(sys.argv)
+    _check_paths(sys.argv)
     typer.main.get_command(app)(prog_name="ppbench")
     return 0
 
 
-def _check_not_empty(arguments: Sequence[str]) -> None:
-    """A path that is empty, as of a variable that is not set, would be the working directory."""
+def _check_paths(arguments: Sequence[str]) -> None:
+    """Raises UsageError for a path that is empty, or for a store where pyarrow opens no file.
+
+    An empty path, as of a variable that is not set, would be the working directory.
+    """
     for option in ("--results", "--reports", "--output", "-o"):
-        if (option, "") in itertools.pairwise(arguments) or f"{option}=" in arguments:
-            raise UsageError(f"{option}: is empty; expected a path")
+        values = [value for name, value in itertools.pairwise(arguments) if name == option]
+        start = f"{option}="
+        values += [word.removeprefix(start) for word in arguments if word.startswith(start)]
+        for value in values:
+            if not value:
+                raise UsageError(f"{option}: is empty; expected a path")
+            if option == "--results" and encodable(value) != value:
+                raise UsageError(
+                    f"{option}: {encodable(value)}: is not UTF-8; expected a path that is"
+                )
 
 
 def _show_version(wanted: bool) -> None:

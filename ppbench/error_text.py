@@ -246,10 +246,9 @@ def system_problem(error: BaseException) -> str | None:
             return _refused(one)
         if isinstance(one, MemoryError):
             return f"out of memory; {_MEMORY}"
-        if isinstance(one, ImportError | RuntimeError | SystemError):
-            limit = limit_in(_message(one, MOST_OF_MESSAGE))
-            if limit is not None:
-                return limit
+        limit = limit_in(_message(one, MOST_OF_MESSAGE))  # as in a library's own exception
+        if limit is not None:
+            return limit
     return None
 
 

@@ -14,6 +14,7 @@ import errno
 import gc
 import io
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ RARELY = 50_000
 _PATIENCE = 3
 """How often a command that is being stopped may be told to stop before it ends at once."""
 _LEAST_COLUMNS = 20
+_LEAST_BYTES = 256 * 2**20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN)
 _NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
@@ -59,6 +61,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
     try:
         _check_working_directory()
+        _check_memory_limit()
         try:
             code = command()
         except SystemExit as end:  # of the library that reads arguments
@@ -103,6 +106,16 @@ def _check_working_directory() -> None:
         Path.cwd()
     except OSError as error:
         raise UsageError("the working directory was deleted; change into another one") from error
+
+
+def _check_memory_limit() -> None:
+    """Raises UsageError for one under which libraries end the process with words of their own."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
+        raise UsageError(
+            f"a process may have {limit / 2**20:,.0f} MiB of memory here, and ppbench needs "
+            f"{_LEAST_BYTES / 2**20:,.0f} at least; raise the limit with: ulimit -v unlimited"
+        )
 
 
 def _say(text: str) -> None:

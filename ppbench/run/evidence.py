@@ -32,12 +32,13 @@ from ppbench.error_text import (
     MOST_OF_TRACE,
     describe,
     fix_in,
+    limit_in,
     readable,
     trace_of,
     type_name,
 )
 from ppbench.errors import first_line
-from ppbench.run.launch.exits import Exit, read_ends, signal_name
+from ppbench.run.launch.exits import Exit, last_words, read_ends, signal_name
 from ppbench.run.watchdog import Sighting, read_sighting
 
 PEER_LOST = "crash"
@@ -70,6 +71,7 @@ class Evidence:
     faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
     sighting: Sighting | None = None
     exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how its process ended
+    words: dict[int, str] = field(default_factory=dict)  # rank of these -> the end of its log
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def collect(folder: Path, launch: Path) -> Evidence:
         for path in source.glob("fault-rank*")
         if (text := path.read_text(errors="replace").strip())
     }
+    exits = _exits(launch, {record.pid for record in records if record is not None})
     found = Evidence(
         platform.node(),
         time.time_ns() - time.monotonic_ns(),
@@ -156,7 +159,8 @@ def collect(folder: Path, launch: Path) -> Evidence:
         sort_errors(errors),
         faults,
         read_sighting(source),
-        _exits(launch, {record.pid for record in records if record is not None}),
+        exits,
+        {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
     )
     if source == folder:
         shutil.rmtree(_aside(folder), ignore_errors=True)
@@ -282,6 +286,13 @@ class _End:
         return is_kill and sighting is not None and sighting.oom_kills > 0
 
     @property
+    def last_words(self) -> str:
+        """Where it crashed, and the end of its log, as a library in C++ may have said why."""
+        log = self.node.words.get(self.rank, "")
+        texts = [self.node.faults.get(self.rank, ""), log and f"the end of its log:\n{log}"]
+        return "\n".join(text for text in texts if text)
+
+    @property
     def how(self) -> str:
         """Such as `was killed by SIGKILL`, for a rank that left no exception."""
         code = None if self.exit is None else self.exit.exitcode
@@ -338,7 +349,7 @@ def _cause(
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if found is None else found.rank
     status, words, rank = _death(first, gone)
-    trace = "" if first is None else first.node.faults.get(first.rank, "")
+    trace = "" if first is None else first.last_words
     errors = sort_errors([error for node in nodes for error in node.errors])
     complaints = [f"rank {one.rank}: {one.message}\n{one.traceback}" for one in errors[:1]]
     texts = [words, states, trace, *complaints]
@@ -365,7 +376,9 @@ def _death(first: _End | None, gone: Sequence[int]) -> tuple[str, str, int | Non
     if first.is_killed_for_memory and first.rank not in first.node.faults:
         words = "was killed by the kernel, which had run out of memory"
         return "oom", f"rank {first.rank} {words}", first.rank
-    return PEER_LOST, f"rank {first.rank} {first.how}", first.rank
+    limit = limit_in(first.last_words)
+    words = f"rank {first.rank} {first.how}"
+    return PEER_LOST, f"{words}: {limit}" if limit else words, first.rank
 
 
 def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:

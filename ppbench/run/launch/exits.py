@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "exits.jsonl"
+MOST_WORDS = 2_000
+"""Bytes of a worker's log that may tell why it died."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,15 @@ def read_ends(folder: Path) -> list[Exit]:
         with contextlib.suppress(ValueError):  # cut short by a kill
             exits.append(Exit(**json.loads(line)))
     return exits
+
+
+def last_words(folder: Path, ended: Exit) -> str:
+    """The end of what a worker wrote to standard error; empty if there is no such log."""
+    for path in folder.glob(f"logs/*/attempt_{ended.attempt}/{ended.rank}/stderr.log"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(-min(path.stat().st_size, MOST_WORDS), os.SEEK_END)
+            return file.read().decode(errors="replace").strip()
+    return ""
 
 
 def first_exit(folder: Path) -> Exit | None:
