@@ -7,9 +7,7 @@ notebook takes.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as of `typing`, which takes longer to import than all else up to `main`
 if TYPE_CHECKING:
     from ppbench import figures
     from ppbench.attaching import attach
@@ -21,6 +19,8 @@ __all__ = ["__version__", "attach", "figures", "load"]
 
 def __getattr__(name: str) -> object:
     """`attach`, `load` and `figures`, imported when they are first asked for."""
+    import importlib
+
     if name == "attach":
         return importlib.import_module("ppbench.attaching").attach
     if name == "figures":

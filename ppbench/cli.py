@@ -5,19 +5,19 @@ Everything heavy is imported by the command that needs it, so that `--help` cost
 
 from __future__ import annotations
 
-import gc
-import signal
+import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from ppbench import __version__, cli_importing, cli_tracking
+from ppbench import __version__, cli_importing, cli_tracking, process
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, Run
 from ppbench.config.places import Launcher
-from ppbench.errors import PpbenchError, UsageError
+from ppbench.error_text import encodable
+from ppbench.errors import UsageError
 from ppbench.format import ExportFormat, Format, Theme
 
 app = typer.Typer(
@@ -56,27 +56,35 @@ Cost = Annotated[
 ]
 
 UNIT_COST = "F=1,I=1,W=1"
-INTERRUPTED = 130
-RARELY = 50_000
-"""What a command imports stays; to look through all of it anew takes a tenth of its time."""
 
 
-def main() -> None:
-    """Entry point of `ppbench`: a known error becomes its message and exit code."""
-    gc.set_threshold(RARELY)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _interrupt)
-    try:
-        app(prog_name="ppbench")
-    except PpbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+def main() -> NoReturn:
+    """Run the command line, and end the process with its exit code."""
+    process.run(_invoke)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End as with Ctrl-C, so that no worker outlives a controller that was told to stop."""
-    raise KeyboardInterrupt
+def _invoke() -> int:
+    _check_paths(sys.argv)
+    typer.main.get_command(app)(prog_name="ppbench")
+    return 0
+
+
+def _check_paths(arguments: Sequence[str]) -> None:
+    """Raises UsageError for a path that is empty, or for a store where pyarrow opens no file.
+
+    An empty path, as of a variable that is not set, would be the working directory.
+    """
+    for option in ("--results", "--reports", "--output", "-o"):
+        values = [value for name, value in itertools.pairwise(arguments) if name == option]
+        start = f"{option}="
+        values += [word.removeprefix(start) for word in arguments if word.startswith(start)]
+        for value in values:
+            if not value:
+                raise UsageError(f"{option}: is empty; expected a path")
+            if option == "--results" and encodable(value) != value:
+                raise UsageError(
+                    f"{option}: {encodable(value)}: is not UTF-8; expected a path that is"
+                )
 
 
 def _show_version(wanted: bool) -> None:
@@ -156,11 +164,7 @@ def overhead(
     """What measuring costs: the flight record, spans, torch's profiler, each over steps without."""
     from ppbench import commands
 
-    try:
-        outcome = commands.overhead(file, overrides or [], rounds, how)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    outcome = commands.overhead(file, overrides or [], rounds, how)
     print(outcome.table)
     raise typer.Exit(outcome.exit_code)
 
@@ -373,11 +377,7 @@ def check_models(
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""
     from ppbench import commands
 
-    try:
-        outcome = commands.check_models(architectures or [], how)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    outcome = commands.check_models(architectures or [], how)
     print(outcome.table)
     print(outcome.verdict, file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(outcome.exit_code)

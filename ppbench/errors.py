@@ -19,6 +19,8 @@ from collections.abc import Iterable
 
 LONGEST_WORD = 100
 """Of a word that a known one is looked for by: comparing takes time with the square of it."""
+LONGEST_LINE = 500
+"""Characters of an error's first line that a list or a headline shows."""
 
 
 class PpbenchError(Exception):
@@ -78,6 +80,6 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
 
 
 def first_line(text: object) -> str:
-    """What an error says first; its trace, or the log of a process, comes after."""
-    lines = str(text).strip().splitlines()
-    return lines[0] if lines else ""
+    """The first line of an error, cut where it is long; its trace or a log comes after."""
+    line = str(text).strip().partition("\n")[0].rstrip()
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"

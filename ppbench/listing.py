@@ -17,6 +17,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from ppbench.error_text import printable
 from ppbench.errors import first_line
 from ppbench.format import Format
 
@@ -209,7 +210,7 @@ def _fields_of(columns: list[str], fields: Mapping[str, Field]) -> dict[str, Fie
 def _cells(frame: pd.DataFrame, fields: Mapping[str, Field]) -> list[list[str]]:
     return [
         [
-            "" if pd.isna(value) else field.write(value)
+            "" if pd.isna(value) else printable(field.write(value))
             for field, value in zip(fields.values(), row, strict=True)
         ]
         for row in frame[list(fields)].itertuples(index=False)

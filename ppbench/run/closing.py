@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.plan.program import Program
 from ppbench.config.case import Case
 from ppbench.config.possible import check_file_unchanged
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, first_line
 from ppbench.run.durations import lowered_of
 from ppbench.run.evidence import Evidence, collect, forget, judge, node_folders
 from ppbench.run.job import Begun, Event, Job, Journal, read_job, read_progress
@@ -74,7 +74,7 @@ def _close(job: Job, begun: Begun, nodes: Sequence[Evidence], *, is_interrupted:
         is_interrupted=is_interrupted,
     )
     write_failure(job, item, begun, judgement)
-    return Closed(begun, judgement.status, judgement.error.partition("\n")[0])
+    return Closed(begun, judgement.status, first_line(judgement.error))
 
 
 def _lowered(case: Case) -> Program | None:

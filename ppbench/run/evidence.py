@@ -16,8 +16,7 @@ import platform
 import shutil
 import signal
 import time
-import traceback
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +26,18 @@ from engine.flight import RECORD_BYTES, Entry, Phase, Record, read_record
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
-from ppbench.analysis.post_mortem import LastSeen, PostMortem, action_text, post_mortem
-from ppbench.run.launch.exits import read_exits
+from ppbench.analysis.post_mortem import DEAD, LastSeen, PostMortem, action_text, post_mortem
+from ppbench.error_text import (
+    MOST_OF_TRACE,
+    describe,
+    fix_in,
+    limit_in,
+    readable,
+    trace_of,
+    type_name,
+)
+from ppbench.errors import first_line
+from ppbench.run.launch.exits import Exit, last_words, read_ends, signal_name
 from ppbench.run.private_folder import (
     SHARED_MEMORY,
     Choice,
@@ -53,9 +62,9 @@ class RankError:
     """The exception that ended a rank."""
 
     rank: int
-    at: float  # seconds since the epoch
+    at_ns: int  # on the node's monotonic clock, when it was raised
     status: str
-    message: str
+    message: str  # bounded and printable, as is the traceback; the rank's log holds the whole
     traceback: str
 
 
@@ -69,7 +78,8 @@ class Evidence:
     errors: list[RankError] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
     sighting: Sighting | None = None
-    signals: dict[int, int] = field(default_factory=dict)  # rank -> what killed it, of the first
+    exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how its process ended
+    words: dict[int, str] = field(default_factory=dict)  # rank of these -> the end of its log
 
 
 @dataclass(frozen=True)
@@ -171,10 +181,28 @@ def fault_path(folder: Path, rank: int) -> Path:
     return folder / f"fault-rank{rank}"
 
 
-def write_rank_error(folder: Path, rank: int, status: str, error: BaseException) -> None:
-    trace = "".join(traceback.format_exception(error))
-    record = RankError(rank, time.time(), status, f"{type(error).__name__}: {error}", trace)
-    path = folder / f"error-rank{rank}.json"
+def write_rank_error(
+    folder: Path,
+    rank: int,
+    error: BaseException,
+    status_of: Callable[[BaseException, str], str],
+    log: str,
+) -> None:
+    """Leave the exception that ended a rank. `status_of` judges it by itself and its message.
+
+    Its type comes first, alone: what a user's `__str__` does may end this process, or last longer
+    than the process is given. `log` names where the whole of a message is that is too long.
+    """
+    at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
+    _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
+    message = describe(error, log)
+    trace = readable(trace_of(error), MOST_OF_TRACE, log)
+    status, fix = status_of(error, message), fix_in(message)
+    _write_error(folder, RankError(rank, at_ns, status, f"{message}{fix}", trace))
+
+
+def _write_error(folder: Path, record: RankError) -> None:
+    path = folder / f"error-rank{record.rank}.json"
     aside = path.with_suffix(".partial")  # the agent may end this process at any moment
     aside.write_text(json.dumps(dataclasses.asdict(record)))
     aside.replace(path)
@@ -189,10 +217,11 @@ def collect(folder: Path, launch: Path) -> Evidence:
     errors = [RankError(**json.loads(p.read_text())) for p in source.glob("error-rank*.json")]
     records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {
-        int(path.name.removeprefix("fault-rank")): text
+        int(path.name.removeprefix("fault-rank")): readable(text, MOST_OF_TRACE)
         for path in source.glob("fault-rank*")
         if (text := path.read_text(errors="replace").strip())
     }
+    exits = _exits(launch, {record.pid for record in records if record is not None})
     found = Evidence(
         platform.node(),
         time.time_ns() - time.monotonic_ns(),
@@ -200,7 +229,8 @@ def collect(folder: Path, launch: Path) -> Evidence:
         sort_errors(errors),
         faults,
         read_sighting(source),
-        _signals(launch, {record.pid for record in records if record is not None}),
+        exits,
+        {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
     )
     if source == folder:
         shutil.rmtree(_aside(folder), ignore_errors=True)
@@ -218,13 +248,9 @@ def forget(folder: Path) -> None:
     remove_folder(folder)
 
 
-def _signals(launch: Path, pids: Container[int]) -> dict[int, int]:
-    """What killed those of these processes that the agent saw die: rank -> signal.
-
-    Not those of SIGTERM, by which it ends the others itself.
-    """
-    ended = [one for one in read_exits(launch) if one.pid in pids and one.exitcode < 0]
-    return {e.rank: -e.exitcode for e in ended if e.exitcode != -signal.SIGTERM}
+def _exits(launch: Path, pids: Container[int]) -> dict[int, Exit]:
+    """How those of these processes ended that the agent saw end of themselves: rank -> exit."""
+    return {one.rank: one for one in reversed(read_ends(launch)) if one.pid in pids}
 
 
 STORE_FAILED = "store"
@@ -243,7 +269,7 @@ def store_error(folder: Path) -> str | None:
 
 def sort_errors(errors: Sequence[RankError]) -> list[RankError]:
     """The cause first: the earliest that does not merely tell that another rank is gone."""
-    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at))
+    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at_ns))
 
 
 def judge(
@@ -283,61 +309,145 @@ def _ended_ns(node: Evidence) -> int:
     """When the node's ranks ended: as the watchdog saw it, else now."""
     if node.sighting is not None:
         return node.sighting.at_ns + node.to_epoch_ns
-    return max((int(error.at * 1e9) for error in node.errors), default=time.time_ns())
+    ends = [error.at_ns + node.to_epoch_ns for error in node.errors]
+    return max(ends, default=time.time_ns())
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a rank, by what it said itself, by its agent, or as the watchdog saw it."""
+
+    node: Evidence
+    rank: int
+    error: RankError | None
+    exit: Exit | None
+
+    @property
+    def at_ns(self) -> int:
+        """Since the epoch: when its process was gone, else when it failed, else was seen dead.
+
+        A process that is gone is what others lose, so that what they say comes after its end.
+        """
+        if self.exit is not None:
+            at_ns = self.exit.at_ns or int(self.exit.at * 1e9) - self.node.to_epoch_ns
+        elif self.error is not None:
+            at_ns = self.error.at_ns
+        else:
+            sighting = self.node.sighting
+            at_ns = time.monotonic_ns() if sighting is None else sighting.at_ns
+        return at_ns + self.node.to_epoch_ns
+
+    @property
+    def is_by_watchdog(self) -> bool:
+        """Whether it was still there when the watchdog saw a rank dead, or the time up."""
+        sighting = self.node.sighting
+        return sighting is not None and sighting.processes.get(self.rank, DEAD) != DEAD
+
+    @property
+    def is_by_sigterm(self) -> bool:
+        """As of the agent, which ends the others so; or from outside."""
+        return self.exit is not None and self.exit.exitcode == -signal.SIGTERM
+
+    @property
+    def is_killed_for_memory(self) -> bool:
+        is_kill = self.exit is None or self.exit.exitcode == -signal.SIGKILL
+        sighting = self.node.sighting
+        return is_kill and sighting is not None and sighting.oom_kills > 0
+
+    @property
+    def last_words(self) -> str:
+        """Where it crashed, and the end of its log, as a library in C++ may have said why."""
+        log = self.node.words.get(self.rank, "")
+        texts = [self.node.faults.get(self.rank, ""), log and f"the end of its log:\n{log}"]
+        return "\n".join(text for text in texts if text)
+
+    @property
+    def how(self) -> str:
+        """Such as `was killed by SIGKILL`, for a rank that left no exception."""
+        code = None if self.exit is None else self.exit.exitcode
+        by_signal = "" if code is None or code >= 0 else signal_name(-code)
+        if self.rank in self.node.faults:
+            fault = first_line(self.node.faults[self.rank])
+            return f"crashed: {fault}{f' ({by_signal})' if by_signal else ''}"
+        if by_signal:
+            return f"was killed by {by_signal}"
+        if code is None:
+            return "died without a Python error: it was killed, or left by os._exit"
+        return f"exited with code {code} in the middle of the case, without a Python error"
+
+
+def _ends_of(node: Evidence) -> Iterator[_End]:
+    errors = {error.rank: error for error in node.errors}
+    states = {} if node.sighting is None else node.sighting.processes
+    dead = {rank for rank, state in states.items() if state == DEAD}
+    for rank in sorted({*errors, *node.exits, *node.faults, *dead}):
+        yield _End(node, rank, errors.get(rank), node.exits.get(rank))
+
+
+def _first_end(nodes: Sequence[Evidence]) -> _End | None:
+    """The earliest end that is no consequence of another one, by the ends of processes.
+
+    A rank that says that it has lost a peer does not count, nor what the watchdog or the agent
+    has ended. Whoever is not among an agent's exits was still there when it ended the rest.
+    """
+    ends = [end for node in nodes for end in _ends_of(node)]
+    ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
+    for place, end in enumerate(ends):
+        if end.error is not None and end.error.status != PEER_LOST:
+            return end
+        if end.error is None and not end.is_by_watchdog and (place == 0 or not end.is_by_sigterm):
+            return end
+    return None
 
 
 def _cause(
     nodes: Sequence[Evidence], found: PostMortem | None, timeout_s: float, gone: Sequence[int]
 ) -> tuple[str, str, int | None]:
-    """Status, what went wrong, and on which rank: what is told most clearly comes first.
+    """Status, what went wrong, and on which rank: the rank that failed first.
 
     `gone` are the ranks of which nothing is left, as on a machine that was lost.
     """
     verdict = "" if found is None else found.verdict
     accounts = [] if found is None else [account.account for account in found.ranks]
-    told = "\n".join(line for line in (verdict, *accounts) if line)
-    errors = sort_errors([error for node in nodes for error in node.errors])
-    if errors and errors[0].status == STORE_FAILED:
-        return INTERRUPTED, f"it could not be stored: {errors[0].message}", errors[0].rank
-    if errors and errors[0].status != PEER_LOST:
-        text = f"rank {errors[0].rank}: {errors[0].message}\n{told}\n{errors[0].traceback}"
-        return errors[0].status, text, errors[0].rank
-    if any(node.sighting is not None and node.sighting.has_timed_out for node in nodes):
+    states = "\n".join(line for line in (verdict, *accounts) if line)
+    first = _first_end(nodes)
+    if first is not None and first.error is not None:
+        return _of_error(first.error, states)
+    timeouts = [node for node in nodes if node.sighting is not None and node.sighting.has_timed_out]
+    if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
-        return "timeout", f"{words}: {told}", None if found is None else found.rank
-    status, words, rank = _death(nodes, gone, {error.rank for error in errors})
-    trace = "" if rank is None else next((n.faults[rank] for n in nodes if rank in n.faults), "")
+        return "timeout", f"{words}: {states}", None if found is None else found.rank
+    status, words, rank = _death(first, gone)
+    trace = "" if first is None else first.last_words
+    errors = sort_errors([error for node in nodes for error in node.errors])
     complaints = [f"rank {one.rank}: {one.message}\n{one.traceback}" for one in errors[:1]]
-    texts = [words, told, trace, *complaints]
+    texts = [words, states, trace, *complaints]
     return status, "\n".join(text for text in texts if text), rank
 
 
-def _death(
-    nodes: Sequence[Evidence], gone: Sequence[int], complained: Container[int]
-) -> tuple[str, str, int | None]:
-    """Which rank died first, and how. Those that `complained` of a lost peer did not."""
-    faults = {rank: text for node in nodes for rank, text in node.faults.items()}
-    killed = {rank: number for node in nodes for rank, number in node.signals.items()}
-    sightings = [
-        (node.sighting.at_ns + node.to_epoch_ns, node.sighting)
-        for node in nodes
-        if node.sighting is not None and node.sighting.first_dead not in complained
-    ]
-    seen = [s.first_dead for _, s in sorted(sightings, key=lambda one: one[0])]
-    named = [rank for rank in (*killed, *faults, *seen) if rank is not None]
-    rank = next((rank for rank in named if rank not in complained), None)
-    if gone and rank not in killed and rank not in faults:
+def _of_error(error: RankError, states: str) -> tuple[str, str, int | None]:
+    if error.status == STORE_FAILED:
+        return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
+    return (
+        error.status,
+        f"rank {error.rank}: {error.message}\n{states}\n{error.traceback}",
+        error.rank,
+    )
+
+
+def _death(first: _End | None, gone: Sequence[int]) -> tuple[str, str, int | None]:
+    """Of a run in which no rank has an error of its own: which died first, and how."""
+    is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
+    if gone and not is_seen:
         return PEER_LOST, f"rank {gone[0]} left nothing behind: its machine is gone", gone[0]
-    if rank is None:
+    if first is None:
         return PEER_LOST, "a worker died without a Python error: it was killed, or crashed", None
-    if rank in faults:
-        return PEER_LOST, f"rank {rank} crashed: {faults[rank].splitlines()[0]}", rank
-    number = killed.get(rank, signal.SIGKILL)
-    if number == signal.SIGKILL and any(sighting.oom_kills for _, sighting in sightings):
-        return "oom", f"rank {rank} was killed by the kernel, which had run out of memory", rank
-    if rank in killed:
-        return PEER_LOST, f"rank {rank} was killed by {signal.Signals(number).name}", rank
-    return PEER_LOST, f"rank {rank} died without a Python error: it was killed", rank
+    if first.is_killed_for_memory and first.rank not in first.node.faults:
+        words = "was killed by the kernel, which had run out of memory"
+        return "oom", f"rank {first.rank} {words}", first.rank
+    limit = limit_in(first.last_words)
+    words = f"rank {first.rank} {first.how}"
+    return PEER_LOST, f"{words}: {limit}" if limit else words, first.rank
 
 
 def _last_seen(node: Evidence, record: Record, lowered: Program | None, number: int) -> LastSeen:
@@ -368,7 +478,7 @@ def _state(node: Evidence, rank: int) -> str:
     """What the watchdog saw, else what the rank itself or the agent tells."""
     if node.sighting is not None:
         return node.sighting.processes.get(rank, "alive")
-    is_dead = rank in node.signals or rank in [error.rank for error in node.errors[:1]]
+    is_dead = rank in node.exits or rank in [error.rank for error in node.errors[:1]]
     return "dead" if is_dead else "alive"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ppbench.analysis.ratios import Ratio, paired_ratio
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
-from ppbench.errors import LaunchError
+from ppbench.errors import LaunchError, first_line
 from ppbench.run.evidence import claimed_node_folder, collect, forget, judge
 from ppbench.run.job import Event, Item, Job, write_job
 from ppbench.run.launch.local import LocalLaunch, preloaded_for
@@ -138,5 +138,5 @@ def measure_overhead(
 def _cause(launch: LocalLaunch, folder: Path, local: Path) -> str:
     """Why the ranks died: what the first left, or the end of the log where none left anything."""
     left = collect(local, folder)
-    first = judge([left], None, 0, 0).error.partition("\n")[0]
+    first = first_line(judge([left], None, 0, 0).error)
     return first if left.errors else "\n".join([first, *launch.last_lines()])

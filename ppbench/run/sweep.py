@@ -32,6 +32,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.possible import local_files
 from ppbench.config.selection import EVERYTHING, Only
 from ppbench.config.sweep import Sweep
+from ppbench.error_text import MOST_OF_MESSAGE, limit_in, printable
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.files import whole_file
 from ppbench.repository import Commit, read_commit
@@ -361,11 +362,21 @@ def _run_job_in(
         raise
     finally:
         launch.stop()
+        if not folder.is_dir():  # no other sweep would find out about it
+            forget(local)
     _close(job, folder, local, marker, on_event, is_interrupted=False)
     if statuses := read_progress(folder).statuses:
         return statuses
-    log = "\n".join([*launch.last_lines(), f"All logs: {folder}"])
-    raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
+    raise LaunchError(_why_none_ended(launch, folder))
+
+
+def _why_none_ended(launch: LocalLaunch, folder: Path) -> str:
+    """The limit that the workers met, on one line; else the end of their log."""
+    lines = launch.last_lines()
+    if limit := limit_in("\n".join(lines)):
+        return f"the workers could not be started: {limit}. All logs: {folder}"
+    log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
+    return f"the workers ended without finishing the sweep.\n{log}"
 
 
 def _close(
@@ -403,6 +414,8 @@ def follow(
         for event in journal.new_events():
             has_begun = True
             on_event(event)
+        if not folder.is_dir():
+            raise StoreError(_of_lost_results(folder))
         if problem := store_error(local):
             raise StoreError(problem)
         if exit_code is not None:
@@ -410,6 +423,14 @@ def follow(
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
+
+
+def _of_lost_results(folder: Path) -> str:
+    """`folder` is a launch's, in a store that is gone."""
+    return (
+        f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that it held "
+        "are gone with it, and the ranks were stopped. Put it back, or start the sweep again"
+    )
 
 
 def show_event(indices: list[int], display: Display, event: Event) -> None:

@@ -18,7 +18,6 @@ import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -43,6 +42,7 @@ from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.possible import check_file_unchanged
+from ppbench.error_text import chain_of, led_to, trace_of
 from ppbench.errors import PpbenchError, StoreError, UsageError
 from ppbench.run.agreement import DisagreementError
 from ppbench.run.binding import Cores
@@ -75,6 +75,8 @@ from ppbench.run.runtimes.trained import VerificationError
 from ppbench.run.watchdog import flight_path
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
+
+NUM_SPARE = 8
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -165,16 +167,24 @@ def _work(
     """An error is left in the node's folder, and ends the process."""
     local = _local_folder(job)
     keep_freed_memory()
+    spare = _spare_descriptors()
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
         worker.close()
     except BaseException as error:  # whatever a user's module raises, to end the process as well
+        for descriptor in spare:
+            os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
-            write_rank_error(local, dist.get_rank(), _status_of(error), error)
-        traceback.print_exc()
+            write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
+        sys.stderr.write(trace_of(error))
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
+
+
+def _spare_descriptors() -> list[int]:
+    """Open files to be closed for those that noting an error takes: there may be no more."""
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
 
 
 def _local_folder(job: Job) -> Path:
@@ -194,13 +204,15 @@ def _tells_of_memory(text: str) -> bool:
     return any(one in text for one in words)
 
 
-def _status_of(error: BaseException) -> str:
-    text = str(error)
+def _status_of(error: BaseException, message: str) -> str:
+    """The status of a run that this error has ended; by its causes as well."""
     if isinstance(error, StoreError):
         return STORE_FAILED
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _tells_of_memory(text):
+    no_memory = (torch.OutOfMemoryError, MemoryError)
+    if any(isinstance(one, no_memory) for one in led_to(error)) or _tells_of_memory(message):
         return "oom"
-    if isinstance(error, TransferError | dist.DistError) or "gloo/transport" in text:
+    no_peer = (TransferError, dist.DistError)
+    if any(isinstance(one, no_peer) for one in chain_of(error)) or "gloo/transport" in message:
         return PEER_LOST
     refused = (
         VerificationError,

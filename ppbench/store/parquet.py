@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
+from ppbench.error_text import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, schema_of
 
+_WITH_WORDS = ("runs", "ranks", "flight")  # tables with text of users and libraries
 _NEEDED = (RUN_ID, "status")  # every version of `runs` has them; all tables have the first
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
@@ -40,10 +42,29 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
-    frame = _with_settings_stored(frame)
+    frame = _with_text_stored(_with_settings_stored(frame), name)
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
+
+
+def _with_text_stored(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rows whose text can be stored: of a run's error a bounded part, of names no surrogates."""
+    if name not in _WITH_WORDS:
+        return frame
+    columns = [str(column) for column in frame if frame[column].dtype == object]
+    stored = {column: frame[column].map(_encodable) for column in columns}
+    if "error" in columns:
+        stored["error"] = frame["error"].map(_readable_error)
+    return frame.assign(**stored)
+
+
+def _encodable(value: object) -> object:
+    return encodable(value) if isinstance(value, str) else value
+
+
+def _readable_error(value: object) -> object:
+    return readable(value, MOST_OF_ERROR) if isinstance(value, str) else value
 
 
 def open_parquet(path: Path, name: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -112,6 +133,8 @@ def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
     """Rows for people to work with; settings of `runs` are as a case has them."""
     filled = with_settings_filled(table) if name == "runs" else table
     frame: pd.DataFrame = filled.to_pandas()
+    if name == "runs" and "error" in frame:  # an older version stored it as it was
+        frame["error"] = frame["error"].map(_readable_error)
     if name != "runs" or "seq_len" not in frame:
         return frame
     for word, number in _STORED.items():

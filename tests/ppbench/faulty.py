@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.flight import read_record
+from engine.run.p2p.channel import TransferError
 from engine.run.p2p.shared_memory import MemoryChannel
 from ppbench.run.evidence import node_folder
 
@@ -84,6 +85,100 @@ def segfaults():
 
 def leaves():
     return model(lambda: os._exit(0))
+
+
+def leaves_with_7():
+    return model(lambda: os._exit(7))
+
+
+def floods():
+    def act():
+        raise RuntimeError("first\x1b[31m\u202e\ud800 words\n" + "x" * 10**7 + "\nlast words")
+
+    return model(act)
+
+
+class UnspeakableError(RuntimeError):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+class TacitError(RuntimeError):
+    """Leaves while it is asked what it says."""
+
+    def __str__(self) -> str:  # noqa: PLE0307  # it does not return
+        os._exit(0)
+
+
+class EndlessError(RuntimeError):
+    def __str__(self) -> str:
+        time.sleep(NO_LIMIT)
+        return "at last"
+
+
+def cannot_say():
+    def act():
+        raise UnspeakableError
+
+    return model(act)
+
+
+def says_nothing():
+    def act():
+        raise TacitError
+
+    return model(act)
+
+
+def never_says():
+    def act():
+        raise EndlessError
+
+    return model(act)
+
+
+def fails_together():
+    def act():
+        raise ExceptionGroup("both", [ValueError("one"), KeyError("other")])
+
+    return model(act)
+
+
+def had_no_memory():
+    def act():
+        try:
+            bytearray(2**60)
+        except MemoryError as error:
+            raise RuntimeError("the layer failed") from error
+
+    return model(act)
+
+
+def opens_too_much():
+    def act():
+        files = [Path(os.devnull).open() for _ in range(10**6)]  # noqa: SIM115  # until it cannot
+        raise AssertionError(len(files))
+
+    return model(act)
+
+
+def blames_another():
+    """Rank 1 is killed; what rank 0 makes of that is an error of its own."""
+
+    def act():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank() == "0":
+        receive = MemoryChannel.take
+
+        def take(*arguments, **named):
+            try:
+                return receive(*arguments, **named)
+            except TransferError:
+                raise ValueError("no answer") from None
+
+        MemoryChannel.take = take
+    return model(act)
 
 
 def exits():

@@ -164,15 +164,20 @@ class _Watch:
         self.note(rank, pid, -status.si_status if is_signal else status.si_status)
 
     def note(self, rank: int, pid: int, exitcode: int) -> None:
-        """That a worker has ended, now; once."""
-        at = time.time()
+        """That a worker has ended, now; once. One that left with code 0 may not have been done."""
+        at, at_ns = time.time(), time.monotonic_ns()
         with self._lock:
-            if exitcode != 0 and not self._is_ending and pid not in self._noted:
-                self._noted.add(pid)
-                ended = Exit(self._attempt, rank, pid, exitcode, at)
-                note_exit(self._folder, ended)
+            if self._is_ending or pid in self._noted:
+                return
+            self._noted.add(pid)
+            self.has_failed = self.has_failed or exitcode != 0
+            ended = Exit(self._attempt, rank, pid, exitcode, at, at_ns)
+            if exitcode != 0:
                 print(f"start {self._attempt}: {ended}", flush=True)
-                self.has_failed = True
+            try:
+                note_exit(self._folder, ended)
+            except OSError as error:  # no room, no descriptor left, or the folder is gone
+                print(f"{self._folder}: cannot be written: {error}", flush=True)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether all workers have ended by then."""

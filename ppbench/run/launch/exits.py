@@ -1,6 +1,6 @@
 """How workers ended: written by their agent as it happens, read by whoever accounts for it.
 
-    <launch's folder>/exits.jsonl    a line for each worker that failed of itself
+    <launch's folder>/exits.jsonl    a line for each worker that ended of itself
 
 Workers that the agent ends because another one has failed are not in it.
 """
@@ -10,22 +10,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "exits.jsonl"
+MOST_WORDS = 2_000
+"""Bytes of a worker's log that may tell why it died."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A worker that failed."""
+    """How a worker ended."""
 
     attempt: int  # how often the workers had been restarted
     rank: int
     pid: int
     exitcode: int  # of a signal, its negative number
     at: float  # seconds since the epoch
+    at_ns: int = 0  # the same moment on the machine's monotonic clock; 0 where it is not known
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid}) {self.how}"
@@ -35,10 +39,15 @@ class Exit:
         """Such as `was ended by SIGKILL`."""
         if self.exitcode >= 0:
             return f"ended with exit code {self.exitcode}"
-        try:
-            return f"was ended by {signal.Signals(-self.exitcode).name}"
-        except ValueError:  # a real-time signal
-            return f"was ended by signal {-self.exitcode}"
+        return f"was ended by {signal_name(-self.exitcode)}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; a real-time signal has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def note_exit(folder: Path, ended: Exit) -> None:
@@ -48,7 +57,12 @@ def note_exit(folder: Path, ended: Exit) -> None:
 
 
 def read_exits(folder: Path) -> list[Exit]:
-    """In the order in which the agent saw them; empty while none has failed."""
+    """Those of workers that failed, in the order in which the agent saw them."""
+    return [one for one in read_ends(folder) if one.exitcode != 0]
+
+
+def read_ends(folder: Path) -> list[Exit]:
+    """Those of all workers, also with exit code 0, in the order in which the agent saw them."""
     try:
         lines = (folder / FILE).read_text().splitlines()
     except FileNotFoundError:
@@ -58,6 +72,15 @@ def read_exits(folder: Path) -> list[Exit]:
         with contextlib.suppress(ValueError):  # cut short by a kill
             exits.append(Exit(**json.loads(line)))
     return exits
+
+
+def last_words(folder: Path, ended: Exit) -> str:
+    """The end of what a worker wrote to standard error; empty if there is no such log."""
+    for path in folder.glob(f"logs/*/attempt_{ended.attempt}/{ended.rank}/stderr.log"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(-min(path.stat().st_size, MOST_WORDS), os.SEEK_END)
+            return file.read().decode(errors="replace").strip()
+    return ""
 
 
 def first_exit(folder: Path) -> Exit | None:
