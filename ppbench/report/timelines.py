@@ -120,12 +120,12 @@ def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bo
         return _shown_of_failed(store, run, f"{name}: {run['status']}")
     steps, spans = (store.table(table, [run["run_id"]]) for table in ("steps", "spans"))
     if steps.empty or spans.empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
     of_step = spans[spans["step"] == number]
     if compute_spans(of_step).empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     told = facts(run, step, choice)
     drawn = [Step(f"{name} · {told}", of_step)]
     if has_plan:
