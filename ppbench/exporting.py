@@ -17,6 +17,7 @@ from ppbench.export.tracks import Trace, trace_of
 from ppbench.files import is_stream
 from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
+from ppbench.report.recovered import steps_of_run
 from ppbench.report.units import is_missing
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
@@ -70,9 +71,8 @@ def trace(
 def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
     check_ok(run, "spans")
     ids = [run["run_id"]]
-    spans, ranks, memory, steps = (
-        store.table(name, ids) for name in ("spans", "ranks", "memory", "steps")
-    )
+    spans, ranks, memory = (store.table(name, ids) for name in ("spans", "ranks", "memory"))
+    steps = steps_of_run(store, run)
     if spans.empty or steps.empty:
         raise no_spans(store, run)
     every = [int(number) for number in steps["step"]]

@@ -1,9 +1,9 @@
 """Output files: whole or not there, and only where a regular file is or may be.
 
-    a regular file       written aside, then renamed over it; its mode and owner stay
-    a link               stays, and what it leads to is written
-    a device or a pipe   is written to as it is, as are descriptors such as /dev/stdout
-    a folder             is refused
+a regular file       written aside, then renamed over it; its mode and owner stay
+a link               stays, and what it leads to is written
+a device or a pipe   is written to as it is, as are descriptors such as /dev/stdout
+a folder             is refused
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_afte
 
 def open_store(results: Path) -> Store:
     """A store that names the files it has to skip, each once."""
-    return Store(results, ConsoleNote())
+    return Store(results)
 
 
 def list_runs(results: Path, where: Sequence[str], limit: int | None, how: Format) -> str:

@@ -227,6 +227,7 @@ class Store:
             known = known[known["sweep_id"].notna() & known["sweep_id"].ne(last)]
         return self._at_least_one(known)
 
+
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
     """As `Store.last_sweep`, among these rows of `runs`, at least one."""
     newest = newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])

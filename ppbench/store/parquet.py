@@ -25,11 +25,21 @@ from ppbench.store.validity import Flaw, check_columns, check_text, check_versio
 _VERSION = "schema_version"
 WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 """How every file of the store is written."""
-_RAISED_BY_PYARROW = (ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError,
-                      RuntimeError, SystemError)
+_RAISED_BY_PYARROW = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SystemError,
+)
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
 _STORED = {VARIABLE: 0, UNKNOWN: -1}  # keeps `seq_len` a number for readers of the files
+
+
 def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
     """Write rows of a table to one parquet file, with the types that the store documents.
 
@@ -199,6 +209,12 @@ def _opened(path: Path) -> IO[bytes]:
         os.close(handle)
         raise DamagedError("it is a folder" if stat.S_ISDIR(kind) else "it is no regular file")
     return os.fdopen(handle, "rb")
+
+
+def regular_bytes(path: Path) -> bytes:
+    """The content of a regular file. Raises DamagedError, OSError."""
+    with _opened(path) as file:
+        return file.read()
 
 
 def _source(raw: IO[bytes], path: Path) -> object:

@@ -231,9 +231,7 @@ class Reader:
         bounds = bounds_of(footer)
         return [group for group in every if has_between(run_ids, *bounds[group])]
 
-    def _sound_part(
-        self, file: TableFile, name: str, columns: Columns, groups: list[int]
-    ) -> _Part:
+    def _sound_part(self, file: TableFile, name: str, columns: Columns, groups: list[int]) -> _Part:
         """The rows of some groups, without what cannot be used, which is reported."""
         raw, places = self._raw_groups(file, name, columns, groups)
         known = self._many[file.path]
@@ -309,7 +307,11 @@ class Reader:
         known = self._many[part.path]
         state = (len(known.bad_groups), len(known.bad_runs), known.is_unusable)
         whole = self._whole_rows(part.path, places, columns)
-        if whole is None or state != (len(known.bad_groups), len(known.bad_runs), known.is_unusable):
+        if whole is None or state != (
+            len(known.bad_groups),
+            len(known.bad_runs),
+            known.is_unusable,
+        ):
             del read[part.path]
             raise VanishedError  # what else the file hid may now be taken from other files
         return whole
@@ -345,11 +347,12 @@ class Reader:
         """Report tables of runs that were stored and are there no more."""
         there = set(rows[RUN_ID].unique().to_pylist())
         lost = [run_id for run_id in run_ids if run_id not in there]
-        if not lost or any(known.table == name and known.path.parent.name == COMPACTED
-                           for known in self.damaged):
+        if not lost or any(
+            known.table == name and known.path.parent.name == COMPACTED for known in self.damaged
+        ):
             return  # which runs a damaged file of many has may be unknown
         told = {run_id for known in self.damaged if known.table == name for run_id in known.run_ids}
-        columns = [TABLES_STORED, "status", "origin"]
+        columns = [TABLES_STORED, "status", "origin", "bubble_structure", "world_size"]
         for run in self.rows_of_runs("runs", lost, columns).to_pylist():
             if run[RUN_ID] not in told and name in _tables_of(run):
                 path = self._folder / name / f"{run[RUN_ID]}.parquet"
@@ -357,18 +360,40 @@ class Reader:
                 self.report(DamagedFile(path, name, "it is missing", (run[RUN_ID],), fix))
 
     def _find_lost(self, parts: list[_Part]) -> None:
-        """Report runs that have steps and no row, as their own files tell."""
-        place = self._folder / "steps"
-        stems = {path.stem for path in self.files("steps").single}
-        known = {part.path.stem for part in parts} | {Path(d.path).stem for d in self.damaged}
-        lost = stems - known
-        if lost:
-            lost -= {run_id for part in parts for run_id in part.rows[RUN_ID].to_pylist()}
-        for run_id in sorted(lost):
-            if _is_old(place / f"{run_id}.parquet"):
-                path = self._folder / "runs" / f"{run_id}.parquet"
-                fix = "the sweep makes the run again; remove what is left of it in other folders"
-                self.report(DamagedFile(path, "runs", "it is missing", (run_id,), fix))
+        """Report runs that have steps and no row."""
+        files = self.files("steps")
+        lost = {path.stem for path in files.single if _is_old(path)}
+        lost -= {part.path.stem for part in parts}
+        for path in files.compacted:
+            lost |= self._ends_of(path)
+        if not lost:
+            return
+        ids = [part.rows[RUN_ID] for part in parts]
+        for rows in ids:
+            there = pc.is_in(pa.array(sorted(lost)), value_set=rows.combine_chunks())
+            lost -= set(pa.array(sorted(lost)).filter(there).to_pylist())
+        bad = [known for known in self.damaged if known.table == "runs"]
+        if any(not known.run_ids for known in bad):
+            return  # a damaged file of runs that are not known may have had them
+        for run_id in sorted(lost - {run_id for known in bad for run_id in known.run_ids}):
+            path = self._folder / "runs" / f"{run_id}.parquet"
+            fix = "the sweep makes the run again; remove what other tables have of it"
+            self.report(DamagedFile(path, "runs", "it is missing", (run_id,), fix))
+
+    def _ends_of(self, path: Path) -> set[str]:
+        """The first and the last run of each group of rows of a file of many runs."""
+        known = self._many.setdefault(path, _Many())
+        if known.is_unusable:
+            return set()
+        try:
+            if known.footer is None:
+                with TableFile(path, "steps") as file:
+                    known.footer = file.footer
+            with damage_in(path):
+                bounds = bounds_of(known.footer.metadata)
+        except (DamagedError, FileNotFoundError):
+            return set()  # reported when its rows are wanted
+        return {end for ends in bounds for end in ends if end is not None}
 
 
 def bounds_of(footer: pq.FileMetaData) -> list[tuple[str | None, str | None]]:
@@ -412,8 +437,12 @@ def _tables_of(run: dict[str, object]) -> frozenset[str]:
     """The tables that a run was stored with; of an older version those that it surely was."""
     if run[TABLES_STORED] is not None:
         return frozenset(str(run[TABLES_STORED]).split(","))
-    is_of_sweep = run["status"] == "ok" and run["origin"] is None
-    return _OF_EVERY_OK_RUN if is_of_sweep else frozenset()
+    if run["status"] != "ok" or run["origin"] is not None:
+        return frozenset()
+    if run["bubble_structure"] is None:
+        return _OF_EVERY_OK_RUN
+    has_channels = isinstance(run["world_size"], int) and run["world_size"] > 1
+    return _OF_EVERY_OK_RUN | {"attribution", "planned"} | ({"edges"} if has_channels else set())
 
 
 def _is_old(path: Path) -> bool:

@@ -67,9 +67,7 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
     return answer
 
 
-def _answer(
-    database: duckdb.DuckDBPyConnection, tables: _Tables, text: str
-) -> pd.DataFrame:
+def _answer(database: duckdb.DuckDBPyConnection, tables: _Tables, text: str) -> pd.DataFrame:
     statements = database.extract_statements(text)
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1 or kinds[0] not in _READS:
@@ -165,7 +163,9 @@ class _Tables:
                 with TableFile(path, name) as file:
                     if file.footer.is_sealed and _is_documented(file.schema, name):
                         column = file.raw_rows([RUN_ID])[RUN_ID]
-                        return _data_set([path], name), {one for one in column.unique().to_pylist() if one}
+                        return _data_set([path], name), {
+                            one for one in column.unique().to_pylist() if one
+                        }
             except (DamagedError, FileNotFoundError):
                 pass  # the reader finds out what it is
         rows = self._reader.many_rows(path, name)

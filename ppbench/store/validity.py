@@ -6,13 +6,16 @@ Every check is one operation on whole columns; those of a column that was not re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from engine.plan.action import Op
+from engine.plan.lower import Policy
+from engine.plan.program import from_json
 from engine.plan.spans import Lane
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.damage import DamagedError
@@ -47,7 +50,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 """Columns that no two rows share; of a span all that tells it from others."""
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
-    "runs": {"status": STATUSES},
+    "runs": {"status": STATUSES, "transfer_policy": tuple(Policy)},
     "spans": {"op": tuple(Op), "lane": tuple(Lane)},
     "planned": {"op": tuple(Op), "lane": tuple(Lane)},
 }
@@ -73,13 +76,19 @@ _COUNTED = (
 )
 _TIMES = ("start_ns", "end_ns", "time_ns", "step_ns", "step_with_optimizer_ns", "optimizer_ns")
 _MOST = {**dict.fromkeys(_COUNTED, _MOST_RANKS), **dict.fromkeys(_TIMES, _MOST_NS)}
-_JSON_KINDS: dict[str, type] = {
-    **dict.fromkeys(("last_actions", "settings_told", "warmup_step_ns"), list),
-    **dict.fromkeys(("layers_per_stage", "parameters_per_stage", "stage_shares", "stages"), list),
-    **dict.fromkeys(("model_split_points", "cores"), list),
-    **dict.fromkeys(("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms"), list),
-    **dict.fromkeys(("op_costs_ns", "program", "environment"), dict),
-}
+_LISTS_OF_NUMBERS = (
+    *("warmup_step_ns", "layers_per_stage", "parameters_per_stage", "stage_shares"),
+    *("cores", "stages"),
+)
+_LISTS = (
+    "last_actions",
+    "settings_told",
+    "model_split_points",
+    "emulated_F_ms",
+    "emulated_I_ms",
+    "emulated_W_ms",
+    "emulated_link_ms",
+)
 _OF_TABLES = {name: frozenset(column.name for column in TABLES[name]) for name in TABLES}
 
 
@@ -151,7 +160,7 @@ def _nulls(columns: dict[str, pa.ChunkedArray], table: str) -> Iterator[Flaw]:
 def _unknown_words(columns: dict[str, pa.ChunkedArray], table: str) -> Iterator[Flaw]:
     for name, words in _CHOICES.get(table, {}).items():
         if name in columns:
-            is_known = pc.is_in(columns[name], value_set=pa.array(words, pa.string()))
+            is_known = pc.is_in(columns[name], value_set=pa.array([*words, None], pa.string()))
             yield Flaw(f"some {name} is none of {', '.join(words)}", pc.invert(is_known))
 
 
@@ -176,21 +185,63 @@ def _backwards(columns: dict[str, pa.ChunkedArray]) -> Iterator[Flaw]:
 
 
 def _not_json(columns: dict[str, pa.ChunkedArray]) -> Iterator[Flaw]:
-    for name, kind in _JSON_KINDS.items():
+    for name, is_as_expected in _CONTENTS.items():
         if name not in columns or columns[name].null_count == len(columns[name]):
             continue
         texts = columns[name].unique().to_pylist()
-        bad = [text for text in texts if text is not None and not _is_json(text, kind)]
+        bad = [text for text in texts if text is not None and not _holds(text, is_as_expected)]
         if bad:
             is_bad = pc.is_in(columns[name], value_set=pa.array(bad, pa.string()))
-            yield Flaw(f"{name} is no JSON {'list' if kind is list else 'object'}", is_bad)
+            yield Flaw(f"{name} cannot be read", is_bad)
 
 
-def _is_json(text: str, kind: type) -> bool:
+def _holds(text: str, is_as_expected: Callable[[str], bool]) -> bool:
     try:
-        return isinstance(json.loads(text), kind)
-    except (ValueError, RecursionError):
+        return is_as_expected(text)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return False
+
+
+def _is_list(text: str) -> bool:
+    return isinstance(json.loads(text), list)
+
+
+def _is_list_of_numbers(text: str) -> bool:
+    data = json.loads(text)
+    return isinstance(data, list) and all(map(_is_number, data))
+
+
+def _is_number(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(float(str(value)))
+
+
+def _is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def _are_costs(text: str) -> bool:
+    """Whether it is an object of ops, each with the cost of every stage or null."""
+    costs = json.loads(text)
+    ops = set(map(Op, costs))
+    values = [value for by_stage in costs.values() for value in by_stage]
+    return bool(ops) and all(value is None or _is_number(value) for value in values)
+
+
+def _is_program(text: str) -> bool:
+    """Whether it is a program that obeys the rules of one."""
+    program = from_json(text)
+    return program.num_microbatches > 0 and program.world_size > 0
+
+
+_CONTENTS: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(_LISTS, _is_list),
+    **dict.fromkeys(_LISTS_OF_NUMBERS, _is_list_of_numbers),
+    "environment": _is_object,
+    "op_costs_ns": _are_costs,
+    "program": _is_program,
+}
+"""What the text of a column must be, beside words."""
 
 
 def _repeated(rows: pa.Table, table: str) -> pa.ChunkedArray | None:
