@@ -112,7 +112,7 @@ def _descriptor_of(path: Path) -> int | None:
         if path.name.isdigit() and os.path.realpath(path.parent) == own:
             return int(path.name)
         try:
-            path = path.parent / os.readlink(path)
+            path = path.parent / path.readlink()
         except OSError:  # no link, or none that can be read: what follows says which
             return None
     return None

@@ -1,6 +1,6 @@
 """Files of a store that cannot be used as they are: which, why, and what to do about each.
 
-The reading layer finds damage, leaves the file out and goes on; what is left out is one record here.
+The reading layer finds damage, leaves the file out and goes on; each file left out is one record.
 """
 
 from __future__ import annotations

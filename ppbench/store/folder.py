@@ -19,9 +19,9 @@ from ppbench.errors import StoreError, UsageError
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
-from ppbench.store.parquet import as_frame, as_table, write_parquet
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
-from ppbench.store.reading import Reader, TABLES_STORED
+from ppbench.store.parquet import as_frame, as_table, write_parquet
+from ppbench.store.reading import TABLES_STORED, Reader
 
 LAST = "last"
 HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pandas as pd
 import pyarrow as pa
@@ -101,7 +101,7 @@ class TableFile:
             check_columns(self.names, name)
             self._held = held.pop_all()
 
-    def __enter__(self) -> TableFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -12,7 +12,6 @@ as they are. Each is one `DamagedFile`, and reported once.
 from __future__ import annotations
 
 import bisect
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ppbench.store.columns import RUN_ID, schema_of
 from ppbench.store.conditions import Condition, holds
-from ppbench.store.damage import DamagedError, DamagedFile, Skip, names_of
+from ppbench.store.damage import DamagedError, DamagedFile, Skip
 from ppbench.store.listing import (
     COMPACTED,
     Listed,
@@ -448,7 +447,7 @@ def _tables_of(run: dict[str, object]) -> frozenset[str]:
 def _is_old(path: Path) -> bool:
     """Whether a file was written before what is being written now."""
     try:
-        return time.time() - os.stat(path).st_mtime > _BEING_STORED_S
+        return time.time() - path.stat().st_mtime > _BEING_STORED_S
     except OSError:
         return False
 

@@ -103,7 +103,8 @@ def _pipe(path: Path, _rng: random.Random) -> bool:
 def _other_table(path: Path, rng: random.Random) -> bool:
     root = path.parent.parent if path.parent.name != "compacted" else path.parents[2]
     table = path.relative_to(root).parts[0]
-    others = [o for o in root.rglob("*.parquet") if o.is_file() and o.relative_to(root).parts[0] != table]
+    files = [other for other in root.rglob("*.parquet") if other.is_file()]
+    others = [other for other in files if other.relative_to(root).parts[0] != table]
     shutil.copy(rng.choice(sorted(others)), path)
     return True
 
@@ -143,16 +144,22 @@ def _retyped(table: pa.Table, rng: random.Random) -> pa.Table | None:
 
 
 def _nulled(table: pa.Table, rng: random.Random) -> pa.Table | None:
-    names = [n for n in ("step", "rank", "op", "start_ns", "status", "time_ns", "source")
-             if n in table.column_names]
+    names = [
+        n
+        for n in ("step", "rank", "op", "start_ns", "status", "time_ns", "source")
+        if n in table.column_names
+    ]
     index = table.column_names.index(rng.choice(names))
     field = table.schema.field(index)
     return table.set_column(index, field.name, pa.nulls(table.num_rows, field.type))
 
 
 def _negative(table: pa.Table, rng: random.Random) -> pa.Table | None:
-    names = [n for n in ("step", "rank", "step_ns", "world_size", "num_bytes", "memory_used_bytes")
-             if n in table.column_names]
+    names = [
+        n
+        for n in ("step", "rank", "step_ns", "world_size", "num_bytes", "memory_used_bytes")
+        if n in table.column_names
+    ]
     if not names:
         return None
     index = table.column_names.index(rng.choice(names))
@@ -161,8 +168,11 @@ def _negative(table: pa.Table, rng: random.Random) -> pa.Table | None:
 
 
 def _infinite(table: pa.Table, rng: random.Random) -> pa.Table | None:
-    names = [n for n in table.column_names if pa.types.is_floating(table.schema.field(n).type)
-             and not n.endswith("loss")]
+    names = [
+        n
+        for n in table.column_names
+        if pa.types.is_floating(table.schema.field(n).type) and not n.endswith("loss")
+    ]
     if not names:
         return None
     index = table.column_names.index(rng.choice(names))
@@ -171,8 +181,11 @@ def _infinite(table: pa.Table, rng: random.Random) -> pa.Table | None:
 
 
 def _unknown_word(table: pa.Table, rng: random.Random) -> pa.Table | None:
-    names = [n for n in ("status", "op", "lane", "program", "op_costs_ns", "layers_per_stage")
-             if n in table.column_names]
+    names = [
+        n
+        for n in ("status", "op", "lane", "program", "op_costs_ns", "layers_per_stage")
+        if n in table.column_names
+    ]
     if not names:
         return None
     index = table.column_names.index(rng.choice(names))

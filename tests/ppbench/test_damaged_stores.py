@@ -64,8 +64,13 @@ def commands(run: str, other: str, out: Path) -> list[tuple[str, ...]]:
 def rows_by_run(text: str) -> dict[str, list[tuple[str, ...]]]:
     found: dict[str, list[tuple[str, ...]]] = {}
     for row in csv.DictReader(io.StringIO(text)):
-        found.setdefault(row["run_id"], []).append(tuple(row.values()))
+        found.setdefault(row["run_id"], []).append(tuple(map(plain, row.values())))
     return found
+
+
+def plain(cell: str) -> str:
+    """A number one way: a column that has gaps holds whole numbers as floats."""
+    return cell.removesuffix(".0")
 
 
 @pytest.fixture(scope="module", params=["loose", "sealed", "compacted"])
@@ -135,8 +140,8 @@ def check_command(store: Path, mutation: Mutation, words: tuple[str, ...]) -> No
     """No traceback; and if the command says nothing of the damage, it was not concerned."""
     result = invoke(store, *words)
     assert result.exit_code in (0, 1, 2, 3), (mutation, words, said(result))
-    damaged = mutation.path.relative_to(store).parts[0]
-    if damaged == "runs" and mutation.is_certain and words[0] == "ls" and mutation.kind != "later":
+    is_row = mutation.path.parent == store / "runs"
+    if is_row and mutation.is_certain and words[0] == "ls":
         is_there = mutation.path.stem in result.stdout
         assert is_there or is_named(mutation, said(result)), (mutation, words, said(result))
 
