@@ -18,6 +18,7 @@ from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results
 from ppbench.config.places import Launcher
 from ppbench.error_text import encodable
 from ppbench.errors import UsageError
+from ppbench.files import is_stream
 from ppbench.format import ExportFormat, Format, Theme
 
 app = typer.Typer(
@@ -85,6 +86,12 @@ def _check_paths(arguments: Sequence[str]) -> None:
                 raise UsageError(
                     f"{option}: {encodable(value)}: is not UTF-8; expected a path that is"
                 )
+
+
+def _print_path(text: str | Path, output: Path | None = None) -> None:
+    """Print what was written and where, but never into the stream that was just written."""
+    written = text if isinstance(text, Path) else output
+    print(text, file=sys.stderr if written and is_stream(written) else sys.stdout)
 
 
 def _show_version(wanted: bool) -> None:
@@ -242,7 +249,7 @@ def report(
     """Write an HTML report of runs."""
     from ppbench import commands
 
-    print(commands.report(runs or [], output, results, REPORTS))
+    _print_path(commands.report(runs or [], output, results, REPORTS))
 
 
 @app.command()
@@ -273,7 +280,7 @@ def timeline(
         print(commands.timeline_text(shown, results))
         return
     path = commands.timeline(shown, output, results, REPORTS)
-    print(path)
+    _print_path(path)
     if open_it:
         typer.launch(str(path))
 
@@ -296,7 +303,7 @@ def trace(
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
     from ppbench import exporting
 
-    print(exporting.trace(run, output, step, results, REPORTS, is_perfetto=perfetto))
+    _print_path(exporting.trace(run, output, step, results, REPORTS, is_perfetto=perfetto))
 
 
 @app.command()
@@ -318,7 +325,7 @@ def export(
     """Write a table of the store, of all runs or of some; or figures for a benchmark tracker."""
     from ppbench import exporting
 
-    print(exporting.export(runs or [], table, how, output, results))
+    _print_path(exporting.export(runs or [], table, how, output, results), output)
 
 
 @app.command("figure")
@@ -355,7 +362,7 @@ def draw_figure(
     size = Size(width, height, scale)
     options = {"step": step, "planned": planned, "path": path}
     chosen = {name: value for name, value in options.items() if value}
-    print(picture(name, runs or [], output, size, theme, results, chosen))
+    _print_path(picture(name, runs or [], output, size, theme, results, chosen))
 
 
 @app.command()
@@ -455,7 +462,7 @@ def export_schedule(
 
     wanted = Wanted(name, ranks, microbatches, stages_per_rank)
     communication = planned.Communication(with_communication, policy, look_ahead)
-    print(planned.export(wanted, communication, output))
+    _print_path(planned.export(wanted, communication, output), output)
 
 
 @app.command()

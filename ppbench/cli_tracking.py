@@ -10,6 +10,7 @@ import typer
 
 from ppbench.cli_options import REPORTS, RESULTS, HowToPrint, Overrides, Results, SweepFile
 from ppbench.errors import UsageError
+from ppbench.files import is_stream
 from ppbench.format import Format
 
 commands = typer.Typer()
@@ -230,6 +231,6 @@ def history(
     for note in outcome.notes:
         print(f"note: {note}", file=sys.stderr)
     if outcome.page:
-        is_for_people = how is Format.table
+        is_for_people = how is Format.table and not is_stream(outcome.page)
         print(f"page: {outcome.page}", file=sys.stdout if is_for_people else sys.stderr)
     raise typer.Exit(outcome.exit_code)

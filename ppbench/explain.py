@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
-from engine.plan.action import SEND_OPS
-from engine.plan.program import Program
-from ppbench.analysis.attribution import PARTS, PHASES, attribute, figures_of
+from ppbench.analysis.attribution import PARTS, PHASES, figures_of
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.transfers import messages
@@ -32,8 +30,14 @@ from ppbench.listing import as_records, render
 from ppbench.report.cases import cautions_of, settings_text, usual_axes
 from ppbench.report.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.report.explanation import explain as sentences_of
+from ppbench.report.recovered import (
+    attribution_of_run,
+    edges_of_run,
+    is_complete,
+    steps_of_run,
+)
 from ppbench.report.units import is_missing, milliseconds, percent
-from ppbench.store import Store
+from ppbench.store import Store, no_spans
 
 PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time"]
 BY_RANK_COLUMNS = ["rank", "idle_ns", *PARTS, *PHASES]
@@ -84,14 +88,15 @@ def _explained(store: Store, name: str) -> _Explained:
         )
     lowered, posting = stored_program(run)
     if has_parts(run):
-        rows, edges = (store.table(table, [run["run_id"]]) for table in ("attribution", "edges"))
-        if rows.empty or (edges.empty and _has_messages(lowered)):
+        rows, edges = _stored_rows(store, run), edges_of_run(store, run)
+        if rows.empty or not is_complete(run, edges):
             raise StoreError(
-                f"run {run['run_id']}: its tables attribution and edges are not both in the store "
-                "(missing or unreadable); measure it again with: ppbench sweep FILE --rerun"
+                f"run {run['run_id']}: its tables attribution and edges are not both in the store, "
+                "nor the spans that they follow from (missing or unreadable); measure it again "
+                "with: ppbench sweep FILE --rerun"
             )
     else:
-        run, rows, edges = _attributed_now(store, run, lowered)
+        run, rows, edges = _attributed_now(store, run)
     costs = stored_costs(run, edges)
     others = list(other_schedules(lowered, costs, posting))
     return _Explained(
@@ -109,19 +114,23 @@ def _explained(store: Store, name: str) -> _Explained:
     )
 
 
-def _has_messages(lowered: Program) -> bool:
-    return any(action.op in SEND_OPS for row in lowered.actions for action in row)
+def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
+    """Idle time by step and rank: as stored, else from the spans; none without either."""
+    rows = store.table("attribution", [run["run_id"]])
+    if len(rows):
+        return rows
+    made = attribution_of_run(store, run)
+    return rows if made is None else made.rows
 
 
-def _attributed_now(
-    store: Store, run: pd.Series, lowered: Program
-) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
+def _attributed_now(store: Store, run: pd.Series) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
     """A run of an older version, with what a newer one would have stored of it."""
-    spans, steps = (store.table(table, [run["run_id"]]) for table in ("spans", "steps"))
-    if spans.empty:
-        raise UsageError(f"run {run['run_id']}: its spans are not in the store; measure it again")
+    spans, steps = store.table("spans", [run["run_id"]]), steps_of_run(store, run)
+    attribution = attribution_of_run(store, run)
+    if attribution is None:
+        raise no_spans(store, run)
     step_ns = steps.set_index("step")["step_ns"]
-    attribution = attribute(spans, lowered, step_ns)
+    spans = spans[spans["step"].isin(steps["step"])]
     figures = figures_of(attribution, spans, step_ns)
     complete = run.astype(object)
     for column, value in figures.items():

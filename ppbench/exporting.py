@@ -14,8 +14,10 @@ from ppbench.export.chrome import chrome_trace
 from ppbench.export.files import check_suffix, write_file
 from ppbench.export.perfetto import perfetto_trace
 from ppbench.export.tracks import Trace, trace_of
+from ppbench.files import is_stream
 from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
+from ppbench.report.recovered import steps_of_run
 from ppbench.report.units import is_missing
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
@@ -59,7 +61,8 @@ def trace(
     suffixes = PERFETTO_SUFFIXES if is_perfetto else CHROME_SUFFIXES
     path = output or reports / f"trace-{run['run_id']}{suffixes[0]}"
     hint = "; leave --perfetto away for Chrome's JSON" if is_perfetto else ", or add --perfetto"
-    check_suffix(path, suffixes, hint)
+    if not is_stream(path):
+        check_suffix(path, suffixes, hint)
     made = _trace_of(store, run, step)
     write_file(path, perfetto_trace(made) if is_perfetto else chrome_trace(made))
     return path
@@ -68,16 +71,15 @@ def trace(
 def _trace_of(store: Store, run: pd.Series, step: str) -> Trace:
     check_ok(run, "spans")
     ids = [run["run_id"]]
-    spans, ranks, memory, steps = (
-        store.table(name, ids) for name in ("spans", "ranks", "memory", "steps")
-    )
+    spans, ranks, memory = (store.table(name, ids) for name in ("spans", "ranks", "memory"))
+    steps = steps_of_run(store, run)
     if spans.empty or steps.empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     every = [int(number) for number in steps["step"]]
     chosen = every if step == ALL_STEPS else [chosen_step(steps, step, ALL_STEPS)]
     shown = spans[spans["step"].isin(chosen)]
     if shown.empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     told = [name for name in (*_FACTS, *_MORE_FACTS) if not pd.isna(run[name])]
     facts = {name: str(run[name]) for name in told}
     facts["steps"] = ", ".join(map(str, chosen))

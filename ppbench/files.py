@@ -1,38 +1,131 @@
-"""Files that exist wholly or not at all: written aside, then renamed."""
+"""Output files: whole or not there, and only where a regular file is or may be.
+
+a regular file       written aside, then renamed over it; its mode and owner stay
+a link               stays, and what it leads to is written
+a device or a pipe   is written to as it is, as are descriptors such as /dev/stdout
+a folder             is refused
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from ppbench.errors import StoreError
 
+_DESCRIPTORS = Path("/proc/self/fd")
+_MOST_LINKS = 40  # as many as the kernel follows
+
 
 @contextlib.contextmanager
 def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
     """A file to be written; a reader never meets half of it, and its folder is made.
 
-    Raises StoreError, which names the `option` to change if there is one, when it cannot be done.
+    A regular one can be sought and read back. Raises StoreError, which names the `option` to change
+    if there is one, when it cannot be done; then the file that was there is as it was.
     """
-    if not path.name:
-        raise StoreError(f"{path}: names no file{_fix(option)}")
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
+        with _opened(path) as file:
+            yield file
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {_reason(error)}{_fix(option)}") from error
+
+
+def is_stream(path: Path) -> bool:
+    """Whether the path is a device, a pipe or a descriptor rather than a file."""
+    try:
+        return _descriptor_of(path) is not None or not _is_file_or_folder(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Raises OSError."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    descriptor = _descriptor_of(path)
+    if descriptor is not None:
+        sys.stdout.flush()
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            yield file
+        return
+    held = _status(path)
+    if held is None or stat.S_ISREG(held.st_mode):
+        with _replacing(path, held) as file:
+            yield file
+    elif stat.S_ISDIR(held.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    else:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY), "wb") as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, held: os.stat_result | None) -> Iterator[IO[bytes]]:
+    """A file that takes the path's place once it is complete; `held` is of the one there is."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".ppbench-{secrets.token_hex(8)}")
+    try:
+        with aside.open("w+b") as file:
             yield file
             file.flush()
+            if held is not None:
+                _keep_rights(file.fileno(), held)
             os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}{_fix(option)}") from error
+        aside.replace(target)
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
+
+
+def _keep_rights(handle: int, held: os.stat_result) -> None:
+    """Give a file the mode of another, and its owner where that is permitted."""
+    with contextlib.suppress(OSError):
+        os.fchown(handle, held.st_uid, held.st_gid)
+    os.fchmod(handle, stat.S_IMODE(held.st_mode))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What a path leads to; None if there is nothing yet, as at the end of a dangling link."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _descriptor_of(path: Path) -> int | None:
+    """The descriptor of this process that a path such as /dev/stdout stands for.
+
+    To open it by its path would fail for a socket, and overwrite a file from its start.
+    """
+    own = os.path.realpath(_DESCRIPTORS)
+    for _ in range(_MOST_LINKS):
+        if path.name.isdigit() and os.path.realpath(path.parent) == own:
+            return int(path.name)
+        try:
+            path = path.parent / path.readlink()
+        except OSError:  # no link, or none that can be read: what follows says which
+            return None
+    return None
+
+
+def _is_file_or_folder(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EPIPE:
+        return "its reader has gone"
+    return error.strerror or str(error)
 
 
 def _fix(option: str) -> str:

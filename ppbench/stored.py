@@ -6,7 +6,6 @@ Apart from `commands`, so that a listing loads nothing that draws, simulates or 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from ppbench.errors import UsageError
 from ppbench.format import Format
 from ppbench.listing import Field, render
 from ppbench.runtimes import ENGINE
-from ppbench.store import TABLES, Store, read_conditions
+from ppbench.store import TABLES, ConsoleNote, Store, read_conditions
 
 BULKY = ("program", "environment")
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
@@ -34,7 +33,7 @@ COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_afte
 
 def open_store(results: Path) -> Store:
     """A store that names the files it has to skip, each once."""
-    return Store(results, functools.cache(_warn))
+    return Store(results)
 
 
 def list_runs(results: Path, where: Sequence[str], limit: int | None, how: Format) -> str:
@@ -71,7 +70,7 @@ def query(text: str, results: Path, how: Format) -> str:
 
     if not results.is_dir():
         raise UsageError(f"{results}: no such folder; --results names the store")
-    frame = sql.query(results, text, functools.cache(_warn))
+    frame = sql.query(results, text, ConsoleNote())
     fields = {str(name): _field(str(name), frame[name]) for name in frame}
     return render(frame, how, list(fields), fields)
 
@@ -82,7 +81,7 @@ def _field(name: str, column: pd.Series) -> Field:
 
 def compact(results: Path, how: Format) -> str:
     """Merge the files of a store; what became of each table's."""
-    done = [dataclasses.asdict(one) for one in Store(results).compact(functools.cache(_warn))]
+    done = [dataclasses.asdict(one) for one in Store(results).compact(ConsoleNote())]
     fields = {
         "files_before": Field("files before", _written("{:,.0f}")),
         "files_after": Field("files after", _written("{:,.0f}")),
@@ -104,7 +103,3 @@ def _written(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
 def tell(text: str) -> None:
     """To the user, not into the results."""
     print(text, file=sys.stderr)
-
-
-def _warn(problem: str) -> None:
-    tell(f"warning: {problem}")

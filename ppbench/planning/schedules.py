@@ -19,6 +19,7 @@ from engine.plan.program import Program, to_csv, v_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ALIASES, CSV_PREFIX, SCHEDULES, Schedule
 from ppbench.errors import UsageError, nearest
+from ppbench.files import whole_file
 from ppbench.format import Format
 from ppbench.listing import render
 from ppbench.planning import drawing
@@ -199,9 +200,6 @@ def export(wanted: Wanted, communication: Communication, output: Path) -> str:
     text = to_csv(program)
     if str(output) == STANDARD_OUTPUT:
         return text.rstrip("\n")
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}; choose another path with -o FILE"
-        raise UsageError(f"{output}: {problem}") from None
+    with whole_file(output, "-o") as file:
+        file.write(text.encode())
     return str(output)

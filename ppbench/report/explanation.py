@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from engine.plan.action import SEND_OPS
 from ppbench.analysis.costs import (
     STAGE_STANDS_OUT,
     Costs,
@@ -71,6 +72,8 @@ def what_if(run: pd.Series, edges: pd.DataFrame) -> list[str]:
     if run["world_size"] == 1:
         return []
     costs, (lowered, posting) = stored_costs(run, edges), stored_program(run)
+    if edges.empty and any(action.op in SEND_OPS for row in lowered.actions for action in row):
+        return ["What if: its messages are no longer in the store, so nothing can be modelled."]
     balanced, free, _ = same_program(lowered, costs)
     others = other_schedules(lowered, costs, posting)
     best = min(
@@ -137,6 +140,8 @@ def _stages(costs: Costs) -> str:
 
 def _links(costs: Costs) -> str:
     slow, taken = slow_link(costs), link_ns(costs)
+    if not taken:
+        return "its messages are no longer in the store, so between which stages is unknown"
     if slow is not None:
         return (
             f"messages between stages {slow.index} and {slow.index + 1} take "

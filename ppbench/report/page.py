@@ -16,6 +16,7 @@ from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.failures import counts, failures
 from ppbench.report.filters import case_list, filters
 from ppbench.report.provenance import common, environments, origin
+from ppbench.report.recovered import edges_of_run
 from ppbench.report.summary import bubbles, cautioned, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, timeline
 from ppbench.report.writing import render, write_page
@@ -55,6 +56,7 @@ def render_report(
         command=command,
         sweep_text=sweep_text,
         sweep_file=common(runs, "sweep_file"),
+        damaged=[str(damage) for damage in store.damaged],  # after all that reads the store
     )
 
 
@@ -89,6 +91,6 @@ def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
     is_sound = [not is_oversubscribed(run) for _, run in told.iterrows()]
     ranked = told.assign(is_sound=is_sound).sort_values(["is_sound", "tokens_per_s"])
     fastest = ranked.iloc[-1]
-    edges = store.table("edges", [fastest["run_id"]])
+    edges = edges_of_run(store, fastest)
     first = f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
     return [first, *what_if(fastest, edges)]

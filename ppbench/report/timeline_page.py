@@ -64,13 +64,18 @@ def write_timeline(
     """
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
+    texts = dict(zip(line.run_ids, line.explanations, strict=True))
     of_runs = [
-        _of_failed(store, run, name) if run["status"] != "ok" else _OfRun(name, text, _facts(run))
-        for name, run, text in zip(names, rows, line.explanations, strict=True)
+        _of_failed(store, run, name)
+        if run["status"] != "ok"
+        else _OfRun(name, texts.get(str(run["run_id"]), ""), _facts(run))
+        for name, run in zip(names, rows, strict=True)
     ]
     memories = [_memory(store, run, name) for name, run in zip(names, rows, strict=True)]
     about = about_timeline(line.name, runs)
-    write_page(path, _page(line, about, of_runs, [one for one in memories if one is not None]))
+    damaged = [str(damage) for damage in store.damaged]  # after all that reads the store
+    drawn = [memory for memory in memories if memory is not None]
+    write_page(path, _page(line, about, of_runs, drawn, damaged))
 
 
 def run_names(runs: pd.DataFrame) -> list[str]:
@@ -94,10 +99,14 @@ def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, fa
 
 
 def _page(
-    line: Timeline, about: About, of_runs: Sequence[_OfRun], memories: Sequence[_Memory]
+    line: Timeline,
+    about: About,
+    of_runs: Sequence[_OfRun],
+    memories: Sequence[_Memory],
+    damaged: Sequence[str] = (),
 ) -> str:
-    told = {"title": line.name, "timeline": line, "runs": of_runs, "memories": memories}
-    return render("timeline.html", about=about, **told)
+    shown = {"title": line.name, "timeline": line, "runs": of_runs, "memories": memories}
+    return render("timeline.html", about=about, damaged=damaged, **shown)
 
 
 def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:

@@ -20,6 +20,7 @@ from ppbench.report.detail import Detail
 from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt_with_detail
 from ppbench.report.marks import Step
+from ppbench.report.recovered import edges_of_run, steps_of_run
 from ppbench.report.units import MISSING, is_missing, milliseconds, percent, tokens_per_s
 from ppbench.store import Store, check_ok, no_spans
 
@@ -110,22 +111,30 @@ def steps_of(
 def _all_shown(
     store: Store, runs: Sequence[pd.Series], names: Sequence[str], choice: str, *, has_plan: bool
 ) -> list[_Shown]:
-    named = zip(runs, names, strict=True)
-    return [_shown(store, run, name, choice, has_plan=has_plan) for run, name in named]
+    """Every run that can be drawn. Raises StoreError if none can be, for want of spans."""
+    shown, lost = [], []
+    for run, name in zip(runs, names, strict=True):
+        try:
+            shown.append(_shown(store, run, name, choice, has_plan=has_plan))
+        except StoreError as error:
+            lost.append(error)
+    if lost and not shown:
+        raise lost[0]
+    return shown
 
 
 def _shown(store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool) -> _Shown:
     if run["status"] != OK:
         _check_only_last(run, choice, has_plan=has_plan)
         return _shown_of_failed(store, run, f"{name}: {run['status']}")
-    steps, spans = (store.table(table, [run["run_id"]]) for table in ("steps", "spans"))
+    steps, spans = steps_of_run(store, run), store.table("spans", [run["run_id"]])
     if steps.empty or spans.empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
     of_step = spans[spans["step"] == number]
     if compute_spans(of_step).empty:
-        raise no_spans(run)
+        raise no_spans(store, run)
     told = facts(run, step, choice)
     drawn = [Step(f"{name} · {told}", of_step)]
     if has_plan:
@@ -192,7 +201,7 @@ def _drawn(store: Store, shown: Sequence[_Shown]) -> Timeline:
 def _explanation(store: Store, run: pd.Series) -> str:
     if not has_parts(run):
         return ""
-    return headline(run, store.table("edges", [run["run_id"]]))
+    return headline(run, edges_of_run(store, run))
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:

@@ -103,7 +103,10 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> Plan:
     sweep_id = sweep_id_of(sweep, items)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = newest_of(store.runs(["run_id", "resume_key", "status"]))
-    runs = runs[runs["run_id"] > since]
+    keys = {item.resume_key for item in items}
+    runs = runs[(runs["run_id"] > since) & runs["resume_key"].isin(keys)]
+    readable = store.table("runs", runs["run_id"])["run_id"]  # what is damaged is made again
+    runs = runs[runs["run_id"].isin(readable)]
     statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
     final = () if choice.retries_failed else FINAL
     chosen = set(choice.only.select(sweep.cases))

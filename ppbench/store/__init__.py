@@ -10,6 +10,7 @@ results/profiles/<run_id>/       Chrome traces of extra steps, where they were a
 
 from ppbench.store.columns import RUNS, SCHEMA_VERSION, SPANS, TABLES, Column, columns_as_markdown
 from ppbench.store.conditions import Condition, read_conditions
+from ppbench.store.damage import ConsoleNote, DamagedFile
 from ppbench.store.folder import (
     LAST,
     Store,
@@ -30,6 +31,8 @@ __all__ = [
     "TABLES",
     "Column",
     "Condition",
+    "ConsoleNote",
+    "DamagedFile",
     "Store",
     "check_ok",
     "check_writable",

@@ -249,6 +249,11 @@ RUNS: tuple[Column, ...] = (
         "package of the runtime, its version and a hash of its sources; null for ppbench's own",
     ),
     Column("ppbench_version", pa.string(), "version that wrote the row"),
+    Column(
+        "tables",
+        pa.string(),
+        "tables that the run was stored with, comma-separated; null in older files",
+    ),
 )
 STEPS: tuple[Column, ...] = (
     _RUN_ID,

@@ -27,9 +27,11 @@ import pyarrow.parquet as pq
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, TABLES, schema_of
-from ppbench.store.listing import COMPACTED, LOCKS, Files, change_token, files_of
-from ppbench.store.parquet import Unreadable, open_parquet, rows_of
-from ppbench.store.reading import Reader, Skip, bounds_of, has_between
+from ppbench.store.damage import DamagedError, Skip
+from ppbench.store.listing import COMPACTED, LOCKS, Listed, change_token, files_of
+from ppbench.store.parquet import WRITE_OPTIONS, TableFile, check_own, damage_in, rows_of
+from ppbench.store.reading import Reader, bounds_of, has_between
+from ppbench.store.seal import seal
 
 TARGET_BYTES = 128 * 2**20
 """A file is complete when it has grown so large; one of less than half of it is merged again."""
@@ -163,7 +165,7 @@ class _Table:
         for start in range(0, len(copied), _COMPARED_AT_ONCE):
             self._drop_equal(copied[start : start + _COMPARED_AT_ONCE], tuple(many))
 
-    def _sharing(self, files: Files) -> dict[Path, dict[str, int]]:
+    def _sharing(self, files: Listed) -> dict[Path, dict[str, int]]:
         """Of files of many runs whose names reach into another's: run -> number of its rows."""
         spans = {path: span for path in files.compacted if (span := self._span(path))}
         names = [path.stem for path in files.single]
@@ -173,17 +175,21 @@ class _Table:
             if has_between(names, first, last) or any(
                 first <= end and begin <= last for begin, end in others
             ):
-                counts = pq.ParquetFile(path, read_dictionary=[RUN_ID]).read([RUN_ID])
-                counted = counts[RUN_ID].value_counts().to_pylist()
-                sharing[path] = {one["values"]: one["counts"] for one in counted}
+                try:
+                    with TableFile(path, self._name) as file:
+                        counts = file.raw_rows([RUN_ID])[RUN_ID].value_counts().to_pylist()
+                except DamagedError as error:
+                    self._leave(path, error)
+                    continue
+                sharing[path] = {count["values"]: count["counts"] for count in counts}
         return sharing
 
     def _span(self, path: Path) -> tuple[str, str] | None:
         """The first and the last run of a file of many; None, and said, if it cannot be read."""
         try:
-            with open_parquet(path, self._name) as file:
-                bounds = bounds_of(file.metadata)
-        except Unreadable as error:
+            with TableFile(path, self._name) as file, damage_in(path):
+                bounds = bounds_of(file.footer.metadata)
+        except DamagedError as error:
             self._leave(path, error)
             return None
         firsts, lasts = zip(*bounds, strict=True) if bounds else ((), ())
@@ -228,20 +234,27 @@ class _Table:
         """Merge as many as one file may hold; returns the others."""
         path = self._place / f"{sources[0].stem.partition('.')[0]}.{secrets.token_hex(6)}.parquet"
         schema = schema_of(self._name)
-        with whole_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
-            num_taken = 0
-            for source in sources:
-                if file.tell() >= TARGET_BYTES:
-                    break
-                num_taken += 1
-                if (parts := self._parts_of(source)) is not None:
-                    batch.replaced.append(source)
-                    for rows in parts:
-                        batch.add(rows)
-            batch.write_group()
+        with whole_file(path) as file:
+            with pq.ParquetWriter(file, schema, **WRITE_OPTIONS) as writer:
+                batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
+                num_taken = self._fill(batch, sources)
+            seal(file)
         self._replace(batch, path)
         return sources[num_taken:]
+
+    def _fill(self, batch: _Batch, sources: list[Path]) -> int:
+        """Add files until the new one is full; returns how many were looked at."""
+        num_taken = 0
+        for source in sources:
+            if batch.file.tell() >= TARGET_BYTES:
+                break
+            num_taken += 1
+            if (parts := self._parts_of(source)) is not None:
+                batch.replaced.append(source)
+                for rows in parts:
+                    batch.add(rows)
+        batch.write_group()
+        return num_taken
 
     def _replace(self, batch: _Batch, path: Path) -> None:
         if not batch.num_rows:
@@ -260,32 +273,35 @@ class _Table:
             rows = self._rows_of_one(path)
             return None if rows is None else [rows]
         try:
-            with open_parquet(path, self._name) as file:
-                return [self._whole(file.read_row_group(n)) for n in range(file.num_row_groups)]
-        except Unreadable as error:
+            with TableFile(path, self._name) as file:
+                groups = range(file.footer.metadata.num_row_groups)
+                return [self._whole(file, file.raw_rows(groups=[group])) for group in groups]
+        except DamagedError as error:
             self._leave(path, error)
             return None
 
     def _rows_of_one(self, path: Path) -> pa.Table | None:
         """The rows of a run's own file; None, and said, if they would not come out whole."""
         try:
-            with open_parquet(path, self._name) as file:
-                rows = self._whole(file.read())
-            if rows.num_rows and pc.any(pc.not_equal(rows[RUN_ID], path.stem)).as_py():
-                raise pa.ArrowInvalid("it has rows of another run than its name says")
-        except Unreadable as error:
+            with TableFile(path, self._name) as file:
+                rows = self._whole(file, file.raw_rows())
+            check_own(path, rows)
+        except DamagedError as error:
             self._leave(path, error)
             return None
         return rows
 
-    def _whole(self, table: pa.Table) -> pa.Table:
-        """Raises ArrowException for what this version would lose a part of."""
+    def _whole(self, file: TableFile, table: pa.Table) -> pa.Table:
+        """Raises DamagedError for what is damaged, or what this version would lose a part of."""
         known = {column.name for column in TABLES[self._name]}
         if unknown := sorted(set(table.column_names) - known):
-            raise pa.ArrowInvalid(f"it has columns of a later version: {', '.join(unknown)}")
-        rows = rows_of(table, self._name)
+            raise DamagedError(f"it has columns of a later version: {', '.join(unknown)}")
+        with damage_in(file.path):
+            rows = rows_of(table, self._name)
         if rows.num_rows != table.num_rows:
-            raise pa.ArrowInvalid("it has rows of no run")
+            raise DamagedError("it has rows of no run")
+        for flaw in file.flaws(rows):
+            raise DamagedError(flaw.reason)
         return rows
 
     def _leave(self, path: Path, reason: object) -> None:
@@ -296,10 +312,11 @@ class _Table:
 def _check_rows(path: Path, num_rows: int) -> None:
     """Raises StoreError for a file that came out other than it was written."""
     try:
-        if pq.read_metadata(path).num_rows == num_rows:
-            return
-    except Unreadable:
-        pass
+        with TableFile(path, path.parents[1].name) as file:
+            if file.footer.metadata.num_rows == num_rows:
+                return
+    except DamagedError:
+        pass  # as if it had another number of rows
     _remove(path)
     raise StoreError(f"{path}: could not be read back; what it was made from is still there")
 

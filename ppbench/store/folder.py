@@ -19,8 +19,9 @@ from ppbench.errors import StoreError, UsageError
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
+from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
 from ppbench.store.parquet import as_frame, as_table, write_parquet
-from ppbench.store.reading import Reader, Skip
+from ppbench.store.reading import TABLES_STORED, Reader
 
 LAST = "last"
 HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")
@@ -58,17 +59,16 @@ def check_writable(folder: Path, option: str) -> None:
         )
 
 
-def _ignore(_problem: str) -> None:
-    pass
-
-
 class Store:
     """A results folder. Reading one that does not exist gives empty tables."""
 
-    def __init__(self, folder: Path, on_skip: Skip = _ignore) -> None:
-        """`on_skip` is told of each file that cannot be read; the others are read all the same."""
+    def __init__(self, folder: Path, on_skip: Skip | None = None) -> None:
+        """`on_skip` receives a line for each file that cannot be used; the others are read.
+
+        By default it is printed to stderr, once.
+        """
         self.folder = folder
-        self._reader = Reader(folder, on_skip)
+        self._reader = Reader(folder, on_skip or ConsoleNote())
 
     def write_run(self, run: Row, tables: Mapping[str, pd.DataFrame]) -> None:
         """Store one run: its row, and its part of the other tables by their names.
@@ -81,7 +81,9 @@ class Store:
         for name in TABLES.keys() - tables.keys() - {"runs"}:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
-        parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
+        stored = ",".join(sorted(name for name, frame in tables.items() if len(frame)))
+        row = {**run, TABLES_STORED: stored}
+        parts = [*tables.items(), ("runs", pd.DataFrame([row]))]
         written: list[Path] = []
         try:
             for name, frame in parts:
@@ -94,6 +96,21 @@ class Store:
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise
+
+    @property
+    def damaged(self) -> list[DamagedFile]:
+        """The files that could not be used so far, or not wholly."""
+        return self._reader.damaged
+
+    def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
+        """Why the run has no rows in a table that was asked for; None if no file is to blame.
+
+        A damaged file of which the runs are unknown may be to blame for any run.
+        """
+        possible = [known for known in self.damaged if known.table == table]
+        certain = [known for known in possible if run_id in known.run_ids]
+        unknown = [known for known in possible if not known.run_ids]
+        return next(iter((*certain, *unknown)), None)
 
     def profiles_of(self, run_id: str) -> Path:
         """The folder of a run's Chrome traces; it exists if there are any."""
@@ -149,10 +166,22 @@ class Store:
         return self.named([name]).iloc[0]
 
     def named(self, names: Sequence[str]) -> pd.DataFrame:
-        """The runs called so, each once and in this order. Raises UsageError."""
+        """The runs called so, each once and in this order, as far as their rows can be read.
+
+        Raises UsageError for a name that is none, StoreError if no row can be read. `last` is the
+        last run that can be.
+        """
         known = self._at_least_one(self.runs([RUN_ID]))[RUN_ID]
-        ids = [self.id_of(name, known) for name in names]
-        return self.table("runs", ids)
+        while True:
+            ids = [self.id_of(name, known) for name in names]
+            rows = self.table("runs", ids)
+            lost = set(ids) - set(rows[RUN_ID])
+            if not lost or LAST not in names or ids[list(names).index(LAST)] not in lost:
+                break
+            known = self._at_least_one(known[~known.isin(lost)])
+        if rows.empty:
+            raise self._unreadable(ids[0])
+        return rows
 
     def id_of(self, name: str, known: pd.Series) -> str:
         """The one of the known ids, oldest first, that is called so. Raises UsageError."""
@@ -162,18 +191,41 @@ class Store:
         if len(found) == 1:
             return str(found.iloc[0])
         if found.empty:
+            self._check_not_damaged(name)
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
         some = ", ".join(found.tail(5))
         raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
+
+    def _check_not_damaged(self, name: str) -> None:
+        """Raises StoreError for the name of a run whose row is damaged."""
+        for damage in self.damaged:
+            if damage.table == "runs":
+                for run_id in damage.run_ids:
+                    if run_id.startswith(name):
+                        raise self._unreadable(run_id)
+
+    def _unreadable(self, run_id: str) -> StoreError:
+        damage = self.damage_to(run_id, "runs")
+        reason = f"{damage.path} is damaged" if damage else "no file of runs has it any more"
+        return StoreError(
+            f"run {run_id}: its row cannot be read: {reason}; measure it again with: "
+            "ppbench sweep FILE"
+        )
 
     def last_sweep(self) -> pd.DataFrame:
         """The newest run of each case and launch of the sweep that the last run belongs to.
 
         Raises UsageError when there is no run.
         """
-        last = self._at_least_one(self.runs(["sweep_id"], newest=1))["sweep_id"].iloc[0]
-        sweep_id = None if pd.isna(last) else str(last)
-        return last_sweep_of(self.runs(where=[Condition("sweep_id", "=", sweep_id)]))
+        known = self._at_least_one(self.runs(["sweep_id"]))
+        while len(known):
+            last = known["sweep_id"].iloc[-1]
+            sweep_id = None if pd.isna(last) else str(last)
+            runs = self.runs(where=[Condition("sweep_id", "=", sweep_id)])
+            if len(runs):
+                return last_sweep_of(runs)
+            known = known[known["sweep_id"].notna() & known["sweep_id"].ne(last)]
+        return self._at_least_one(known)
 
 
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
@@ -199,9 +251,12 @@ def check_ok(run: pd.Series, what: str) -> None:
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
 
 
-def no_spans(run: pd.Series) -> StoreError:
-    """To be raised where a run's spans are wanted and are not there."""
+def no_spans(store: Store, run: pd.Series) -> StoreError:
+    """To be raised where a run's spans, or its steps, are wanted and are not there."""
+    run_id = str(run["run_id"])
+    damage = store.damage_to(run_id, "spans") or store.damage_to(run_id, "steps")
+    reason = f"{damage.path} is damaged" if damage else "missing or unreadable"
     return StoreError(
-        f"run {run['run_id']}: its spans are not in the store (missing or unreadable); "
+        f"run {run_id}: its spans are not in the store ({reason}); "
         "measure it again with: ppbench sweep FILE --rerun"
     )

@@ -33,22 +33,33 @@ class VanishedError(Exception):
 
 
 @dataclass(frozen=True)
-class Files:
+class Listed:
     """The files of a table: of one run each, oldest first; and of many."""
 
     single: tuple[Path, ...]
     compacted: tuple[Path, ...]
+    unlisted: tuple[tuple[Path, str], ...] = ()
+    """Folders that cannot be listed, and why."""
 
 
-def files_of(folder: Path, name: str) -> Files:
-    """To be called within `steadily`."""
-    place = folder / name
-    return Files(_parquet_in(place), compacted_of(folder, name))
+def files_of(folder: Path, name: str) -> Listed:
+    """The files of a table. To be called within `steadily`.
 
-
-def compacted_of(folder: Path, name: str) -> tuple[Path, ...]:
-    """Those that hold many runs. To be called within `steadily`."""
-    return _parquet_in(folder / name / COMPACTED)
+    Raises StoreError if the folder of `runs` cannot be listed: then nothing is known.
+    """
+    place, unlisted = folder / name, []
+    found: list[tuple[Path, ...]] = []
+    for path in (place, place / COMPACTED):
+        try:
+            found.append(_parquet_in(path))
+        except OSError as error:
+            if path == place and name == "runs":
+                raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+            is_below_file = path != place and not place.is_dir()
+            if not is_below_file:
+                unlisted.append((path, f"it cannot be listed: {error.strerror}"))
+            found.append(())
+    return Listed(found[0], found[1], tuple(unlisted))
 
 
 def steadily(folder: Path, look: Callable[[], T]) -> T:
@@ -91,11 +102,9 @@ def _token_file(folder: Path) -> Path:
 
 
 def _parquet_in(place: Path) -> tuple[Path, ...]:
-    """Files that are written aside begin with a dot. Raises StoreError."""
+    """Files that are written aside begin with a dot. Raises OSError."""
     try:
         names = [name for name in os.listdir(place) if name.endswith(".parquet")]  # noqa: PTH208  # fast
     except FileNotFoundError:
         return ()
-    except OSError as error:
-        raise StoreError(f"{place}: cannot be read: {error.strerror}") from error
     return tuple(place / name for name in sorted(names) if not name.startswith("."))

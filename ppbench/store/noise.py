@@ -12,8 +12,9 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ppbench.errors import StoreError
 from ppbench.files import whole_file
+from ppbench.store.damage import ConsoleNote, DamagedError, DamagedFile, Skip
+from ppbench.store.parquet import damage_in, regular_bytes
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,16 @@ class StoredNoise:
     run_ids: list[str] | None = None  # of the launches; None in files of older versions
 
     def __post_init__(self) -> None:
+        if not isinstance(self.deviations, dict):
+            raise TypeError(f"deviations: expected an object, got {self.deviations!r}")
         values = self.deviations.values()
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise ValueError(f"deviations: expected finite numbers from 0, got {self.deviations}")
+        if not isinstance(self.num_launches, int) or self.num_launches < 1:
+            raise ValueError(f"num_launches: expected a number from 1, got {self.num_launches!r}")
+        ids = [] if self.run_ids is None else self.run_ids
+        if not isinstance(ids, list) or not all(isinstance(run_id, str) for run_id in ids):
+            raise TypeError(f"run_ids: expected a list of ids, got {self.run_ids!r}")
 
 
 def write_noise(folder: Path, noise: StoredNoise) -> None:
@@ -40,17 +48,33 @@ def write_noise(folder: Path, noise: StoredNoise) -> None:
         file.write(json.dumps(asdict(noise), indent=1).encode())
 
 
-def read_noise(folder: Path, fingerprint: str, case_id: str) -> StoredNoise | None:
-    """What is kept, None where nothing is. Raises StoreError for a file that cannot be read."""
+def read_noise(
+    folder: Path, fingerprint: str, case_id: str, on_skip: Skip | None = None
+) -> StoredNoise | None:
+    """What is kept, None where nothing is that can be used.
+
+    `on_skip` receives a line for a file that is damaged; by default it is printed to stderr.
+    """
     path = _path(folder, fingerprint, case_id)
     try:
-        return StoredNoise(**json.loads(path.read_text()))
+        with damage_in(path):
+            return _noise_in(json.loads(regular_bytes(path)), fingerprint, case_id)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"{path}: cannot be read: {error}; delete it, and measure again with: ppbench noise"
-        ) from error
+    except DamagedError as error:
+        fix = "delete it, and measure again with: ppbench noise"
+        (on_skip or ConsoleNote())(str(DamagedFile(path, "noise", str(error), fix=fix)))
+        return None
+
+
+def _noise_in(data: object, fingerprint: str, case_id: str) -> StoredNoise:
+    """Raises ValueError, TypeError for what is no such record."""
+    if not isinstance(data, dict):
+        raise TypeError("it is no JSON object")
+    noise = StoredNoise(**data)
+    if (noise.fingerprint, noise.case_id) != (fingerprint, case_id):
+        raise ValueError("it is of another case or machine than its name says")
+    return noise
 
 
 def _path(folder: Path, fingerprint: str, case_id: str) -> Path:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import io
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, Self
 
 import pandas as pd
 import pyarrow as pa
@@ -13,14 +19,27 @@ from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.error_text import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, schema_of
+from ppbench.store.damage import DamagedError, names_of
+from ppbench.store.seal import WHOLE_BYTES, check_seal, seal
+from ppbench.store.validity import Flaw, check_columns, check_text, check_version, flaws_in
 
 _WITH_WORDS = ("runs", "ranks", "flight")  # tables with text of users and libraries
-_NEEDED = (RUN_ID, "status")  # every version of `runs` has them; all tables have the first
+_VERSION = "schema_version"
+WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+"""How every file of the store is written."""
+_RAISED_BY_PYARROW = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SystemError,
+)
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
 _STORED = {VARIABLE: 0, UNKNOWN: -1}  # keeps `seq_len` a number for readers of the files
-Unreadable = (OSError, pa.ArrowException)
-"""What reading a file that is not one of ours may raise."""
 
 
 def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> None:
@@ -32,9 +51,12 @@ def write_rows(name: str, rows: pd.DataFrame, path: Path, option: str = "") -> N
 
 
 def write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
-    """Raises StoreError."""
+    """Write a table with checksums of its pages and of the whole. Raises StoreError."""
+    sealed = io.BytesIO()  # a pipe can be neither sought nor read back
+    pq.write_table(table, sealed, **WRITE_OPTIONS)
+    seal(sealed)
     with whole_file(path, option) as file:
-        pq.write_table(table, file, compression="zstd")
+        file.write(sealed.getbuffer())
 
 
 def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
@@ -67,46 +89,185 @@ def _readable_error(value: object) -> object:
     return readable(value, MOST_OF_ERROR) if isinstance(value, str) else value
 
 
-def open_parquet(path: Path, name: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """A file of a table. Raises ArrowException for one of another kind, OSError."""
-    file = pq.ParquetFile(path, metadata=footer)
-    for needed in _NEEDED if name == "runs" else _NEEDED[:1]:
-        if needed not in file.schema_arrow.names:
-            file.close()
-            raise pa.ArrowInvalid(f"it has no column {needed}")
-    return file
+@dataclass(frozen=True)
+class Footer:
+    """The footer of a file, and whether the file has a seal, which was checked."""
+
+    metadata: pq.FileMetaData
+    is_sealed: bool
 
 
-def read_rows(path: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """What a file has of a table, or of the given columns of it. Raises as `open_parquet`."""
-    with open_parquet(path, name) as file:
-        return rows_of(file.read(columns=known_in(file, columns)), name, columns)
+class TableFile:
+    """An open file of a table of the store. Its rows have the documented types.
+
+    Every method raises DamagedError for what is damaged, and FileNotFoundError if the file is gone.
+    """
+
+    def __init__(self, path: Path, name: str, footer: Footer | None = None) -> None:
+        """A `footer` that is known already is not read again."""
+        self.path = path
+        self._name = name
+        with contextlib.ExitStack() as held, damage_in(path):
+            raw = held.enter_context(_opened(path))
+            is_sealed = check_seal(raw) if footer is None else footer.is_sealed
+            self._file = pq.ParquetFile(
+                _source(raw, path),
+                metadata=None if footer is None else footer.metadata,
+                page_checksum_verification=True,
+            )
+            held.callback(self._file.close, force=True)
+            self.footer = Footer(self._file.metadata, is_sealed)
+            self.schema = self._file.schema_arrow
+            self.names: list[str] = self.schema.names
+            check_columns(self.names, name)
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._held.close()
+
+    def newest_version(self) -> int | None:
+        """The largest `schema_version` that the footer knows of."""
+        if _VERSION not in self.names:
+            return None
+        index, metadata = self.names.index(_VERSION), self.footer.metadata
+        limits = [
+            metadata.row_group(group).column(index).statistics
+            for group in range(metadata.num_row_groups)
+        ]
+        known = [int(limit.max) for limit in limits if limit is not None and limit.has_min_max]
+        return max(known, default=None)
+
+    def raw_rows(
+        self, columns: Iterable[str] | None = None, groups: Sequence[int] | None = None
+    ) -> pa.Table:
+        """All rows, or those of some groups, with their version if there are any columns beside."""
+        with damage_in(self.path):
+            wanted = self._known(columns)
+            rows = (
+                self._file.read(columns=wanted)
+                if groups is None
+                else self._file.read_row_groups(list(groups), columns=wanted)
+            )
+            check_version(rows)
+            return rows
+
+    def rows(
+        self, columns: Iterable[str] | None = None, groups: Sequence[int] | None = None
+    ) -> pa.Table:
+        """All rows that belong to a run, or those of some groups, as documented."""
+        with damage_in(self.path):
+            return rows_of(self.raw_rows(columns, groups), self._name, columns)
+
+    def flaws(self, rows: pa.Table) -> list[Flaw]:
+        """What is wrong with documented rows of this file, for which no seal vouches."""
+        if self.footer.is_sealed:
+            return []
+        with damage_in(self.path):
+            check_text(rows)
+            return list(flaws_in(rows, self._name))
+
+    def sound_rows(self, columns: Iterable[str] | None = None) -> pa.Table:
+        """All rows, none of which has a flaw."""
+        rows = self.rows(columns)
+        for flaw in self.flaws(rows):
+            raise DamagedError(flaw.reason)
+        return rows
+
+    def _known(self, columns: Iterable[str] | None) -> list[str] | None:
+        """Those of the columns that the file has, its run's id and version among them."""
+        if columns is None:
+            return None
+        wanted = {RUN_ID, _VERSION, *columns}
+        return [column for column in self.names if column in wanted]
 
 
-def known_in(file: pq.ParquetFile, columns: Iterable[str] | None) -> list[str] | None:
-    """Those of the columns that a file has, `run_id` among them; None for all."""
-    if columns is None:
-        return None
-    wanted = {RUN_ID, *columns}
-    return [column for column in file.schema_arrow.names if column in wanted]
+def read_own_rows(path: Path, name: str, columns: Iterable[str] | None = None) -> pa.Table:
+    """The rows of a run's own file. Raises DamagedError, FileNotFoundError."""
+    with TableFile(path, name) as file:
+        rows = file.sound_rows(columns)
+    check_own(path, rows)
+    return rows
+
+
+def check_own(path: Path, rows: pa.Table) -> None:
+    """Raises DamagedError for rows of another run than a file's name says."""
+    others = [run_id for run_id in rows[RUN_ID].unique().to_pylist() if run_id != path.stem]
+    if others:
+        raise DamagedError(f"it holds rows of {names_of(others)}, not of the run in its name")
+
+
+@contextlib.contextmanager
+def damage_in(path: Path) -> Iterator[None]:
+    """Make a DamagedError of whatever reading a file raises.
+
+    A damaged file makes pyarrow raise errors of many kinds, some of them of Python's own. One that
+    is gone keeps its FileNotFoundError, unless the path is a link that leads nowhere.
+    """
+    try:
+        yield
+    except DamagedError:
+        raise
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise DamagedError("it is a link to a file that is not there") from error
+        raise
+    except PermissionError as error:
+        raise DamagedError(error.strerror, fix="make it readable with: chmod u+r") from error
+    except OSError as error:
+        raise DamagedError(error.strerror or error) from error
+    except (pa.ArrowException, *_RAISED_BY_PYARROW) as error:
+        raise DamagedError(error) from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file, open; a pipe in its place would block whoever opens it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        raise DamagedError("it is a folder" if stat.S_ISDIR(kind) else "it is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def regular_bytes(path: Path) -> bytes:
+    """The content of a regular file. Raises DamagedError, OSError."""
+    with _opened(path) as file:
+        return file.read()
+
+
+def _source(raw: IO[bytes], path: Path) -> object:
+    """A small file's bytes; a large file is read where it is."""
+    if raw.seek(0, os.SEEK_END) > WHOLE_BYTES:
+        return pa.OSFile(str(path))
+    raw.seek(0)
+    return pa.BufferReader(raw.read())
 
 
 def rows_of(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
+    """Rows of a file as `documented`, without those that belong to no run."""
+    rows = documented(table, name, columns)
+    return rows.filter(rows[RUN_ID].is_valid()) if rows[RUN_ID].null_count else rows
+
+
+def documented(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
     """Rows of a file: columns as documented, null where its version lacks them.
 
-    Of the given columns only, if any are given, and `run_id`. Rows that belong to no run are left
-    out. Raises ArrowException for what cannot be had with the documented types.
+    Of the given columns only, if any are given, and `run_id`. Raises ArrowException for what cannot
+    be had with the documented types.
     """
     schema = schema_of(name, columns)
-    if table.schema != schema:
-        cast = [
-            table[field.name].cast(field.type)
-            if field.name in table.schema.names
-            else pa.nulls(table.num_rows, field.type)
-            for field in schema
-        ]
-        table = pa.table(cast, schema=schema)
-    return table.filter(table[RUN_ID].is_valid()) if table[RUN_ID].null_count else table
+    if table.schema == schema:
+        return table
+    cast = [
+        table[field.name].cast(field.type)
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(cast, schema=schema)
 
 
 def with_settings_filled(table: pa.Table) -> pa.Table:

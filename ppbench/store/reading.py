@@ -1,14 +1,20 @@
-"""Rows out of a store's files: each run's once, from as few bytes as the question needs.
+"""Reads rows from the store, each run once, only the columns and row groups that are needed.
 
-A file of many runs has groups of rows, and its footer tells the first and the last run of each: the
+A file of many runs has groups of rows, and its footer has the first and the last run of each: the
 spans of one run are found without reading those of the others. Of `runs`, conditions are tried on
 their own columns first, and the rest is read of the groups that hold a run that meets them.
+
+Damage is found here and nowhere else. A damaged file of one run is left out; of a damaged file of
+many runs those groups of rows are left out that cannot be read, and the runs whose rows cannot be
+as they are. Each is one `DamagedFile`, and reported once.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +25,75 @@ import pyarrow.parquet as pq
 
 from ppbench.store.columns import RUN_ID, schema_of
 from ppbench.store.conditions import Condition, holds
-from ppbench.store.listing import VanishedError, check_there, compacted_of, files_of, steadily
+from ppbench.store.damage import DamagedError, DamagedFile, Skip
+from ppbench.store.listing import (
+    COMPACTED,
+    Listed,
+    VanishedError,
+    check_there,
+    files_of,
+    steadily,
+)
 from ppbench.store.parquet import (
-    Unreadable,
-    known_in,
-    open_parquet,
-    read_rows,
-    rows_of,
+    Footer,
+    TableFile,
+    damage_in,
+    documented,
+    read_own_rows,
     with_settings_filled,
 )
 
-Skip = Callable[[str], None]
 Columns = Sequence[str] | None
-_Indices = npt.NDArray[np.int64]
-_Read = dict[Path, pa.Table | None]
+TABLES_STORED = "tables"
+_OF_EVERY_OK_RUN = frozenset({"steps", "ranks", "spans"})
+_BEING_STORED_S = 2.0
+"""A run's row is written last, moments after its other tables."""
+_Positions = npt.NDArray[np.int64]
+
+
+@dataclass
+class _Part:
+    """Rows of a file, and the place of each in the file."""
+
+    path: Path
+    rows: pa.Table
+    places: _Positions | None = None  # None: every row of the file is here, in order
+
+
+@dataclass
+class _Many:
+    """What is known of a file of many runs, which never changes."""
+
+    footer: Footer | None = None
+    bad_groups: set[int] = field(default_factory=set)
+    bad_runs: set[str] = field(default_factory=set)
+    is_unusable: bool = False
+
+
+_Read = dict[Path, _Part | None]
 
 
 class Reader:
     """Reads the tables of a results folder, which may change meanwhile."""
 
     def __init__(self, folder: Path, on_skip: Skip) -> None:
+        """`on_skip` receives each problem, once."""
         self._folder = folder
         self._on_skip = on_skip
-        self._footers: dict[Path, pq.FileMetaData] = {}
+        self._many: dict[Path, _Many] = {}
+        self._damaged: dict[str, DamagedFile] = {}
+
+    @property
+    def damaged(self) -> list[DamagedFile]:
+        """Everything that was left out so far."""
+        return list(self._damaged.values())
+
+    def report(self, damage: DamagedFile) -> None:
+        """Keep a record of damage. Raises VanishedError if the file is gone meanwhile."""
+        text = str(damage)
+        if text not in self._damaged:
+            self._damaged[text] = damage
+            self._on_skip(text)
 
     def runs(self, columns: Columns, where: Sequence[Condition], newest: int | None) -> pa.Table:
         """Of the runs that meet the conditions the newest so many, oldest first.
@@ -54,18 +106,18 @@ class Reader:
         read: _Read = {}  # what does not change is not read again when the folder has to be
 
         def look() -> pa.Table:
-            files = files_of(self._folder, "runs")
+            files = self.files("runs")
             for path in files.single:
-                self._read_into(read, path, "runs", wanted)
+                self._read_own(read, path, "runs", wanted)
             for path in files.compacted:
-                self._read_into(read, path, "runs", wanted if is_all else tried)
-            parts = [
-                (path, with_settings_filled(rows))
-                for path in (*files.single, *files.compacted)
-                if (rows := read[path]) is not None
-            ]
-            chosen = _chosen([rows for _, rows in parts], where, newest)
-            return self._taken(parts, chosen, wanted, read)
+                if path not in read:
+                    read[path] = self._read_many(path, "runs", wanted if is_all else tried)
+            paths = (*files.single, *files.compacted)
+            parts = [part for path in paths if (part := read[path]) is not None]
+            chosen = _chosen([part.rows for part in parts], where, newest)
+            table = self._taken(parts, chosen, wanted, read)
+            self._find_lost(parts)
+            return table
 
         return steadily(self._folder, look)
 
@@ -77,14 +129,18 @@ class Reader:
             parts, missing = [schema_of(name, columns).empty_table()], []
             for run_id in run_ids:
                 path = self._folder / name / f"{run_id}.parquet"
-                if not path.exists() or self._read_into(read, path, name, columns) is None:
+                part = self._read_own(read, path, name, columns)
+                if part is None:
                     missing.append(run_id)
                 else:
-                    parts.append(read[path])
+                    parts.append(part.rows)
             if not missing:
                 return pa.concat_tables(parts)
-            parts.append(self.rows_in(compacted_of(self._folder, name), name, missing, columns))
-            return _in_order(pa.concat_tables(parts), run_ids)
+            parts.append(self.rows_in(self.files(name).compacted, name, missing, columns))
+            rows = pa.concat_tables(parts)
+            if name != "runs":
+                self._find_missing(name, rows, missing)
+            return _in_order(rows, run_ids)
 
         return steadily(self._folder, look)
 
@@ -94,62 +150,146 @@ class Reader:
         """The rows of these runs in files of many, each run's from the first file that has any."""
         parts, missing = [schema_of(name, columns).empty_table()], sorted(run_ids)
         for path in paths:
-            rows = self._rows_in(path, name, missing, columns)
+            part = self._read_many(path, name, columns, missing) if missing else None
+            if part is None:
+                continue
+            rows = part.rows.filter(_is_of(part.rows, missing))
             found = set(rows[RUN_ID].unique().to_pylist())
             missing = [run_id for run_id in missing if run_id not in found]
             parts.append(rows)
         return pa.concat_tables(parts)
 
-    def _read_into(self, read: _Read, path: Path, name: str, columns: Columns) -> pa.Table | None:
-        """The file's rows, read once; None if it cannot be read."""
+    def files(self, name: str) -> Listed:
+        """Files of a table; a folder that cannot be listed counts as damaged, and as empty."""
+        files = files_of(self._folder, name)
+        for path, reason in files.unlisted:
+            self.report(DamagedFile(path, name, reason, fix="put the folder right, or remove it"))
+        return files
+
+    def own_rows(self, path: Path, name: str) -> pa.Table | None:
+        """All rows of a run's own file; None if it cannot be used."""
+        part = self._read_own({}, path, name, None)
+        return None if part is None else part.rows
+
+    def many_rows(self, path: Path, name: str) -> pa.Table | None:
+        """All rows of a file of many runs that can be used; None if it cannot be."""
+        part = self._read_many(path, name, None)
+        return None if part is None else part.rows
+
+    def _leave_out(
+        self, path: Path, name: str, error: DamagedError, run_ids: Sequence[str] = ()
+    ) -> None:
+        check_there(path)
+        self.report(DamagedFile(path, name, str(error), tuple(run_ids), error.fix))
+
+    def _read_own(self, read: _Read, path: Path, name: str, columns: Columns) -> _Part | None:
+        """The rows of a run's own file, read once; None if there is none that can be used."""
         if path not in read:
             try:
-                read[path] = read_rows(path, name, columns)
-            except Unreadable as error:
-                self._skip(path, name, error)
+                rows = read_own_rows(path, name, columns)
+                if name == "runs":
+                    rows = with_settings_filled(rows)
+                read[path] = _Part(path, rows)
+            except FileNotFoundError:
+                return None
+            except DamagedError as error:
+                self._leave_out(path, name, error, [path.stem])
                 read[path] = None
         return read[path]
 
-    def _skip(self, path: Path, name: str, error: Exception) -> None:
-        check_there(path)
-        self._on_skip(f"{path}: skipped, not a readable parquet file of {name}: {error}")
+    def _read_many(
+        self, path: Path, name: str, columns: Columns, run_ids: list[str] | None = None
+    ) -> _Part | None:
+        """Rows of a file of many runs: all, or those of the groups that may hold one of the runs.
 
-    def _rows_in(self, path: Path, name: str, run_ids: list[str], columns: Columns) -> pa.Table:
-        """Rows of these runs, sorted, in a file of many; only groups that may hold one are read."""
-        none = schema_of(name, columns).empty_table()
+        None if the file cannot be used, or has no such group. The ids are sorted.
+        """
+        known = self._many.setdefault(path, _Many())
+        if known.is_unusable:
+            return None
         try:
-            groups = [
-                group for group, (first, last) in enumerate(bounds_of(self._footer(path)))
-                if has_between(run_ids, first, last)
-            ]  # fmt: skip
-            if not groups:
-                return none
-            with open_parquet(path, name, self._footer(path)) as file:
-                rows = file.read_row_groups(groups, columns=known_in(file, columns))
-            rows = rows_of(rows, name, columns)
-        except Unreadable as error:
-            self._skip(path, name, error)
-            return none
-        return rows.filter(pc.is_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string())))
+            with TableFile(path, name, known.footer) as file:
+                known.footer = file.footer
+                with damage_in(path):
+                    groups = self._groups(file.footer.metadata, known, run_ids)
+                return self._sound_part(file, name, columns, groups) if groups else None
+        except FileNotFoundError as error:
+            raise VanishedError from error
+        except DamagedError as error:
+            known.is_unusable = True
+            self._leave_out(path, name, error)
+            return None
 
-    def _footer(self, path: Path) -> pq.FileMetaData:
-        """Files of many runs never change, so neither does this."""
-        if path not in self._footers:
-            self._footers[path] = pq.read_metadata(path)
-        return self._footers[path]
+    def _groups(
+        self, footer: pq.FileMetaData, known: _Many, run_ids: list[str] | None
+    ) -> list[int]:
+        """The groups of rows to be read."""
+        every = [g for g in range(footer.num_row_groups) if g not in known.bad_groups]
+        if run_ids is None:
+            return every
+        bounds = bounds_of(footer)
+        return [group for group in every if has_between(run_ids, *bounds[group])]
+
+    def _sound_part(self, file: TableFile, name: str, columns: Columns, groups: list[int]) -> _Part:
+        """The rows of some groups, without what cannot be used, which is reported."""
+        raw, places = self._raw_groups(file, name, columns, groups)
+        known = self._many[file.path]
+        with damage_in(file.path):
+            rows = documented(raw, name, columns)
+            if name == "runs":
+                rows = with_settings_filled(rows)
+            self._judge(file, name, rows)
+            if rows[RUN_ID].null_count or known.bad_runs:
+                is_good = pc.and_(
+                    rows[RUN_ID].is_valid(), pc.invert(_is_of(rows, sorted(known.bad_runs)))
+                )
+                places = places[np.asarray(is_good, dtype=bool)]
+                rows = rows.filter(is_good)
+        is_whole = len(places) == file.footer.metadata.num_rows
+        return _Part(file.path, rows, None if is_whole else places)
+
+    def _judge(self, file: TableFile, name: str, rows: pa.Table) -> None:
+        """Note the runs of which some row cannot be as it is."""
+        known = self._many[file.path]
+        for flaw in file.flaws(rows):
+            ids = rows[RUN_ID].filter(flaw.is_bad).drop_null().unique().to_pylist()
+            fresh = sorted(set(ids) - known.bad_runs)
+            if fresh:
+                known.bad_runs.update(fresh)
+                self._leave_out(file.path, name, DamagedError(flaw.reason), fresh)
+
+    def _raw_groups(
+        self, file: TableFile, name: str, columns: Columns, groups: list[int]
+    ) -> tuple[pa.Table, _Positions]:
+        """Rows of some groups and their places; if some cannot be read, of the others."""
+        try:
+            return file.raw_rows(columns, groups), _places(file, groups)
+        except DamagedError as error:
+            first = error
+        tables, good, lost = [], [], []
+        for group in groups:
+            try:
+                tables.append(file.raw_rows(columns, [group]))
+                good.append(group)
+            except DamagedError:
+                lost.append(group)
+        self._many[file.path].bad_groups.update(lost)
+        self._leave_out(file.path, name, first, _ids_in(file, lost))
+        empty = schema_of(name, columns).empty_table()
+        return pa.concat_tables(tables) if tables else empty, _places(file, good)
 
     def _taken(
-        self, parts: list[tuple[Path, pa.Table]], chosen: _Indices, columns: Columns, read: _Read
+        self, parts: list[_Part], chosen: _Positions, columns: Columns, read: _Read
     ) -> pa.Table:
         """The chosen rows; `chosen` are positions in all parts' rows together."""
         schema = schema_of("runs", columns)
         taken, places, start = [schema.empty_table()], [np.empty(0, np.int64)], 0
-        for path, rows in parts:
-            mine = np.sort(chosen[(chosen >= start) & (chosen < start + rows.num_rows)])
+        for part in parts:
+            mine = np.sort(chosen[(chosen >= start) & (chosen < start + part.rows.num_rows)])
             if len(mine):
-                taken.append(self._rest(path, rows, mine - start, columns, read))
+                taken.append(self._rest(part, mine - start, columns, read))
             places.append(mine)
-            start += rows.num_rows
+            start += part.rows.num_rows
         placed = np.concatenate(places)
         table = pa.concat_tables(taken)
         if np.array_equal(placed, chosen):
@@ -157,42 +297,113 @@ class Reader:
         by_place = np.argsort(placed)
         return table.take(by_place[np.searchsorted(placed[by_place], chosen)])
 
-    def _rest(
-        self, path: Path, rows: pa.Table, chosen: _Indices, columns: Columns, read: _Read
-    ) -> pa.Table:
-        """The chosen rows of a file with all columns, of which `rows` may have but some."""
-        schema = schema_of("runs", columns)
-        if len(rows.schema) == len(schema):
+    def _rest(self, part: _Part, chosen: _Positions, columns: Columns, read: _Read) -> pa.Table:
+        """The chosen rows of a file with all columns, of which `part` may have but some."""
+        rows = part.rows
+        if len(rows.schema) == len(schema_of("runs", columns)):
             return rows if len(chosen) == rows.num_rows else rows.take(chosen)
+        places = chosen if part.places is None else part.places[chosen]
+        known = self._many[part.path]
+        state = (len(known.bad_groups), len(known.bad_runs), known.is_unusable)
+        whole = self._whole_rows(part.path, places, columns)
+        if whole is None or state != (
+            len(known.bad_groups),
+            len(known.bad_runs),
+            known.is_unusable,
+        ):
+            del read[part.path]
+            raise VanishedError  # what else the file hid may now be taken from other files
+        return whole
+
+    def _whole_rows(self, path: Path, places: _Positions, columns: Columns) -> pa.Table | None:
+        """Rows of a file of many runs, by their places in it; None if it cannot be used."""
+        known = self._many[path]
         parts, start = [], 0
         try:
-            with open_parquet(path, "runs") as file:
-                known = known_in(file, columns)
-                for group in range(file.num_row_groups):
-                    end = start + file.metadata.row_group(group).num_rows
-                    mine = chosen[(chosen >= start) & (chosen < end)] - start
+            with TableFile(path, "runs", known.footer) as file:
+                for group in range(file.footer.metadata.num_row_groups):
+                    end = start + file.footer.metadata.row_group(group).num_rows
+                    mine = places[(places >= start) & (places < end)] - start
                     if len(mine):
-                        whole = file.read_row_group(group, columns=known).take(mine)
-                        parts.append(with_settings_filled(rows_of(whole, "runs", columns)))
+                        raw, _ = self._raw_groups(file, "runs", columns, [group])
+                        if group in known.bad_groups:
+                            return None
+                        with damage_in(path):
+                            rows = documented(raw.take(mine), "runs", columns)
+                        rows = with_settings_filled(rows)
+                        self._judge(file, "runs", rows)
+                        parts.append(rows)
                     start = end
-        except Unreadable as error:
-            self._skip(path, "runs", error)
-            read[path] = None
-            raise VanishedError from error  # what else it hid may now be told from other files
+        except FileNotFoundError as error:
+            raise VanishedError from error
+        except DamagedError as error:
+            known.is_unusable = True
+            self._leave_out(path, "runs", error)
+            return None
         return pa.concat_tables(parts)
+
+    def _find_missing(self, name: str, rows: pa.Table, run_ids: list[str]) -> None:
+        """Report tables of runs that were stored and are there no more."""
+        there = set(rows[RUN_ID].unique().to_pylist())
+        lost = [run_id for run_id in run_ids if run_id not in there]
+        if not lost or any(
+            known.table == name and known.path.parent.name == COMPACTED for known in self.damaged
+        ):
+            return  # which runs a damaged file of many has may be unknown
+        told = {run_id for known in self.damaged if known.table == name for run_id in known.run_ids}
+        columns = [TABLES_STORED, "status", "origin", "bubble_structure", "world_size"]
+        for run in self.rows_of_runs("runs", lost, columns).to_pylist():
+            if run[RUN_ID] not in told and name in _tables_of(run):
+                path = self._folder / name / f"{run[RUN_ID]}.parquet"
+                fix = "measure the run again with: ppbench sweep FILE --rerun"
+                self.report(DamagedFile(path, name, "it is missing", (run[RUN_ID],), fix))
+
+    def _find_lost(self, parts: list[_Part]) -> None:
+        """Report runs that have steps and no row."""
+        files = self.files("steps")
+        lost = {path.stem for path in files.single if _is_old(path)}
+        lost -= {part.path.stem for part in parts}
+        for path in files.compacted:
+            lost |= self._ends_of(path)
+        if not lost:
+            return
+        ids = [part.rows[RUN_ID] for part in parts]
+        for rows in ids:
+            there = pc.is_in(pa.array(sorted(lost)), value_set=rows.combine_chunks())
+            lost -= set(pa.array(sorted(lost)).filter(there).to_pylist())
+        bad = [known for known in self.damaged if known.table == "runs"]
+        if any(not known.run_ids for known in bad):
+            return  # a damaged file of runs that are not known may have had them
+        for run_id in sorted(lost - {run_id for known in bad for run_id in known.run_ids}):
+            path = self._folder / "runs" / f"{run_id}.parquet"
+            fix = "the sweep makes the run again; remove what other tables have of it"
+            self.report(DamagedFile(path, "runs", "it is missing", (run_id,), fix))
+
+    def _ends_of(self, path: Path) -> set[str]:
+        """The first and the last run of each group of rows of a file of many runs."""
+        known = self._many.setdefault(path, _Many())
+        if known.is_unusable:
+            return set()
+        try:
+            if known.footer is None:
+                with TableFile(path, "steps") as file:
+                    known.footer = file.footer
+            with damage_in(path):
+                bounds = bounds_of(known.footer.metadata)
+        except (DamagedError, FileNotFoundError):
+            return set()  # reported when its rows are wanted
+        return {end for ends in bounds for end in ends if end is not None}
 
 
 def bounds_of(footer: pq.FileMetaData) -> list[tuple[str | None, str | None]]:
-    """The first and last run of each group of rows; None where the footer does not tell."""
+    """The first and last run of each group of rows; None where the footer does not have them."""
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    if RUN_ID not in names:
-        raise pa.ArrowInvalid(f"it has no column {RUN_ID}")
     index = names.index(RUN_ID)
     bounds: list[tuple[str | None, str | None]] = []
     for group in range(footer.num_row_groups):
-        told = footer.row_group(group).column(index).statistics
-        has_both = told is not None and told.has_min_max
-        bounds.append((str(told.min), str(told.max)) if has_both else (None, None))
+        limits = footer.row_group(group).column(index).statistics
+        has_both = limits is not None and limits.has_min_max
+        bounds.append((str(limits.min), str(limits.max)) if has_both else (None, None))
     return bounds
 
 
@@ -204,12 +415,53 @@ def has_between(names: list[str], first: str | None, last: str | None) -> bool:
     return index < len(names) and names[index] <= last
 
 
+def _places(file: TableFile, groups: list[int]) -> _Positions:
+    """Where the rows of some groups are in the file."""
+    metadata = file.footer.metadata
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    some = [np.arange(starts[group], starts[group + 1]) for group in groups]
+    return np.concatenate([np.empty(0, np.int64), *some])
+
+
+def _ids_in(file: TableFile, groups: list[int]) -> list[str]:
+    """The runs in groups of rows of which something cannot be read; none if that is their ids."""
+    try:
+        return sorted(set(file.raw_rows([RUN_ID], groups)[RUN_ID].drop_null().to_pylist()))
+    except DamagedError:
+        return []
+
+
+def _tables_of(run: dict[str, object]) -> frozenset[str]:
+    """The tables that a run was stored with; of an older version those that it surely was."""
+    if run[TABLES_STORED] is not None:
+        return frozenset(str(run[TABLES_STORED]).split(","))
+    if run["status"] != "ok" or run["origin"] is not None:
+        return frozenset()
+    if run["bubble_structure"] is None:
+        return _OF_EVERY_OK_RUN
+    has_channels = isinstance(run["world_size"], int) and run["world_size"] > 1
+    return _OF_EVERY_OK_RUN | {"attribution", "planned"} | ({"edges"} if has_channels else set())
+
+
+def _is_old(path: Path) -> bool:
+    """Whether a file was written before what is being written now."""
+    try:
+        return time.time() - path.stat().st_mtime > _BEING_STORED_S
+    except OSError:
+        return False
+
+
+def _is_of(rows: pa.Table, run_ids: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string()))
+
+
 def _in_order(rows: pa.Table, run_ids: Sequence[str]) -> pa.Table:
     places = pc.index_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string()))
     return rows.take(pc.sort_indices(places))  # stable: the rows of a run stay in their order
 
 
-def _chosen(parts: list[pa.Table], where: Sequence[Condition], newest: int | None) -> _Indices:
+def _chosen(parts: list[pa.Table], where: Sequence[Condition], newest: int | None) -> _Positions:
     """Positions in all parts' rows together: each run's first row, by id, if it meets them all."""
     empty = schema_of("runs", [RUN_ID]).empty_table()
     ids = pa.chunked_array(

@@ -8,6 +8,7 @@ nothing at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from ppbench.errors import UsageError
-from ppbench.store.columns import RUN_ID, TABLES, schema_of
-from ppbench.store.listing import check_there, files_of, steadily
-from ppbench.store.parquet import Unreadable, effects_when_absent, open_parquet, rows_of
-from ppbench.store.reading import Skip, bounds_of
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES, schema_of
+from ppbench.store.damage import DamagedError, Skip
+from ppbench.store.listing import steadily
+from ppbench.store.parquet import TableFile, damage_in, effects_when_absent
+from ppbench.store.reading import Reader, bounds_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,34 +46,42 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
         import duckdb
     except ImportError:
         raise UsageError(f"query: needs duckdb, which is not installed: {_INSTALL}") from None
+    reader = Reader(folder, on_skip)
+    suspects: set[Path] = set()
 
     def look() -> pd.DataFrame | duckdb.Error:
-        try:
-            with duckdb.connect(":memory:") as database:
-                return _answer(database, folder, text, on_skip)
-        except duckdb.Error as error:
-            return error  # perhaps of a file that was just replaced
+        while True:
+            try:
+                with duckdb.connect(":memory:") as database:
+                    return _answer(database, _Tables(reader, suspects), text)
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                # Perhaps of a file that is damaged where only the answer needs it.
+                found = _damaged_files(reader, text) - suspects
+                if not found:
+                    return error if isinstance(error, duckdb.Error) else duckdb.Error(str(error))
+                suspects.update(found)
 
-    found = steadily(folder, look)
-    if isinstance(found, duckdb.Error):
-        raise UsageError(f"query: {str(found).strip()}") from found
-    return found
+    answer = steadily(folder, look)
+    if isinstance(answer, duckdb.Error):
+        raise UsageError(f"query: {str(answer).strip()}") from answer
+    return answer
 
 
-def _answer(
-    database: duckdb.DuckDBPyConnection, folder: Path, text: str, on_skip: Skip
-) -> pd.DataFrame:
+def _answer(database: duckdb.DuckDBPyConnection, tables: _Tables, text: str) -> pd.DataFrame:
     statements = database.extract_statements(text)
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1 or kinds[0] not in _READS:
         told = ", ".join(kinds) or "nothing"
         raise UsageError(f"query: expected one SELECT, which reads; got {told}")
     for name in TABLES:  # one that is not asked for is there, and costs nothing
-        is_asked = name in text.lower()
-        _make_view(database, name, list(_parts(folder, name, on_skip)) if is_asked else [])
+        _make_view(database, name, list(tables.parts(name)) if _is_asked(name, text) else [])
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
     return _plain(database.execute(statements[0]).df())
+
+
+def _is_asked(name: str, text: str) -> bool:
+    return name in text.lower()
 
 
 def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: list[_Part]) -> None:
@@ -106,30 +115,75 @@ def _literal(value: object) -> str:
     return f"'{quoted}'" if isinstance(value, str) else str(value).lower()
 
 
-def _parts(folder: Path, name: str, on_skip: Skip) -> Iterator[_Part]:
-    """The rows of a table, each run's in one part. To be called within `steadily`."""
-    files = files_of(folder, name)
-    singles = [path for path in files.single if _is_own(path, name)]
-    if singles:
-        yield _Part(_data_set(singles, name))
-    seen = {path.stem for path in singles}
-    for path in (*files.compacted, *(path for path in files.single if path.stem not in seen)):
-        rows, ids = _opened(path, name, on_skip)
-        yield _Part(rows, frozenset(seen & ids))
-        seen |= ids
+class _Tables:
+    """The tables of a store as duckdb sees them."""
+
+    def __init__(self, reader: Reader, suspects: AbstractSet[Path]) -> None:
+        """`suspects` are files that are damaged somewhere; their sound rows are read here."""
+        self._reader = reader
+        self._suspects = suspects
+
+    def parts(self, name: str) -> Iterator[_Part]:
+        """The rows of a table, each run's in one part. To be called within `steadily`."""
+        files = self._reader.files(name)
+        singles = [path for path in files.single if self._is_own(path, name)]
+        if singles:
+            yield _Part(_data_set(singles, name))
+        seen = {path.stem for path in singles}
+        others = [path for path in files.single if path.stem not in seen]
+        rows = [rows for path in others if (rows := self._reader.own_rows(path, name)) is not None]
+        if rows:
+            yield _Part(pa.concat_tables(rows))
+            seen |= {path.stem for path in others}
+        for path in files.compacted:
+            found, ids = self._opened(path, name)
+            yield _Part(found, frozenset(seen & ids))
+            seen |= ids
+
+    def _is_own(self, path: Path, name: str) -> bool:
+        """Whether a file has the documented columns, or some, and only rows of its own run.
+
+        Then duckdb reads of it what it needs; what is different is read, judged and cast here.
+        """
+        if path in self._suspects:
+            return False
+        try:
+            with TableFile(path, name) as file, damage_in(path):
+                bounds, version = bounds_of(file.footer.metadata), file.newest_version()
+                is_documented = _is_documented(file.schema, name)
+        except (DamagedError, FileNotFoundError):
+            return False
+        is_known = version is None or 1 <= version <= SCHEMA_VERSION
+        return is_documented and is_known and set(bounds) <= {(path.stem, path.stem)}
+
+    def _opened(self, path: Path, name: str) -> tuple[Any, set[str]]:
+        """The rows of a file of many runs, and the runs that they are of."""
+        if path not in self._suspects:
+            try:
+                with TableFile(path, name) as file:
+                    if file.footer.is_sealed and _is_documented(file.schema, name):
+                        column = file.raw_rows([RUN_ID])[RUN_ID]
+                        return _data_set([path], name), {
+                            one for one in column.unique().to_pylist() if one
+                        }
+            except (DamagedError, FileNotFoundError):
+                pass  # the reader finds out what it is
+        rows = self._reader.many_rows(path, name)
+        if rows is None:
+            return schema_of(name).empty_table(), set()
+        return rows, set(rows[RUN_ID].unique().to_pylist())
 
 
-def _is_own(path: Path, name: str) -> bool:
-    """Whether a file has the documented columns, or some, and only rows of the run it is named by.
-
-    Then duckdb reads of it what it needs; what is different is opened, judged and cast here.
-    """
-    try:
-        with open_parquet(path, name) as file:
-            bounds, schema = bounds_of(file.metadata), file.schema_arrow
-    except Unreadable:
-        return False
-    return _is_documented(schema, name) and set(bounds) <= {(path.stem, path.stem)}
+def _damaged_files(reader: Reader, text: str) -> set[Path]:
+    """Read every file of the tables that are asked for wholly; which are damaged."""
+    for name in TABLES:
+        if _is_asked(name, text):
+            files = reader.files(name)
+            for path in files.single:
+                reader.own_rows(path, name)
+            for path in files.compacted:
+                reader.many_rows(path, name)
+    return {damage.path for damage in reader.damaged}
 
 
 def _is_documented(schema: pa.Schema, name: str) -> bool:
@@ -140,24 +194,11 @@ def _is_documented(schema: pa.Schema, name: str) -> bool:
     )
 
 
-def _opened(path: Path, name: str, on_skip: Skip) -> tuple[Any, set[str]]:
-    """The rows of a file, and the runs that they are of; none, and said, if it cannot be read."""
-    try:
-        with open_parquet(path, name) as file:
-            if not _is_documented(file.schema_arrow, name):
-                rows = rows_of(file.read(), name)
-                return rows, set(rows[RUN_ID].unique().to_pylist())
-        column = pq.ParquetFile(path, read_dictionary=[RUN_ID]).read([RUN_ID])[RUN_ID]
-        return _data_set([path], name), {one for one in column.unique().to_pylist() if one}
-    except Unreadable as error:
-        check_there(path)
-        on_skip(f"{path}: skipped, not a readable parquet file of {name}: {error}")
-        return schema_of(name).empty_table(), set()
-
-
 def _data_set(paths: Iterable[Path], name: str) -> ds.Dataset:
     """Rows that belong to no run are left out."""
-    files = ds.dataset([str(path) for path in paths], schema=schema_of(name), format="parquet")
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    how = ds.ParquetFileFormat(default_fragment_scan_options=options)
+    files = ds.dataset([str(path) for path in paths], schema=schema_of(name), format=how)
     return files.filter(ds.field(RUN_ID).is_valid())
 
 

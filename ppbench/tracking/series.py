@@ -288,7 +288,10 @@ def _case_texts(store: Store, run_ids: pd.Series) -> dict[str, str]:
 def _machines(store: Store, run_ids: pd.Series) -> dict[str, str]:
     """What each fingerprint stands for, in words."""
     rows = store.table("runs", run_ids).set_index("run_id")
-    return {str(name): _machine(rows.loc[run_id]) for name, run_id in run_ids.items()}
+    return {
+        str(name): _machine(rows.loc[run_id]) if run_id in rows.index else "damaged in the store"
+        for name, run_id in run_ids.items()
+    }
 
 
 def _machine(run: pd.Series) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from repositories import commits, make_repository
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.analysis.compare import METRICS, Verdict
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import UsageError
 from ppbench.format import Format
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise, write_noise
@@ -110,12 +111,13 @@ def test_noise_from_the_launches_that_are_compared_is_not_used(store):
 @pytest.mark.parametrize(
     "told", ["null", '{"step_ns": null}', '{"step_ns": NaN}', '{"step_ns": -1}']
 )
-def test_a_file_of_noise_that_holds_no_numbers_is_refused(store, told):
+def test_a_file_of_noise_that_holds_no_numbers_is_named_and_left_out(store, told):
     write_noise(store.folder, StoredNoise("c", "f", "", None, 3, {}))
     file = store.folder / "noise" / "f-c.json"
     file.write_text(file.read_text().replace("{}", told))
-    with pytest.raises(StoreError, match=r"f-c\.json: cannot be read: .*; delete it, and measure"):
-        read_noise(store.folder, "f", "c")
+    problems = []
+    assert read_noise(store.folder, "f", "c", problems.append) is None
+    assert re.search(r"f-c\.json: damaged, .*; delete it, and measure", problems[0])
 
 
 def test_a_figure_that_no_run_has_makes_no_line(store):
