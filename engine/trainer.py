@@ -43,6 +43,7 @@ from engine.plan.spans import Span
 from engine.run import restoring, snapshot
 from engine.run.clock import Clock, IssueClock
 from engine.run.executor import Executor
+from engine.run.finiteness import first_not_finite
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
@@ -164,6 +165,7 @@ class Trainer:
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
+        self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
     @property
     def program(self) -> Program:
@@ -189,6 +191,20 @@ class Trainer:
         loss, _ = self._accumulate_gradients(step, NOTHING)
         self.runner.collect_spans(step)
         return None if loss is None else loss.item()
+
+    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
+        """What of this rank was not finite in the last step, in words; None if all was.
+
+        Its gradients as they were before clipping; `has_weights`: its weights as well. Where
+        gradients are clipped their norm is known already, else this reads each of them once. Not
+        collective, and no part of a step: the caller decides when it may take its time.
+        """
+        was_clipped = self._own_squares is not None
+        if was_clipped and not bool(torch.isfinite(cast(Tensor, self._own_squares))):
+            return "gradient norm"
+        return first_not_finite(
+            self.parameters(), has_gradients=not was_clipped, has_weights=has_weights
+        )
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
@@ -254,7 +270,7 @@ class Trainer:
         saved = self._together(lambda: restoring.read(folder, target, spec, checked.state))
         self._together(lambda: restoring.check_names(folder, model, parameters))
         self._together(lambda: self._check_configuration(folder))
-        updates = max(self.gather(saved.most_updates))
+        updates = self.gather(saved.updates)
         if not checked.has_checksums:
             restoring.check_updates(folder, checked.state, updates)
         saved.put(target, self._optimizer)
@@ -336,6 +352,7 @@ class Trainer:
         self._gradient_norm = norm_over_ranks(gradients, self.device, self._sum_over_all)
 
     def _sum_over_all(self, tensor: Tensor) -> None:
+        self._own_squares = tensor.clone()
         if len(self.ranks) > 1:
             self.fabric.sum_over(tensor, self.ranks)
 

@@ -16,6 +16,7 @@ from ppbench.export.perfetto import perfetto_trace
 from ppbench.export.tracks import Trace, trace_of
 from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
+from ppbench.report.cases import without_not_finite
 from ppbench.report.units import is_missing
 from ppbench.results import Results
 from ppbench.store import TABLES, Store, check_ok, no_spans, write_rows
@@ -122,7 +123,8 @@ def _for_tracker(
     store = open_store(results)
     is_history = how is ExportFormat.otava
     runs = chosen(store, names).runs if names or is_history else store.last_sweep()
-    measured = runs[runs["status"] == "ok"]
+    finite = without_not_finite(runs)
+    measured = finite[finite["status"] == "ok"]
     if measured.empty:
         raise UsageError(f"--format {how}: none of the {len(runs)} runs is ok; nothing to export")
     if is_history:

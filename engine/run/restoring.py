@@ -288,12 +288,7 @@ class Saved:
 
     model: Mapping[str, Tensor]
     moments: Mapping[str, Mapping[str, Tensor]]  # parameter -> the optimizer's state of it
-
-    @property
-    def most_updates(self) -> int:
-        """Of any parameter, as the optimizer counts them; 0 where it does not."""
-        steps = (int(entries["step"]) for entries in self.moments.values() if "step" in entries)
-        return max(steps, default=0)
+    updates: Mapping[str, int]  # file -> the most updates of a parameter in it, where counted
 
     def put(self, target: Target, optimizer: torch.optim.Optimizer | None) -> None:
         with torch.no_grad():
@@ -315,7 +310,19 @@ def read(folder: Path, target: Target, spec: OptimizerSpec, state: State) -> Sav
         if name not in saved:
             raise SnapshotError(f"{folder}: has no tensor {shown(name)}: of another model?")
         _check_same(f"{folder}: {shown(name)}", saved[name], tensor.shape, tensor.dtype)
-    return Saved(saved, _moments(folder, target.parameters, spec, state))
+    moments = _moments(folder, target.parameters, spec, state)
+    return Saved(saved, moments, _updates(folder, moments))
+
+
+def _updates(folder: Path, moments: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
+    with _refused():
+        files = read_index(folder / index_name("optimizer"))
+    updates: dict[str, int] = {}
+    for name, entries in moments.items():
+        if "step" in entries:
+            file = files[f"{name}/step"]
+            updates[file] = max(updates.get(file, 0), int(entries["step"]))
+    return updates
 
 
 def _read(folder: Path, kind: str, is_wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -426,13 +433,19 @@ def _tokenizer_text(tokenizer: str | None) -> str:
     return f"{shown(str(tokenizer))[:12]}"
 
 
-def check_updates(folder: Path, state: State, most_updates: int) -> None:
-    """Compare the step reached with the optimizer's count, where no checksum ties the two.
+def check_updates(folder: Path, state: State, parts: Iterable[Mapping[str, int]]) -> None:
+    """Compare the step reached with the optimizer's counts, where no checksum ties the two.
 
-    `most_updates`: of any parameter on any rank. It counts in float32, so to 2**24.
+    `parts`: of each rank, `updates` of what it read. A parameter may have been left out of some
+    steps; not all of a file. The optimizer counts in float32, so to 2**24.
     """
-    if most_updates not in (0, state.step) and state.step < 2**24:
-        raise SnapshotError(
-            f"{folder / TRAINER}: says step {state.step}, the optimizer's state is of step "
-            f"{most_updates}: files of two checkpoints"
-        )
+    updates: dict[str, int] = {}
+    for part in parts:
+        for file, most in part.items():
+            updates[file] = max(updates.get(file, 0), most)
+    for file, most in sorted(updates.items()):
+        if most != state.step < 2**24:
+            raise SnapshotError(
+                f"{folder / file}: is of step {most}, {TRAINER} says step {state.step}: files of "
+                "two checkpoints"
+            )
