@@ -1,7 +1,7 @@
 """Whether a rank's gradients and weights are still numbers, at the cost of reading them once.
 
-A loss tells by itself. Gradients are looked at by their largest magnitudes: a sum or a norm could
-overflow where every element is finite.
+A sum is not finite if one of its elements is not, and adding up is as fast as reading. A sum of
+finite elements may overflow: then each element is looked at.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+
+_SMALL = (torch.float16, torch.bfloat16)
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no element is NaN or infinite. Waits for the device."""
-    some = [tensor.detach() for tensor in tensors if tensor.numel()]
-    return not some or bool(torch.isfinite(get_total_norm(some, torch.inf)))
+    some = [tensor.detach() for tensor in tensors]
+    sums = [t.sum(dtype=torch.float32 if t.dtype in _SMALL else None) for t in some]
+    if not sums or all(torch.stack([torch.isfinite(one) for one in sums]).tolist()):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in some)
 
 
 def first_not_finite(
