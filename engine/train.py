@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.command.launch import Launch, RefusedError, is_known
 from engine.command.options import Options
-from engine.command.preparation import Job, fabric_of, prepare
+from engine.command.preparation import Job, checked_checkpoint, fabric_of, prepare
 from engine.command.training import Display, Training
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _run(launch: Launch) -> int:
     try:
         job = launch.attempt(lambda: prepare(sys.argv[1:], launch))
         if job is not None:
-            train(job, launch)
+            train(job, launch, checked_checkpoint(job, launch))
         launch.close()
     except RefusedError:
         return REFUSED
@@ -77,8 +77,8 @@ def _explain(error: Exception, launch: Launch) -> int:
     return FAILED
 
 
-def train(job: Job, launch: Launch) -> None:
-    """Build the trainer and run it to the end. Collective."""
+def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
+    """Build the trainer and run it to the end, from a checkpoint that is whole. Collective."""
     from engine.run.heap import keep_freed_memory
     from engine.trainer import Progress, Trainer, connect
 
@@ -86,10 +86,9 @@ def train(job: Job, launch: Launch) -> None:
     fabric = fabric_of(job, launch)
     config = connect(job.config, fabric)
     trainer = launch.attempt(lambda: Trainer(config, fabric))
-    checkpoint = launch.gather(job.checkpoint)[0]  # the latest may be another a moment later
-    progress = (
-        Progress() if checkpoint is None else launch.attempt(lambda: trainer.resume(checkpoint))
-    )
+    progress = Progress()
+    if checkpoint is not None:
+        progress = launch.attempt(lambda: trainer.resume(checkpoint, is_checked=True))
     first_step = progress.step
     is_shown = launch.rank == job.last_rank
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -33,19 +33,21 @@ from engine.configuration import (
 from engine.connection import autocast_of, connect, ranks_of
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.split import write_configuration
-from engine.model.stage_module import StageModule, gradient_message, message_bytes
+from engine.model.split import check_configuration, write_configuration
+from engine.model.stage_module import ModelError, StageModule, gradient_message, message_bytes
+from engine.model.tokens import identity_of
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
-from engine.run import snapshot
+from engine.run import restoring, snapshot
 from engine.run.clock import Clock, IssueClock
 from engine.run.executor import Executor
+from engine.run.finiteness import first_not_finite
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
-from engine.run.snapshot import SnapshotError
+from engine.run.snapshot import SnapshotError, State
 from engine.run.stage import Stage, compile_layers, recompute_layers
 from engine.run.watch import NOTHING, SPANS, Watch
 
@@ -163,6 +165,7 @@ class Trainer:
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
         self._gradient_norm: Tensor | None = None
+        self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
     @property
     def program(self) -> Program:
@@ -188,6 +191,20 @@ class Trainer:
         loss, _ = self._accumulate_gradients(step, NOTHING)
         self.runner.collect_spans(step)
         return None if loss is None else loss.item()
+
+    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
+        """What of this rank was not finite in the last step, in words; None if all was.
+
+        Its gradients as they were before clipping; `has_weights`: its weights as well. Where
+        gradients are clipped their norm is known already, else this reads each of them once. Not
+        collective, and no part of a step: the caller decides when it may take its time.
+        """
+        was_clipped = self._own_squares is not None
+        if was_clipped and not bool(torch.isfinite(cast(Tensor, self._own_squares))):
+            return "gradient norm"
+        return first_not_finite(
+            self.parameters(), has_gradients=not was_clipped, has_weights=has_weights
+        )
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
@@ -218,38 +235,85 @@ class Trainer:
         Collective; blocks until it is whole. Raises SnapshotError on every rank.
         """
         target = snapshot.folder_of(folder, progress.step)
+        optimizer = self.config.optimizer
         snapshot.save(
             target,
             (self._part(stage) for stage in self.modules),
             num_stages=len(self.partition),
-            state={
+            state=State(
                 **dataclasses.asdict(progress),
-                "world_size": self.config.world_size,
-                "optimizer": self.config.optimizer.name,
-            },
+                world_size=self.config.world_size,
+                optimizer=optimizer.name,
+                momentum=optimizer.momentum if optimizer.name == "sgd" else None,
+                tokenizer=self._tokenizer_identity() if self.rank == 0 else None,
+            ),
             write_configuration=self._write_configuration,
             gather=self.gather,
             is_first_rank=self.rank == 0,
         )
         return target
 
-    def resume(self, folder: Path) -> Progress:
+    def resume(self, folder: Path, *, is_checked: bool = False) -> Progress:
         """Go on from a checkpoint, of whatever world size; returns how far it had come.
 
-        Raises SnapshotError when it is not whole or of another model.
+        `is_checked`: its checksums were compared before, which is otherwise done here. Collective;
+        blocks. Raises SnapshotError on every rank alike when the checkpoint is not whole or of
+        another model; then nothing has changed.
         """
-        state, ours = snapshot.read_state(folder), self.config.optimizer.name
-        if state.get("optimizer", ours) != ours:
-            theirs = state["optimizer"]
-            raise SnapshotError(f"{folder}: was trained with {theirs} and cannot go on with {ours}")
+        target = self._restored()
+        choose = restoring.none if is_checked else restoring.read_for(folder, target)
+        checked = self._together(lambda: restoring.check(folder, choose))
+        names = self.gather((set(target.model), set(target.parameters)))
+        model, parameters = (set[str]().union(*kind) for kind in zip(*names, strict=True))
+        self._together(lambda: self._check_settings(folder, checked.state))
+        spec = self.config.optimizer
+        saved = self._together(lambda: restoring.read(folder, target, spec, checked.state))
+        self._together(lambda: restoring.check_names(folder, model, parameters))
+        self._together(lambda: self._check_configuration(folder))
+        updates = self.gather(saved.updates)
+        if not checked.has_checksums:
+            restoring.check_updates(folder, checked.state, updates)
+        saved.put(target, self._optimizer)
+        return Progress(checked.state.step, checked.state.num_tokens)
+
+    def _restored(self) -> restoring.Target:
+        """What this rank takes from a checkpoint, by name in the unsplit model."""
+        state: dict[str, Tensor] = {}
+        parameters: dict[str, nn.Parameter] = {}
         for stage, module in self.modules.items():
             names = self._unsplit_names(stage)
-            own = {names.get(name, name): t for name, t in module.own_state().items()}
-            snapshot.load_model(folder, own)
-            if self._optimizer is not None:
-                parameters = {names.get(n, n): p for n, p in module.own_parameters().items()}
-                snapshot.load_optimizer(folder, self._optimizer, parameters)
-        return Progress(int(state["step"]), int(state["num_tokens"]))
+            state |= {names.get(n, n): t for n, t in module.own_state().items()}
+            parameters |= {names.get(n, n): p for n, p in module.own_parameters().items()}
+        return restoring.Target(state, parameters)
+
+    def _check_settings(self, folder: Path, state: State) -> None:
+        tokenizer = self._tokenizer_identity() if self.rank == 0 else None
+        restoring.check_settings(folder, state, self.config.optimizer, tokenizer)
+
+    def _check_configuration(self, folder: Path) -> None:
+        try:
+            check_configuration(self.model, folder)
+        except ModelError as error:
+            raise SnapshotError(str(error)) from error
+
+    def _together(self, work: Callable[[], Result]) -> Result:
+        """Do what may find the checkpoint wanting: then on every rank alike. Collective."""
+        result: Result | None = None
+        problem: str | None = None
+        try:
+            result = work()
+        except SnapshotError as error:
+            problem = str(error)
+        for found in self.gather(problem):
+            if found is not None:
+                raise SnapshotError(found)
+        return cast(Result, result)
+
+    def _tokenizer_identity(self) -> str | None:
+        """What the tokenizer is, for a run that goes on; None where no text is read."""
+        if self.config.data.source == "synthetic":
+            return None
+        return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
 
     @property
     def peak_held(self) -> int:
@@ -288,6 +352,7 @@ class Trainer:
         self._gradient_norm = norm_over_ranks(gradients, self.device, self._sum_over_all)
 
     def _sum_over_all(self, tensor: Tensor) -> None:
+        self._own_squares = tensor.clone()
         if len(self.ranks) > 1:
             self.fabric.sum_over(tensor, self.ranks)
 
@@ -355,7 +420,8 @@ class Trainer:
         own = {n: t for n, t in module.own_state().items() if n not in others}
         parameters = {n: p for n, p in module.own_parameters().items() if n not in others}
         state = snapshot.optimizer_tensors(self._optimizer, parameters)
-        return snapshot.Part(stage, own, state)
+        trained = {key.rpartition("/")[0] for key in state}
+        return snapshot.Part(stage, own, state, tuple(parameters.keys() - trained))
 
     def _write_configuration(self, folder: Path) -> None:
         write_configuration(self.model, folder)

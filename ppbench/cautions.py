@@ -12,6 +12,12 @@ from enum import Enum
 class Caution(Enum):
     """Name of the caution -> what is wrong, and what to do about it."""
 
+    not_finite = (
+        "A loss or gradient was NaN or infinite (not_finite_step, not_finite_rank and "
+        "not_finite_what of the run): nothing was learnt from there on, and what was timed is not "
+        "the training that was meant. Lower train.learning_rate, set train.clip_norm, or take "
+        "another model.dtype; look at what the model's factory or checkpoint gives."
+    )
     oversubscribed = (
         "More rank threads than CPU cores, or more ranks than GPUs: ranks took turns, so bubble "
         "and step time say nothing about the schedule. Use no more ranks than devices."
@@ -65,6 +71,7 @@ def cautions_for(
     warmup_steps: int,
     num_steps: int,
     relative_deviation: float,
+    is_not_finite: bool = False,
     has_settled: bool = True,
     over_plan: float = 1.0,
     has_coarse_clock: bool = False,
@@ -74,11 +81,12 @@ def cautions_for(
     """The cautions that a run's circumstances call for, in order of severity.
 
     `relative_deviation` is the median absolute deviation of the step times over their median;
-    `over_plan` an emulated step's time over the planned one; `has_coarse_clock` whether clocks may
-    be off by more than some span is long; `is_busy_machine` and `is_throttled`
-    what the telemetry of any rank says.
+    `is_not_finite` whether some number was NaN or infinite; `over_plan` an emulated step's time
+    over the planned one; `has_coarse_clock` whether clocks may be off by more than some span is
+    long; `is_busy_machine` and `is_throttled` what the telemetry of any rank says.
     """
     holds = {
+        Caution.not_finite: is_not_finite,
         Caution.oversubscribed: is_oversubscribed,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
         Caution.unsettled_steps: not has_settled,

@@ -17,6 +17,7 @@ from ppbench.export.tracks import Trace, trace_of
 from ppbench.files import is_stream
 from ppbench.format import TRACKERS, ExportFormat, Format
 from ppbench.listing import render
+from ppbench.report.cases import without_not_finite
 from ppbench.report.recovered import steps_of_run
 from ppbench.report.units import is_missing
 from ppbench.results import Results
@@ -124,7 +125,8 @@ def _for_tracker(
     store = open_store(results)
     is_history = how is ExportFormat.otava
     runs = chosen(store, names).runs if names or is_history else store.last_sweep()
-    measured = runs[runs["status"] == "ok"]
+    finite = without_not_finite(runs)
+    measured = finite[finite["status"] == "ok"]
     if measured.empty:
         raise UsageError(f"--format {how}: none of the {len(runs)} runs is ok; nothing to export")
     if is_history:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from engine.command.launch import Launch
 from engine.command.options import LATEST, OptionError, Options, configuration, read_options
@@ -26,7 +28,7 @@ class Job:
     config: TrainerConfig
     device: torch.device
     last_rank: int  # of the last stage
-    checkpoint: Path | None  # to resume from
+    checkpoint: Path | None  # to resume from, before it has been checked
 
 
 def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
@@ -87,9 +89,49 @@ def _checkpoint(options: Options) -> Path | None:
         assert options.save is not None
         return snapshot.latest(options.save)
     folder = Path(options.resume)
-    folder = snapshot.latest(folder) or folder  # a folder of checkpoints will do
-    snapshot.read_state(folder)
+    snapshot.latest(folder.parent)  # brings back one that was being replaced
+    return snapshot.latest(folder) or folder  # a folder of checkpoints will do
+
+
+def checked_checkpoint(job: Job, launch: Launch) -> Path | None:
+    """The checkpoint to resume from, found whole; None for a fresh start. Blocks; collective.
+
+    Every byte is read once on each machine, by its ranks in shares. A damaged one is refused on all
+    ranks alike, with the newest that is whole, rather than passed over: what it holds would be
+    trained again, and a disk that damages files is not to be missed.
+    """
+    from engine.run import restoring
+    from engine.run.snapshot import SnapshotError
+
+    folder = launch.gather(job.checkpoint)[0]  # the latest may be another a moment later
+    if folder is None:
+        return None
+    choose = restoring.share_of(launch.local_rank, launch.local_world_size)
+    problem = None
+    try:
+        has_checksums = restoring.check(folder, choose).has_checksums
+    except SnapshotError as error:
+        problem, has_checksums = str(error), False
+    found = next((one for one in launch.gather(problem) if one is not None), None)
+    if found is not None:
+        whole = launch.attempt(lambda: restoring.newest_whole(folder) if launch.rank == 0 else None)
+        remedy = launch.gather(_how_to_resume(whole))[0]
+        launch.attempt(lambda: _refuse(f"{found}; {remedy}"))
+    if launch.rank == 0 and not has_checksums and not job.options.quiet:
+        print(f"{folder} has no checksums: its files were not checked", file=sys.stderr)
     return folder
+
+
+def _how_to_resume(whole: Path | None) -> str:
+    if whole is None:
+        return "no other checkpoint beside it is whole"
+    return f"the newest whole one is {whole}: --resume {shlex.quote(str(whole))}"
+
+
+def _refuse(problem: str) -> NoReturn:
+    from engine.run.snapshot import SnapshotError
+
+    raise SnapshotError(problem)
 
 
 def _check_unused(folder: Path | None) -> None:

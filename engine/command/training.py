@@ -27,6 +27,7 @@ class Training:
         self._options, self._launch, self._trainer = options, launch, trainer
         self._display = display
         self._step, self._tokens = done.step, done.num_tokens
+        self._is_cautioned = False
 
     def run(self) -> None:
         """To the goal. Blocks; raises what the trainer raises."""
@@ -38,6 +39,7 @@ class Training:
             is_due = options.save_every is not None and self._step % options.save_every == 0
             if options.save is not None and (is_due or self._share_done >= 1):
                 self._save(options.save)
+        self._caution(self._trainer.find_not_finite(has_weights=True))
 
     def how_to_go_on(self) -> str:
         """What to do after an interruption."""
@@ -60,14 +62,35 @@ class Training:
         self._step += 1
         self._tokens += result.num_tokens
         self._display.show(self._step, self._tokens, seconds, result)
+        if not self._is_cautioned:  # what is not finite stays so
+            self._caution(_not_finite_in(result) or self._trainer.find_not_finite())
+
+    def _caution(self, what: str | None) -> None:
+        """Say, once on each rank where it is seen, that numbers are no longer finite."""
+        if what is None or self._is_cautioned:
+            return
+        self._is_cautioned = True
+        print(
+            f"caution: step {self._step}: {what} is not finite on rank {self._launch.rank} (NaN or "
+            "infinite): from here on nothing is learnt; try a lower --learning-rate, --clip-norm, "
+            "or another --dtype",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _save(self, folder: Path) -> None:
         from engine.trainer import Progress
 
+        self._caution(self._trainer.find_not_finite(has_weights=True))
         saved = self._launch.attempt(
             lambda: self._trainer.save(folder, Progress(self._step, self._tokens))
         )
         self._display.note(f"saved {saved}")
+
+
+def _not_finite_in(result: StepResult) -> str | None:
+    is_wrong = result.loss is not None and not math.isfinite(result.loss)
+    return f"the loss, {result.loss}," if is_wrong else None
 
 
 @dataclass(frozen=True)

@@ -81,3 +81,11 @@ def write_configuration(model: Model, folder: Path) -> None:
         from engine.model.pretrained import write_configuration_of
 
         write_configuration_of(model, folder)
+
+
+def check_configuration(model: Model, folder: Path) -> None:
+    """Compare the model with the configuration beside saved tensors. Raises ModelError."""
+    if not isinstance(model, Chain):
+        from engine.model.pretrained import check_configuration_of
+
+        check_configuration_of(model, folder)

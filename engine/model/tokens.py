@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -164,6 +165,16 @@ def load_tokenizer(
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
+
+
+def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of what a tokenizer makes of text: its vocabulary, and the ids of a sample."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    sample = tokenizer(_SAMPLE)["input_ids"]
+    return hashlib.sha256(json.dumps([vocabulary, sample]).encode()).hexdigest()[:16]
+
+
+_SAMPLE = "The 3 quick brown foxes\n\tjump über 1,024 lazy dogs: don't they? 狐 🦊 e^{i\\pi}"
 
 
 def _is_bare_folder(place: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -21,6 +21,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
+from engine.model.checkpoint import shown
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
 
@@ -52,7 +53,7 @@ def read_checkpoint(
         initialise(model, 0, rebuild)  # an empty stage
         return
     with contextlib.ExitStack() as stack, _no_progress_bar():
-        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        opened = [stack.enter_context(open_tensors(file)) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
         mapping = get_model_conversion_mapping(model)
         config = LoadStateDictConfig(
@@ -67,6 +68,19 @@ def read_checkpoint(
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
     _set_from_constructors(model, allocated, rebuild, 0)
+
+
+@contextlib.contextmanager
+def open_tensors(file: Path) -> Iterator[safe_open]:
+    """A safetensors file. Raises ModelError for one that safetensors itself refuses to open."""
+    try:
+        opened = safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ModelError(f"{file}: corrupt: {shown(str(error))}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
+    with opened:
+        yield opened
 
 
 @contextlib.contextmanager

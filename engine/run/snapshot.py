@@ -5,11 +5,12 @@
         model.safetensors.index.json                       tensor -> file
         model-00001-of-00002.safetensors ...               one per stage that owns something
         optimizer.safetensors.index.json, optimizer-...    the same for the optimizer's state
-        trainer.json                                       the step reached
+        trainer.json                                       the step reached, and what trained it
+        checkpoint.sha256                                  checksums of all of these
 
-Every rank writes its stages' files into a folder beside, which is renamed when all are done: a
-checkpoint exists wholly or not at all. Tensors go by their names in the unsplit model, so whoever
-owns a parameter later finds it.
+Every rank writes its stages' files into a folder beside, which is renamed when all are done and on
+the disk: a checkpoint exists wholly or not at all. Tensors go by their names in the unsplit model,
+so whoever owns a parameter later finds it. What takes a checkpoint up again is in `restoring`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.model.checkpoint import checkpoint_files, locate_in
-from engine.model.stage_module import ModelError
+from engine.model.checksums import digest_of, write_checksums
 
 TRAINER = "trainer.json"
+KINDS = ("model", "optimizer")
 _DIGITS = 6
 
 
@@ -47,21 +47,74 @@ class Part:
     stage: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
+    stateless: tuple[str, ...] = ()  # parameters that the optimizer has no state of
+
+
+@dataclass(frozen=True)
+class State:
+    """What `trainer.json` holds: how far the run had come, and what must be the same to go on.
+
+    What is None was not noted by the version that saved it.
+    """
+
+    step: int
+    num_tokens: int
+    world_size: int
+    optimizer: str
+    momentum: float | None = None
+    tokenizer: str | None = None  # `bytes`, or a hash of the tokenizer's vocabulary
+    stateless: tuple[str, ...] | None = None  # parameters without optimizer state: never trained
 
 
 def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:0{_DIGITS}d}"
 
 
+def index_name(kind: str) -> str:
+    return f"{kind}.safetensors.index.json"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint's name says; None if its name is of another kind."""
+    match = re.fullmatch(r"step-(\d+)", folder.name)
+    return int(match[1]) if match else None
+
+
 def latest(root: Path) -> Path | None:
-    """The checkpoint of the latest step in a folder of them; None if there is none."""
-    for old in root.glob(".step-*.old"):  # left by a kill while it was being replaced
+    """The checkpoint of the latest step in a folder of them, whole or not; None if there is none.
+
+    What a kill has left is no checkpoint: a folder that was being written has another name.
+    """
+    return next(iter(newest_first(root)), None)
+
+
+def newest_first(root: Path) -> list[Path]:
+    """The checkpoints in a folder of them. Raises SnapshotError when it cannot be read."""
+    _undo_replacing(root)
+    try:
+        found = [path for path in root.iterdir() if step_of(path) is not None and _has_files(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SnapshotError(f"{root}: cannot be read: {error.strerror}") from error
+    return sorted(found, key=lambda path: (step_of(path) or 0, path.name), reverse=True)
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        return any(True for _ in folder.iterdir())
+    except NotADirectoryError:
+        return False
+    except OSError:
+        return True  # it cannot be read: not nothing
+
+
+def _undo_replacing(root: Path) -> None:
+    """Bring back a checkpoint that a kill kept from being replaced."""
+    for old in root.glob(".step-*.old"):
         with contextlib.suppress(OSError):
             if not (root / old.name[1:-4]).exists():
                 old.rename(root / old.name[1:-4])
-    found = [path.parent for path in root.glob(f"step-*/{TRAINER}")]
-    numbered = [path for path in found if re.fullmatch(r"step-\d+", path.name)]
-    return max(numbered, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
 def save(
@@ -69,28 +122,49 @@ def save(
     parts: Iterable[Part],
     *,
     num_stages: int,
-    state: Mapping[str, object],
+    state: State,
     write_configuration: Callable[[Path], None],
     gather: Callable[[Any], list[Any]],
     is_first_rank: bool,
 ) -> None:
-    """Write a checkpoint. Collective over the ranks of `gather`; blocks until it is there.
+    """Write a checkpoint. Collective over the ranks of `gather`; blocks until it is on the disk.
 
-    `gather` gives every rank all ranks' objects. `state` is stored as JSON. An existing folder is
-    replaced. Raises SnapshotError on every rank when one of them cannot write.
+    `gather` gives every rank all ranks' objects. `stateless` of `state` is filled in here. An
+    existing folder is replaced. Raises SnapshotError on every rank when one of them cannot write;
+    then what was there before is untouched.
     """
     aside = folder.with_name(f".{folder.name}.partial")
     problems = gather(_attempt(lambda: _clear(aside)) if is_first_rank else None)
     _raise_first(problems)
-    written: dict[str, dict[str, str]] = {"model": {}, "optimizer": {}}
+    written = _Written()
     problem = _attempt(lambda: _write_parts(aside, parts, num_stages, written))
-    gathered = gather((problem, written))
-    _raise_first(problem for problem, _ in gathered)
-    if is_first_rank:
-        problem = _attempt(
-            lambda: _finish(aside, folder, [w for _, w in gathered], state, write_configuration)
-        )
+    gathered: list[tuple[str | None, _Written]] = gather((problem, written))
+    problem = next((problem for problem, _ in gathered if problem), None)
+    if is_first_rank and problem is None:
+        everything = _joined([ours for _, ours in gathered])
+        problem = _attempt(lambda: _finish(aside, folder, everything, state, write_configuration))
+    if is_first_rank and problem is not None:
+        shutil.rmtree(aside, ignore_errors=True)  # a full disk is not left full
     _raise_first(gather(problem))
+
+
+class _Written:
+    """What was written: tensor -> file for each kind, the files' checksums, who has no state."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
+        self.digests: dict[str, str] = {}
+        self.stateless: set[str] = set()
+
+
+def _joined(parts: list[_Written]) -> _Written:
+    whole = _Written()
+    for part in parts:
+        for kind in KINDS:
+            whole.files[kind] |= dict(sorted(part.files[kind].items()))
+        whole.digests |= part.digests
+        whole.stateless |= part.stateless
+    return whole
 
 
 def _attempt(work: Callable[[], None]) -> str | None:
@@ -107,47 +181,55 @@ def _raise_first(problems: Iterable[str | None]) -> None:
             raise SnapshotError(f"the checkpoint could not be written: {problem}")
 
 
-def _clear(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def _clear(aside: Path) -> None:
+    """Make the folder to write in; what killed runs left beside it goes."""
+    for left in aside.parent.glob(".step-*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside.mkdir(parents=True)
 
 
-def _write_parts(
-    aside: Path, parts: Iterable[Part], num_stages: int, written: dict[str, dict[str, str]]
-) -> None:
+def _write_parts(aside: Path, parts: Iterable[Part], num_stages: int, written: _Written) -> None:
     for part in parts:
+        written.stateless |= set(part.stateless)
         for kind, tensors in (("model", part.model), ("optimizer", part.optimizer)):
             if tensors:
                 name = f"{kind}-{part.stage + 1:05d}-of-{num_stages:05d}.safetensors"
                 own = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
                 save_file(own, aside / name, metadata={"format": "pt"})
-                written[kind] |= dict.fromkeys(own, name)
+                _flush(aside / name)
+                written.files[kind] |= dict.fromkeys(own, name)
+                written.digests[name] = digest_of(aside / name)
 
 
 def _finish(
     aside: Path,
     folder: Path,
-    written: list[dict[str, dict[str, str]]],
-    state: Mapping[str, object],
+    written: _Written,
+    state: State,
     write_configuration: Callable[[Path], None],
 ) -> None:
-    for kind in ("model", "optimizer"):
-        files = {key: name for one in written for key, name in sorted(one[kind].items())}
+    for kind, files in written.files.items():
         size = sum((aside / name).stat().st_size for name in set(files.values()))
         index = {"metadata": {"total_size": size}, "weight_map": files}
-        path = aside / f"{kind}.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=1))
+        (aside / index_name(kind)).write_text(json.dumps(index, indent=1))
     write_configuration(aside)
-    (aside / TRAINER).write_text(json.dumps(dict(state), indent=1))
-    for path in aside.iterdir():
+    noted = {**asdict(state), "stateless": sorted(written.stateless)}
+    (aside / TRAINER).write_text(json.dumps(noted, indent=1))
+    names = [str(p.relative_to(aside)) for p in aside.rglob("*") if p.is_file()]
+    write_checksums(aside, {n: written.digests.get(n) or digest_of(aside / n) for n in names})
+    for path in (*aside.rglob("*"), aside):
         _flush(path)
     _swap(aside, folder)
+    _flush(folder.parent)
 
 
 def _flush(path: Path) -> None:
-    """To the disk, before the rename that makes it count."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """To the disk, a file or a folder's names, before the rename that makes it count."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _swap(new: Path, folder: Path) -> None:
@@ -158,43 +240,6 @@ def _swap(new: Path, folder: Path) -> None:
         folder.replace(old)
     new.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """What was given as `state`. Raises SnapshotError."""
-    try:
-        state: dict[str, Any] = json.loads((folder / TRAINER).read_text())
-    except (OSError, ValueError) as error:
-        raise SnapshotError(f"{folder}: no checkpoint to resume from: {error}") from error
-    return state
-
-
-def load_model(folder: Path, own: Mapping[str, Tensor]) -> None:
-    """Fill tensors, by name in the unsplit model, from a checkpoint; others are not read."""
-    with torch.no_grad():
-        found = _read(folder, "model", lambda name: name in own)
-        for name, tensor in own.items():
-            if name not in found:
-                raise SnapshotError(f"{folder}: has no tensor {name}")
-            if found[name].shape != tensor.shape:
-                raise SnapshotError(
-                    f"{folder}: {name} has shape {list(found[name].shape)}, "
-                    f"the model {list(tensor.shape)}"
-                )
-            tensor.copy_(found[name])
-
-
-def load_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, own: Mapping[str, nn.Parameter]
-) -> None:
-    """Set the optimizer's state of these parameters. Raises SnapshotError if there is none."""
-    if not (folder / "optimizer.safetensors.index.json").is_file():
-        raise SnapshotError(f"{folder}: has no optimizer.safetensors.index.json")
-    found = _read(folder, "optimizer", lambda name: name.rpartition("/")[0] in own)
-    for key, tensor in found.items():
-        name, _, entry = key.rpartition("/")
-        parameter = own[name]
-        optimizer.state[parameter][entry] = tensor.to(parameter.device)
 
 
 def optimizer_tensors(
@@ -209,16 +254,3 @@ def optimizer_tensors(
         for entry, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-
-
-def _read(folder: Path, kind: str, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    try:
-        files = checkpoint_files(locate_in(folder), str(folder), kind)
-    except ModelError as error:
-        raise SnapshotError(str(error)) from error
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            names = [name for name in opened.keys() if wanted(name)]  # noqa: SIM118  # no mapping
-            tensors |= {name: opened.get_tensor(name) for name in names}
-    return tensors

@@ -31,6 +31,7 @@ from ppbench.cautions import cautions_for
 from ppbench.config.case import UNKNOWN, Case
 from ppbench.errors import UsageError
 from ppbench.run.environment import code_hash
+from ppbench.run.not_finite import NotFinite, columns_of, first_loss_not_finite
 from ppbench.run.rows import has_coarse_clock, intervals, peaks, planned_spans
 from ppbench.store import Condition, Store, new_run_id
 
@@ -118,6 +119,7 @@ def write_run(account: Account, told: Told, store: Store) -> str:
         **figures_of(attribution, spans, steps["step_ns"]),
         **peaks(ranks),
         **_losses(account),
+        **columns_of(_not_finite(account), is_known=bool(account.losses)),
         "run_id": run_id,
         "program": to_json(program),
         "num_stages": program.num_stages,
@@ -239,6 +241,11 @@ def _losses(account: Account) -> dict[str, float | None]:
     return {"first_loss": account.losses[numbers[0]], "last_loss": account.losses[numbers[-1]]}
 
 
+def _not_finite(account: Account) -> NotFinite | None:
+    """By the losses, which the rank of the last stage has."""
+    return first_loss_not_finite(account.losses, account.program.placement.ranks[-1])
+
+
 def _theory(program: Program) -> float:
     unit = program.num_stages
     return simulate(program, uniform(program.placement, unit, unit, unit)).bubble_fraction
@@ -250,6 +257,7 @@ def _cautions(
     errors = [int(str(rank.get("clock_error_ns", 0))) for rank in account.ranks]
     warmup = account.num_warmup_steps
     found = cautions_for(
+        is_not_finite=_not_finite(account) is not None,
         is_oversubscribed=account.is_oversubscribed,
         warmup_steps=1 if warmup is None else warmup,  # not known to be missing
         num_steps=len(steps),

@@ -134,6 +134,7 @@ def _last_moment(runs: pd.DataFrame) -> str:
 def _fastest(runs: pd.DataFrame, axes: Axes) -> str:
     """The fastest case and its throughput: a measured, sound one if there is any."""
     cases = by_case(runs, axes).dropna(subset="tokens_per_s")
+    cases = cases[~cases["is_not_finite"]]
     if cases.empty:
         return ""
     is_emulated = cases["device"] == EMULATED

@@ -1,7 +1,8 @@
 """The answer in words: which case is fastest, under which memory, by how much, how sure that is.
 
 Plain sentences made from the stored figures, so that a reader who stops at the first screen has
-not been misled: oversubscribed cases count only when there are no others.
+not been misled: oversubscribed cases count only when there are no others, and cases whose loss or
+gradients were not finite never.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ppbench.report.units import (
 
 MOST_SMALLER = 4  # cases down the front; more would not be read
 LEAST_SAVED = 0.05  # of the memory; less is not worth a clause
+MOST_NAMED = 4  # cases by name
 MOST_KINDS = 4  # of work, of which each has a fastest case
 RIVALS = ("schedule", "runtime")  # axes whose values are held against each other
 MAX_RIVALRIES = 3  # a sentence each; three schedules have as many
@@ -54,10 +56,16 @@ def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
     cases = cases.dropna(subset=["tokens_per_s"])
     if cases.empty:
         return ["No run tells its throughput, so there is nothing to compare."]
+    broken = cases[cases["is_not_finite"]]
+    cases = cases[~cases["is_not_finite"]]
+    if cases.empty:
+        return [_not_finite(broken), "There is nothing else to compare."]
     is_emulated = cases["device"] == EMULATED
-    left_out = []
+    left_out = [] if broken.empty else [_not_finite(broken)]
     if is_emulated.any() and not is_emulated.all():
-        left_out = ["Emulated cases are left out of these comparisons: nothing was computed there."]
+        left_out.append(
+            "Emulated cases are left out of these comparisons: nothing was computed there."
+        )
         cases = cases[~is_emulated]
     sound = _sound(cases)
     fastest = _fastest_of(sound)
@@ -111,8 +119,19 @@ def _rival(cases: pd.DataFrame, axis: str, one: str, other: str, axes: Axes) -> 
 
 def _sound(cases: pd.DataFrame) -> pd.DataFrame:
     """The cases that are not oversubscribed, or all if every one is."""
+    cases = cases[~cases["is_not_finite"]]
     sound = cases[~cases["is_oversubscribed"]]
     return cases if sound.empty else sound
+
+
+def _not_finite(cases: pd.DataFrame) -> str:
+    """That some cases have no say, by name where they are few."""
+    names = "; ".join(cases["text"]) if len(cases) <= MOST_NAMED else ""
+    count = counted(len(cases), "case")
+    return (
+        f"Left out of these comparisons: {count} in which a loss or gradient was NaN or infinite"
+        f"{f' ({names})' if names else ''}: nothing was learnt there, and speed says nothing."
+    )
 
 
 def _fastest(case: pd.Series, cases: pd.DataFrame, axes: Axes) -> str:

@@ -7,7 +7,8 @@ all their steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -119,7 +120,7 @@ def usual_axes(row: pd.Series, axes: Axes) -> Axes:
     return axes if row.get("runtime", ENGINE) == ENGINE else (first, "runtime", *rest)
 
 
-def cautions_of(row: pd.Series) -> list[str]:
+def cautions_of(row: Mapping[Hashable, Any] | pd.Series) -> list[str]:
     """Names of the cautions that a run carries."""
     names = row["cautions"]
     return [] if is_missing(names) else [name for name in str(names).split(",") if name]
@@ -128,6 +129,40 @@ def cautions_of(row: pd.Series) -> list[str]:
 def is_oversubscribed(row: pd.Series) -> bool:
     """Whether ranks shared cores: the run's bubble and step time then mean nothing."""
     return Caution.oversubscribed.name in cautions_of(row)
+
+
+def is_not_finite(row: Mapping[Hashable, Any] | pd.Series) -> bool:
+    """Whether a loss or gradient was NaN or infinite: the run's speed is that of other work."""
+    return Caution.not_finite.name in cautions_of(row)
+
+
+NOT_FINITE = "not finite"
+"""Stands for the status `ok` of such a run wherever a verdict would rest on its figures."""
+
+
+def without_not_finite(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs, with those that are not finite as failed ones, by status and error.
+
+    Columns asked for: `status`, `error`, `cautions`, and where known `WHERE_NOT_FINITE`.
+    """
+    is_broken = [row["status"] == "ok" and is_not_finite(row) for row in runs.to_dict("records")]
+    if not any(is_broken):
+        return runs
+    errors = [_where_not_finite(row) for row in runs[is_broken].to_dict("records")]
+    changed = runs.astype({"status": object, "error": object})
+    changed.loc[is_broken, "status"] = NOT_FINITE
+    changed.loc[is_broken, "error"] = errors
+    return changed
+
+
+WHERE_NOT_FINITE = ("not_finite_step", "not_finite_rank", "not_finite_what")
+
+
+def _where_not_finite(row: Mapping[Hashable, Any]) -> str:
+    step, rank, what = (row[name] for name in WHERE_NOT_FINITE)
+    if is_missing(step) or is_missing(rank):
+        return "a loss or gradient was NaN or infinite"
+    return f"{what} was NaN or infinite, first in step {step:.0f} on rank {rank:.0f}"
 
 
 def ok_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -139,7 +174,8 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
     Columns: `case_id`, the settings, `FIGURES` (each the median over launches), the spread of
     `tokens_per_s` (`low`, `high`; `spread` tells whether of its launches, or of the steps of its
-    only one), `is_oversubscribed` (any launch), `num_launches`, and `text`, the case in words.
+    only one), `is_oversubscribed` and `is_not_finite` (any launch), `num_launches`, and `text`, the
+    case in words.
     """
     measured = _with_interval(ok_runs(runs))
     groups = measured.groupby("case_id", sort=False)
@@ -147,6 +183,8 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     cases[list(FIGURES)] = groups[list(FIGURES)].median()
     crowded = measured.loc[[is_oversubscribed(row) for _, row in measured.iterrows()], "case_id"]
     cases["is_oversubscribed"] = cases.index.isin(crowded)
+    broken = measured.loc[[is_not_finite(row) for _, row in measured.iterrows()], "case_id"]
+    cases["is_not_finite"] = cases.index.isin(broken)
     cases["num_launches"] = groups.size()  # two sweeps may number theirs alike
     cases[["low", "high", "spread"]] = _spreads(measured)
     cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]

@@ -10,7 +10,14 @@ import pandas as pd
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.about import about_report
 from ppbench.report.answer import answer
-from ppbench.report.cases import Axes, case_text, is_oversubscribed, ok_runs, varying_axes
+from ppbench.report.cases import (
+    Axes,
+    case_text,
+    is_not_finite,
+    is_oversubscribed,
+    ok_runs,
+    varying_axes,
+)
 from ppbench.report.chart_list import charts_of
 from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.failures import counts, failures
@@ -85,7 +92,7 @@ def _timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> dict[str, Timeli
 
 def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
     """Where the idle time of the fastest run went, if it tells, and what if; sound runs first."""
-    told = runs[[has_parts(run) for _, run in runs.iterrows()]]
+    told = runs[[has_parts(run) and not is_not_finite(run) for _, run in runs.iterrows()]]
     if told.empty:
         return []
     is_sound = [not is_oversubscribed(run) for _, run in told.iterrows()]

@@ -15,7 +15,14 @@ import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
 from ppbench.errors import StoreError, UsageError, first_line
-from ppbench.report.cases import Axes, axis_text, is_oversubscribed, ok_runs, settings_text
+from ppbench.report.cases import (
+    Axes,
+    axis_text,
+    is_not_finite,
+    is_oversubscribed,
+    ok_runs,
+    settings_text,
+)
 from ppbench.report.detail import Detail
 from ppbench.report.explanation import has_parts, headline
 from ppbench.report.gantt import gantt_with_detail
@@ -237,7 +244,8 @@ def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
         *_told_of_step(step),
         f"theory {percent(run['bubble_fraction_theory'])}",
     ]
-    return " · ".join([*parts, "oversubscribed"] if is_oversubscribed(run) else parts)
+    marks = {"not finite": is_not_finite(run), "oversubscribed": is_oversubscribed(run)}
+    return " · ".join([*parts, *(mark for mark, is_set in marks.items() if is_set)])
 
 
 def _told_of_plan(run: pd.Series) -> list[str]:
@@ -282,7 +290,9 @@ def _is_median(values: pd.Series) -> pd.Series:
 def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     """How much a group deserves to be seen first: sound, with rivals, large."""
     first = members.iloc[0]
-    is_sound = not any(is_oversubscribed(run) for _, run in members.iterrows())
+    is_sound = not any(
+        is_oversubscribed(run) or is_not_finite(run) for _, run in members.iterrows()
+    )
     num_schedules = int(members["schedule"].nunique())
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
 

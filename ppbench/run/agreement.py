@@ -79,7 +79,7 @@ def _agree(loss: float | None, expected: float, tolerance: float) -> bool:
         return False
     if math.isnan(expected):
         return math.isnan(loss)
-    return abs(loss - expected) <= tolerance * max(1.0, abs(expected))
+    return loss == expected or abs(loss - expected) <= tolerance * max(1.0, abs(expected))
 
 
 def _told(case: Case, loss: float | None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -33,10 +34,11 @@ from ppbench.config.case import Case, Measure
 from ppbench.run.agreement import must_agree
 from ppbench.run.job import Item
 from ppbench.run.node import Node, Window
+from ppbench.run.not_finite import LOSS, NotFinite
 from ppbench.run.profiling import profile_steps
 from ppbench.run.rows import CaseResult, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
-from ppbench.run.runtimes.runtime import Runtime
+from ppbench.run.runtimes.runtime import Inspected, Runtime
 
 OnStep = Callable[[int, int, float], None]
 """Told after each step how many are done, of how many, and its tokens per second on this rank."""
@@ -139,6 +141,7 @@ def _result_of(
         summary,
         timeline,
         early=steps.early,
+        not_finite=steps.not_finite,
     )
 
 
@@ -160,6 +163,7 @@ class _Steps:
         self.early: set[Receive] = set()  # of those
         self.clock_error_ns = 0  # of the device's clock on the host's, in those
         self.losses: list[float | None] = []
+        self.not_finite: NotFinite | None = None
         self.num_tokens: list[int] = []
 
     @property
@@ -170,9 +174,10 @@ class _Steps:
         """At least as many steps as asked for, and on while they get faster, up to the bound."""
         while self.num_done < self._plan.warmup_steps or self._goes_on():
             began_ns = time.monotonic_ns()
-            self._step()
+            result = self._step()
             self._member.wait()
             self.warmup_ns.append(time.monotonic_ns() - began_ns)
+            self._look(result)
 
     def _goes_on(self) -> bool:
         """Rank 0 decides for all."""
@@ -189,12 +194,26 @@ class _Steps:
         window = node.begin()
         for _ in range(self._plan.steps):
             number, result = self.num_done, self._step()
+            self._look(result)
             self.spans += result.spans
             self.early |= {(number, *action) for action in result.early}
             self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
         node.end(window)
         self._member.wait()
+        self._look(result, has_weights=True)
         return window
+
+    def _look(self, result: StepResult, *, has_weights: bool = False) -> None:
+        """Note the first step in which something of this rank is not finite. Between steps."""
+        if self.not_finite is not None:
+            return
+        what = None
+        if result.loss is not None and not math.isfinite(result.loss):
+            what = LOSS
+        elif isinstance(self._member.runtime, Inspected):
+            what = self._member.runtime.find_not_finite(has_weights=has_weights)
+        if what is not None:
+            self.not_finite = NotFinite(self.num_done - 1, dist.get_rank(), what)
 
     def _step(self) -> StepResult:
         self._member.wait()

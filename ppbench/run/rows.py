@@ -36,6 +36,7 @@ from ppbench.run.durations import lowered_of, planned_step_ns, simulated
 from ppbench.run.environment import code_hash, read_environment, runtime_code
 from ppbench.run.evidence import Judgement
 from ppbench.run.job import Begun, Item, Job
+from ppbench.run.not_finite import NotFinite, columns_of, first_of
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.store import Store
 
@@ -53,6 +54,7 @@ class RankResult:
     memory: list[tuple[int, int]] = field(default_factory=list)  # from when on, how many bytes
     peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
     early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
+    not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
     figures = run_figures(steps)
     attribution = attribute(spans, lowered_of(case, program), steps.set_index("step")["step_ns"])
     planned_ns = planned_step_ns(case) if case.is_emulated else None
+    not_finite = first_of(rank.not_finite for rank in result.ranks)
     run = {
         **_row_of(job, item),
         **result.facts,
@@ -94,6 +97,7 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         **figures_of(attribution, spans, steps["step_ns"]),
         **peaks(ranks),
         **losses,
+        **columns_of(not_finite, is_known=losses["first_loss"] is not None),
         **_mfu(case, result, figures["tokens_per_s"]),
         **_energy(case, ranks, int(steps["num_tokens"].sum())),
         "run_id": begun.run_id,
@@ -308,6 +312,7 @@ def _cautions(
     case, measure, warmup = item.case, item.measure, result.warmup_step_ns
     errors = [int(str(rank.facts.get("clock_error_ns", 0))) for rank in result.ranks]
     found = cautions_for(
+        is_not_finite=any(rank.not_finite is not None for rank in result.ranks),
         is_oversubscribed=_is_oversubscribed(case),
         warmup_steps=measure.warmup_steps,
         num_steps=measure.steps,

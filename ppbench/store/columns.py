@@ -213,6 +213,15 @@ RUNS: tuple[Column, ...] = (
         pa.float64(),
         "loss per token of step measure_warmup_steps + measure_steps, which every run makes",
     ),
+    Column(
+        "is_finite",
+        pa.bool_(),
+        "whether no loss, gradient or weight was NaN or infinite in any step, warm-up included; "
+        "null: not known, or nothing was computed",
+    ),
+    Column("not_finite_step", pa.int64(), "the first step in which one was; null: none"),
+    Column("not_finite_rank", pa.int64(), "the rank that saw it first"),
+    Column("not_finite_what", pa.string(), "what it was: `loss`, or whose gradient or weight"),
     Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
     Column("num_stages", pa.int64(), "stages of the pipeline"),
     Column("layers_per_stage", pa.string(), "layers of each stage, JSON list"),

@@ -16,15 +16,28 @@ import pandas as pd
 
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
+from ppbench.report.cases import NOT_FINITE, WHERE_NOT_FINITE, without_not_finite
 from ppbench.repository import Commit
 from ppbench.run.environment import read_environment
 from ppbench.run.evidence import INTERRUPTED
-from ppbench.run.sweep import FINAL
+from ppbench.run.sweep import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
 from ppbench.tracking.replicates import MEASURED_ALIKE, SETTINGS, fresh
 
+FINAL = (*FAILED_FINALLY, NOT_FINITE)
 _KEYS = list(MEASURED_ALIKE)
-_COLUMNS = ["run_id", "status", "error", "launch", "changes", "created_at", "code", *_KEYS]
+_COLUMNS = [
+    "run_id",
+    "status",
+    "error",
+    "cautions",
+    *WHERE_NOT_FINITE,
+    "launch",
+    "changes",
+    "created_at",
+    "code",
+    *_KEYS,
+]
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ class Stored:
 
     def _chosen(self, runs: pd.DataFrame, commit: Commit) -> Launches:
         """Of these rows of a commit, oldest first."""
-        rows = self._of_state(runs, commit)
+        rows = self._of_state(without_not_finite(runs), commit)
         if self._is_fresh:
             rows = fresh(self._of_code(rows), self._begun)
         places = (self._places[tuple(row)] for row in rows[_KEYS].itertuples(index=False))

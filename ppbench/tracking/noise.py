@@ -16,6 +16,7 @@ from ppbench.analysis.ratios import FEWEST_LAUNCHES
 from ppbench.config.sweep_file import read_sweep
 from ppbench.format import Format
 from ppbench.listing import render
+from ppbench.report.cases import without_not_finite
 from ppbench.run.environment import default_device
 from ppbench.run.sweep import Choice, runs_of
 from ppbench.store import check_writable
@@ -51,6 +52,7 @@ def measure_noise(
     command = shlex.join(["ppbench", "noise", str(file), *options])
     plan = run_missing(read, store, Choice(), command)
     runs = runs_of(plan, store)
+    runs = without_not_finite(runs)
     good = runs[runs["status"] == "ok"]
     rows = [
         _row(results, of_case)

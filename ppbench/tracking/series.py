@@ -25,7 +25,14 @@ from ppbench.analysis.compare import FLOOR, METRICS, Metric, Noise, effective_fl
 from ppbench.analysis.history import Launch, Point, Series
 from ppbench.config.sweep_file import read_sweep
 from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
-from ppbench.report.cases import SETTINGS, case_text, varying_axes
+from ppbench.report.cases import (
+    NOT_FINITE,
+    SETTINGS,
+    WHERE_NOT_FINITE,
+    case_text,
+    varying_axes,
+    without_not_finite,
+)
 from ppbench.report.units import counted, is_missing
 from ppbench.repository import Commit, Repository
 from ppbench.store import TABLES, Condition, Store
@@ -37,10 +44,13 @@ _PROVENANCE = ("commit", "author_date", "subject", "is_dirty", "changes")
 _COLUMNS = (
     *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "sweep_file"),
     *_PROVENANCE,
-    *("code", *MEASURED_BY),
+    *("code", "error", "cautions", *WHERE_NOT_FINITE, *MEASURED_BY),
 )
 _NUMBERS = ("int64", "double")
-_NO_FIGURES = ("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS)
+_NO_FIGURES = (
+    *("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS),
+    *("not_finite_step", "not_finite_rank"),
+)
 _MOST_NAMED = 3
 _MOST_FOLDERS = 8  # of sweep files that are asked which repository they track
 Notes = list[str]
@@ -126,7 +136,13 @@ def _runs(store: Store, wanted: Wanted, notes: Notes) -> pd.DataFrame:
         what = "no run meets the conditions" if is_there else "no runs here yet"
         notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
         return read
+    read = without_not_finite(read)
     runs = _measured_alike(newest_launches(read, by_state=True), notes)
+    if num := int((runs["status"] == NOT_FINITE).sum()):
+        notes.append(
+            f"{counted(num, 'run')} with a loss or gradient that was NaN or infinite: counted as "
+            "failed, their figures left out"
+        )
     told = runs[runs["commit"].notna()]
     if num := len(runs) - len(told):
         notes.append(f"{counted(num, 'run')} without a commit: left out")

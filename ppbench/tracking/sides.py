@@ -20,6 +20,7 @@ import pandas as pd
 
 from ppbench.config.case import Case
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
+from ppbench.report.cases import WHERE_NOT_FINITE, without_not_finite
 from ppbench.report.units import counted
 from ppbench.repository import Commit, Repository
 from ppbench.store import LAST, Condition, Store
@@ -33,6 +34,7 @@ _COLUMNS = (
     *("status", "error", *MEASURED_ALIKE),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
+    *WHERE_NOT_FINITE,
     *("commit", "is_dirty", "changes", "subject", "author_date", "code"),
 )
 """Of `runs`: what sides are made from and compared by."""
@@ -282,6 +284,6 @@ def _side(
     commit: str | None,
     notes: tuple[str, ...] = (),
 ) -> Side:
-    newest = newest_launches(runs)
+    newest = without_not_finite(newest_launches(runs))
     is_ok = newest["status"] == "ok"
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

@@ -7,7 +7,7 @@ from pipeline import config, merged
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from engine.run import snapshot
+from engine.run import restoring, snapshot
 from engine.run.optimizer import OptimizerSpec
 from engine.run.snapshot import SnapshotError
 from engine.trainer import Progress, Trainer, connect
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_refused(ranks, tmp_path):
 def test_there_is_nothing_to_resume_from_in_an_empty_folder(tmp_path):
     assert snapshot.latest(tmp_path) is None
     with pytest.raises(SnapshotError, match="no checkpoint to resume from"):
-        snapshot.read_state(tmp_path)
+        restoring.read_state(tmp_path)
 
 
 def test_a_checkpoint_that_was_being_replaced_is_found_again(ranks, tmp_path):

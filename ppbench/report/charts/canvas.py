@@ -25,6 +25,8 @@ from ppbench.report.style import NEUTRAL, PLAIN, legend
 from ppbench.report.units import is_missing
 
 HATCH = {"size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
+NOT_FINITE_SYMBOL = "x-thin-open"
+NOT_FINITE_NOTE = "<br>not finite: a loss or gradient was NaN<br>or infinite, nothing was learnt"
 CROWDED_NOTE = "<br>oversubscribed: ranks shared cores,<br>says nothing about the schedule"
 
 
@@ -129,22 +131,25 @@ def markers(
 
 
 def hatching(cases: pd.DataFrame) -> Update:
-    return {**HATCH, "shape": np.where(cases["is_oversubscribed"], "/", "").tolist()}
+    shapes = np.where(cases["is_oversubscribed"], "/", "")
+    return {**HATCH, "shape": np.where(cases["is_not_finite"], "x", shapes).tolist()}
 
 
 def with_hatch_key(figure: go.Figure, panels: Panels) -> go.Figure:
     """Explain the hatching in the legend, where there is any."""
-    if panels.cases["is_oversubscribed"].any():
-        pattern = {**HATCH, "shape": "/"}
-        figure.add_trace(
-            go.Bar(
-                name="oversubscribed",
-                x=[None],
-                y=[None],
-                marker={"color": NEUTRAL, "line": {"width": 0}, "pattern": pattern},
-                hoverinfo="skip",
+    marks = (("oversubscribed", "/"), ("not finite", "x"))
+    for name, shape in marks:
+        if panels.cases[f"is_{name.replace(' ', '_')}"].any():
+            pattern = {**HATCH, "shape": shape}
+            figure.add_trace(
+                go.Bar(
+                    name=name,
+                    x=[None],
+                    y=[None],
+                    marker={"color": NEUTRAL, "line": {"width": 0}, "pattern": pattern},
+                    hoverinfo="skip",
+                )
             )
-        )
     return figure
 
 
@@ -156,8 +161,9 @@ def legend_key(name: str, marker: Mapping[str, object]) -> go.Scatter:
 
 
 def crowded_notes(cases: pd.DataFrame) -> pd.Series:
-    """For hovering: what must be known of a case whose ranks shared cores."""
-    return cases["is_oversubscribed"].map({True: CROWDED_NOTE, False: ""})
+    """For hovering: what must be known of a case whose ranks shared cores, or that broke down."""
+    crowded = cases["is_oversubscribed"].map({True: CROWDED_NOTE, False: ""})
+    return crowded + cases["is_not_finite"].map({True: NOT_FINITE_NOTE, False: ""})
 
 
 def launch_notes(cases: pd.DataFrame) -> pd.Series:

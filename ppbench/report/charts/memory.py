@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from ppbench.analysis.front import pareto_front
 from ppbench.report.cases import KNOBS, Axes, by_case, settings_text, work_axes
 from ppbench.report.charts.canvas import (
+    NOT_FINITE_SYMBOL,
     bars,
     blank,
     by_schedule,
@@ -130,7 +131,10 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
             cliponaxis=False,
             marker={"color": colors[schedule], "size": 9, "symbol": symbols, "line": {"width": 0}},
             text=_labels(cases, axes),
-            meta={"isSound": (~cases["is_oversubscribed"]).to_list()},
+            meta={
+                "isSound": (~cases["is_oversubscribed"] & ~cases["is_not_finite"]).to_list(),
+                "isFinite": (~cases["is_not_finite"]).to_list(),
+            },
             customdata=np.column_stack([cases["text"].map(figure_text), notes]),
             hovertemplate="<b>%{customdata[0]}</b><br>%{y:,.0f} tokens/s"
             f"<br>%{{x:,.1f}} {unit}, fullest rank%{{customdata[1]}}<extra></extra>",
@@ -167,8 +171,9 @@ def _beside(memory: pd.Series, largest: float) -> list[str]:
 
 
 def _front(cases: pd.DataFrame) -> pd.DataFrame:
-    sound = cases[~cases["is_oversubscribed"]]
-    pool = cases if sound.empty else sound
+    finite = cases[~cases["is_not_finite"]]
+    sound = finite[~finite["is_oversubscribed"]]
+    pool = finite if sound.empty else sound
     return pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
 
 
@@ -188,6 +193,8 @@ def _sizes(cases: pd.DataFrame) -> list[int]:
 
 def _symbol(sizes: list[int], case: pd.Series) -> str:
     symbol = _SYMBOLS[sizes.index(case["world_size"]) % len(_SYMBOLS)]
+    if case["is_not_finite"]:
+        return NOT_FINITE_SYMBOL
     return f"{symbol}-open" if case["is_oversubscribed"] else symbol
 
 
@@ -200,3 +207,5 @@ def _keys(cases: pd.DataFrame) -> Iterator[go.Scatter]:
             yield legend_key(name, {"symbol": symbol, "size": 9, "color": NEUTRAL})
     if cases["is_oversubscribed"].any():
         yield legend_key("oversubscribed", {"symbol": "circle-open", "size": 9, "color": NEUTRAL})
+    if cases["is_not_finite"].any():
+        yield legend_key("not finite", {"symbol": NOT_FINITE_SYMBOL, "size": 9, "color": NEUTRAL})

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from ppbench.config.case import EMULATED
 from ppbench.report.cases import Axes, by_case
 from ppbench.report.charts.canvas import (
+    NOT_FINITE_SYMBOL,
     bars,
     blank,
     by_schedule,
@@ -80,6 +81,9 @@ def _of_group(group: pd.DataFrame) -> pd.DataFrame:
     size = group.groupby(_KINDS)["world_size"].transform("min")
     if not alone.empty:
         size[:] = 1
+    speed = group["tokens_per_s"].mask(group["is_not_finite"])  # what broke down is no base
+    group = group.assign(tokens_per_s=speed)
+    alone = group[group["world_size"] == 1]
     bases = group[group["world_size"] == size].drop_duplicates(_KINDS).set_index(_KINDS)
     base = group[_KINDS].join(bases["tokens_per_s"], on=_KINDS)["tokens_per_s"]
     if not alone.empty:
@@ -108,7 +112,8 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
     colors = schedule_colors(panels.cases["schedule"])
     for schedule, panel, of_schedule, is_first in by_schedule(panels):
         cases = of_schedule.sort_values("tick")
-        symbols = np.where(cases["is_oversubscribed"], "circle-open", "circle").tolist()
+        shapes = np.where(cases["is_oversubscribed"], "circle-open", "circle")
+        symbols = np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
         yield go.Scatter(
             **panels.at(cases["tick"], cases["efficiency"]),
             **of_cases(cases, panel),

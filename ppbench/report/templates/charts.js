@@ -20,7 +20,9 @@ function withFronts(figure, isNarrow = false) {
     const shown = figure.data
       .filter((trace) => trace.meta?.isSound && (trace.xaxis ?? "x") === (front.xaxis ?? "x"))
       .flatMap((trace) => [...trace.ids].map((_, n) => (
-        { x: trace.x[n], y: trace.y[n], isSound: trace.meta.isSound[n], text: trace.text[n] })));
+        { x: trace.x[n], y: trace.y[n], isSound: trace.meta.isSound[n],
+          isFinite: trace.meta.isFinite?.[n] ?? true, text: trace.text[n] })))
+      .filter((point) => point.isFinite);
     const sound = shown.filter((point) => point.isSound);
     const pool = sound.length ? sound : shown;
     const points = paretoFront(pool).map((index) => pool[index]);

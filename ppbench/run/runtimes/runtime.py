@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -64,6 +64,17 @@ class Runtime(Protocol):
 
     def rank_facts(self) -> dict[str, object]:
         """Columns of `ranks` that are known without running."""
+
+
+@runtime_checkable
+class Inspected(Protocol):
+    """A runtime whose gradients and weights can be looked at; of others the loss alone tells."""
+
+    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
+        """What of this rank was not finite in the last step, in words; None if all was.
+
+        Asked between steps, on each rank by itself; with `has_weights` after the last one.
+        """
 
 
 class Factory(Protocol):

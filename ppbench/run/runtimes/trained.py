@@ -49,6 +49,10 @@ class TrainedRuntime:
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         return self._trainer.step(step, watch)
 
+    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
+        """What of this rank was not finite in the last step; see `Trainer.find_not_finite`."""
+        return self._trainer.find_not_finite(has_weights=has_weights)
+
     def measure_memory(self, step: int) -> MemoryUse:
         return self._trainer.measure_memory(step)
 
