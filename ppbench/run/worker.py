@@ -58,7 +58,7 @@ from ppbench.run.evidence import (
     write_rank_error,
 )
 from ppbench.run.headless import Headless
-from ppbench.run.job import Begun, Event, EventName, Job, Journal, read_job, read_progress
+from ppbench.run.job import Begun, Event, EventName, Item, Job, Journal, read_job, read_progress
 from ppbench.run.lifetime import die_with_parent
 from ppbench.run.locks import Lock
 from ppbench.run.measuring import Member, measure, release_memory
@@ -69,7 +69,8 @@ from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
 from ppbench.run.runtimes.settings import trainer_config
 from ppbench.run.verification.exchange import VerificationError
-from ppbench.run.verification.ranks import Verifier
+from ppbench.run.verification.ranks import Hands, Verifier
+from ppbench.run.verification.record import Verified
 from ppbench.run.watchdog import flight_path
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
@@ -242,8 +243,8 @@ class Worker:
         self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)
         self.tell("case", index=index, run_id=begun.run_id)
-        self.flight.enter(Phase.VERIFIES)
-        verified = self._verifier.verify(item.case, item.measure, self.prepare, self._release)
+        verified = self._verify(item, index)
+        self.flight.begin_case(index, item.measure.timeout_s)
         member = self.prepare(item.case)
         if member is not None:
             profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
@@ -255,6 +256,12 @@ class Worker:
                 details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
                 self.tell("row", index=index, run_id=begun.run_id, **details)
         self.end_case()
+
+    def _verify(self, item: Item, index: int) -> Verified:
+        self.flight.enter(Phase.VERIFIES)
+        begin_clock = functools.partial(self.flight.begin_case, index)
+        hands = Hands(self.prepare, self._release, begin_clock)
+        return self._verifier.verify(item.case, item.measure, hands)
 
     def tell(self, event: EventName, **details: str | float | None) -> None:
         """Note an event in the journal, on rank 0."""

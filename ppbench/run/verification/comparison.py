@@ -26,8 +26,9 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 5e-2}
 Of float64 it is 1e-12, and a millionth where the model computes some of its parts in float32 and
 one of those roundings falls the other way. Of float32 and bfloat16 it is what sums over many
 layers and tokens have been seen to come to."""
-_LEAST_SCALE = 1e-6
-"""A gradient whose elements are all this much smaller than the largest of any is only rounding."""
+_LEAST_SCALE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1}
+"""A gradient is measured by at least this part of the largest element of any: before a BatchNorm,
+say, the gradient of a bias is 0, and what is computed for it is rounding of larger ones."""
 
 _CUDA_STATE_BYTES = 16
 
@@ -229,7 +230,7 @@ class Comparison:
         most, text, num_wrong = 0.0, "", 0
         for of, gradient in entries(parts, "gradients"):
             theirs = author.tensors[author.canonical[of.name]].grad
-            difference = _difference(gradient, theirs, largest * _LEAST_SCALE)
+            difference = _difference(gradient, theirs, largest * _LEAST_SCALE[author.dtype])
             self._worst.num_gradients += 1
             if difference <= author.tolerance:
                 self._worst.take(difference)

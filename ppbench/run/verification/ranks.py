@@ -69,8 +69,10 @@ SEQ_LEN = 16
 MOST_SEQUENCES = 2  # of a microbatch
 MOST_MICROBATCHES = 8  # unless the program needs more
 _AUTHOR = "ppbench.run.verification.author"
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Of one rank. The others wait while the author's module is computed: it may have all cores."""
+_RANKS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""What the author's process does not inherit: it is no rank, and has all cores while those wait."""
+AUTHOR_S = 600.0
+"""How long the author's process may take at least, beside what a run may take."""
 _COPIES = 12
 """Tensors of the model's size at once, on all sides: weights, gradients, AdamW's two moments and
 what is written, of the ranks and of the author."""
@@ -78,9 +80,17 @@ _MOST_OF_FREE = 0.8
 
 NOTHING_IS_COMPUTED = Verified("no: an emulated run computes nothing")
 NOT_ASKED_FOR = Verified("no: a preset on a built-in schedule is verified with measure.verify only")
-Prepare = Callable[[Case], Member | None]
 Taken = tuple[list[StepResult], Program]
 """Both steps' results, and the program that was run."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What a verification has the worker do, on every rank."""
+
+    prepare: Callable[[Case], Member | None]  # builds this rank's part of a case
+    release: Callable[[], None]  # lets go of it
+    begin_clock: Callable[[float], None]  # from now on it may take so many seconds; 0: any
 
 
 @dataclass(frozen=True)
@@ -102,10 +112,8 @@ class Verifier:
         self._results, self._folder = results, folder
         self._author: Author | None = None
 
-    def verify(
-        self, case: Case, measure: Measure, prepare: Prepare, release: Callable[[], None]
-    ) -> Verified:
-        """Verify a case, if it is to be. `prepare` builds a case on the ranks, `release` ends it.
+    def verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
+        """Verify a case, if it is to be.
 
         Raises, on every rank, VerificationError and what opening the model raises.
         """
@@ -113,24 +121,26 @@ class Verifier:
             return NOTHING_IS_COMPUTED
         try:
             with _own_random_numbers():
-                return self._verify(case, measure, prepare, release)
+                return self._verify(case, measure, hands)
         finally:
             self._close()
 
-    def _verify(
-        self, case: Case, measure: Measure, prepare: Prepare, release: Callable[[], None]
-    ) -> Verified:
+    def _verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
+        for_author = max(measure.timeout_s, AUTHOR_S) if measure.timeout_s else 0.0
+        hands.begin_clock(for_author)
         plan = broadcast(functools.partial(self._plan, case, is_full=measure.verify))
         if plan.outcome is not None:
             return plan.outcome
         assert plan.case is not None
-        member = prepare(plan.case)
+        hands.begin_clock(measure.timeout_s)
+        member = hands.prepare(plan.case)
         taken = None
         if member is not None:
             taken = take_steps(member, plan)
             member.runtime.close()
         del member
-        release()
+        hands.release()
+        hands.begin_clock(for_author)
         return broadcast(functools.partial(self._judge, plan, taken, is_full=measure.verify))
 
     def _plan(self, case: Case, *, is_full: bool) -> Plan:
@@ -205,7 +215,7 @@ class Author:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if name not in _THREADS},
+                env={name: value for name, value in os.environ.items() if name not in _RANKS_OWN},
             )
 
     def wait_for(self, name: str) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""Verification from outside: mistakes are planted in real ranks, and each is found and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import planted
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))  # its pool of ranks
+
+from ranks import Ranks
+
+from engine.connection import agree
+from engine.flight import NO_FLIGHT
+from ppbench.config.case import Case
+from ppbench.run.measuring import Member
+from ppbench.run.runtimes.settings import trainer_config
+from ppbench.run.verification import ranks as verifying
+from ppbench.run.verification.author import verdict_of
+from ppbench.run.verification.exchange import BATCHES, NUM_STEPS, REQUEST, Way, write
+from ppbench.runtimes import load_factory
+
+CASE = Case(
+    model_preset="authors:plain",
+    model_dtype="float64",
+    world_size=2,
+    num_microbatches=4,
+    seq_len=12,
+    train_learning_rate=1e-3,
+)
+CLIPPED = {"train_clip_norm": 0.01}
+DROPPING, BATCHED = ({"model_preset": f"authors:{name}"} for name in ("dropping", "batched"))
+TIED = {"model_preset": "authors:tied"}
+SPLIT = {"schedule": "zb_h1"}
+TRACED = {
+    "model_preset": "authors:skipping",
+    "model_split": "trace",
+    "model_split_points": ("second",),
+}
+RECOMPUTED = {**DROPPING, "train_recompute": True}
+
+SOUND = [
+    {},
+    TIED,
+    {**TIED, "schedule": "zbv", "stages_per_rank": 2},
+    DROPPING,
+    RECOMPUTED,
+    {**DROPPING, "schedule": "interleaved_1f1b", "stages_per_rank": 2},
+    {**DROPPING, "runtime": "torch"},
+    BATCHED,
+    {**BATCHED, "model_dtype": "float32"},
+    CLIPPED,
+    SPLIT,
+    TRACED,
+    {"train_optimizer": "sgd", "train_momentum": 0.9},
+    {"seq_len": "variable", "data_max_seq_len": 12, "train_microbatch_size": 2},
+    {"model_preset": "llama-tiny"},
+    {"model_preset": "llama-tiny", "runtime": "torch", "schedule": "zbv", "stages_per_rank": 2},
+    {"world_size": 1, "runtime": "single", **DROPPING},
+]
+FOUND = [
+    ("lost_second_use", {}, "loss in step 0 is .*gradient of .* differ"),
+    ("lost_layer", {}, r"gradient of 5\.\S+ on rank 1 \(stage 1\) in step 0: .* has one, .* none"),
+    ("dropped_hook", {}, "loss in step 0 is .*, of the author's module"),
+    ("missing_positions", {}, r"gradient of 1\.table on rank 0 .*: .* has none"),
+    ("swapped_layers", {}, "loss in step 0 is "),
+    ("unsummed_tie", TIED, r"gradient of 0\.weight on rank . .* in step 0 is .* away"),
+    ("doubly_summed_tie", TIED, r"gradient of 0\.weight on rank . .* in step 0 is .* away"),
+    ("wrong_activation", {}, "loss in step 0 is "),
+    ("wrong_gradient", {}, r"gradient of [012]\S* on rank 0 \(stage 0\) in step 0 is .* away"),
+    ("wrong_scale", {}, "loss in step 0 is "),
+    ("loss_told_wrong", {}, r"loss in step 0 is [\d.]+, of the author's module [\d.]+$"),
+    ("shifted_targets", {}, "loss in step 0 is "),
+    ("cut_gradient", {}, r"gradient of [0123]\S* on rank 0 \(stage 0\) in step 0 is 1.0e\+00 away"),
+    ("forgotten_w", SPLIT, r"gradient of \S+ on rank . .* in step 0 is .* away"),
+    ("lost_microbatch", {}, r"gradient of \S+ on rank 0 .* in step 0 is .* away"),
+    ("missing_bias_gradient", {}, r"gradient of 5\.down\.bias on rank 1 .*the author's module has"),
+    ("zero_instead_of_none", {}, r"gradient of 2\.up\.weight on rank 0 .*: the rank has one"),
+    ("doubled_gradient", {}, r"gradient of 3\.up\.weight on rank 0 .* is 1.0e\+00 away"),
+    ("stale_weight", {}, r"5\.up\.weight on rank 1 \(stage 1\) after the update in step 0 differs"),
+    ("stale_copy", {}, "loss in step 1 is "),
+    ("other_initial_weight", {}, r"4\.layer\.down\.weight on rank 1 \(stage 1\) begins with"),
+    ("untied_values", TIED, r"0\.weight on rank 1 \(stage 1\) begins with"),
+    ("trained_frozen", {}, r"2\.up\.weight on rank 0 .*requires_grad is True, .* False"),
+    ("lost_state", {}, r"3\.norm\.bias: the author's module has it, and no rank does"),
+    ("superfluous_state", {}, r"9\.weight on rank 0 .*: the author's module has no such weight"),
+    ("frozen_statistics", BATCHED, r"3\.norm\.running_\S+ on rank 0 .* after the update in step 0"),
+    ("norm_of_one_rank", CLIPPED, "gradient norm in step 0 is "),
+    ("other_rate", {}, r"on rank 1 \(stage 1\) after the update in step 0 differs"),
+    ("recomputed_with_other_numbers", DROPPING, "gradient of .* away|do not follow the forward be"),
+    ("wrong_scale_of_torch", {"runtime": "torch"}, "loss in step 0 is "),
+    ("same_numbers_each_microbatch", DROPPING, r"rank 0 in step 0: the random numbers of its forw"),
+    ("same_numbers_each_step", DROPPING, "rank 0 in step 0: .* do not follow the seed of the step"),
+    ("no_dropout", DROPPING, "draws random numbers, as dropout does, and no rank draws any"),
+    ("no_dropout_on_one_rank", DROPPING, "loss in step 0 is "),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = Ranks(2)
+    yield pool
+    pool.stop()
+    torch.set_num_threads(before)
+
+
+def steps_on(fabric, is_member, case, mistake, folder):
+    """The ranks' side of a verification, with a mistake planted."""
+    fabric.connect([], tuple(range(case.world_size)), ())
+    agreement = agree(trainer_config(case), fabric)
+    if not is_member:
+        return None
+    runtime = load_factory(case.runtime)(case, agreement, fabric, NO_FLIGHT)
+    getattr(planted, mistake)(runtime)
+    group = fabric.group_of(tuple(range(case.world_size)))
+    member = Member(case, runtime, fabric, group, NO_FLIGHT, agreement.config)
+    try:
+        return verifying.take_steps(member, verifying.Plan(None, folder=str(folder)))
+    finally:
+        runtime.close()
+
+
+def verdict(ranks, folder, mistake="nothing", **settings):
+    """What the author's side says; in this process, since a process each would take minutes."""
+    case = dataclasses.replace(CASE, **settings)
+    length = case.data_max_seq_len if case.seq_len == "variable" else case.seq_len
+    way = Way(case.model_dtype, "cpu", case.train_microbatch_size, length)
+    request = verifying.request_of(case, [way])
+    write(folder / REQUEST, dataclasses.asdict(request))
+    taken, *_ = ranks.run(case.world_size, steps_on, case, mistake, folder)
+    training = verifying.training_of(case, *taken)
+    torch.save(verifying.batches_of(trainer_config(case), NUM_STEPS), folder / BATCHES)
+    return verdict_of(folder, request, way, training)
+
+
+@pytest.mark.parametrize("settings", SOUND, ids=lambda settings: json.dumps(settings)[:60])
+def test_training_as_the_author_wrote_it_passes(ranks, tmp_path, settings):
+    found = verdict(ranks, tmp_path, **settings)
+    assert found.error == ""
+    assert found.notes == []
+    assert found.num_gradients > 0
+    assert found.difference < (1e-3 if settings.get("model_dtype") == "float32" else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "settings", "place"), FOUND, ids=[mistake for mistake, *_ in FOUND]
+)
+def test_a_planted_mistake_is_found_and_named(ranks, tmp_path, mistake, settings, place):
+    found = verdict(ranks, tmp_path, mistake, **settings)
+    assert re.search(place, found.error), found.error
