@@ -258,8 +258,10 @@ class Worker:
         self.end_case()
 
     def _verify(self, item: Item, index: int) -> Verified:
-        self.flight.enter(Phase.VERIFIES)
-        begin_clock = functools.partial(self.flight.begin_case, index)
+        def begin_clock(limit_s: float) -> None:
+            self.flight.begin_case(index, limit_s)
+            self.flight.enter(Phase.VERIFIES)
+
         hands = Hands(self.prepare, self._release, begin_clock)
         return self._verifier.verify(item.case, item.measure, hands)
 

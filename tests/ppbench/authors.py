@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -96,9 +98,23 @@ def skipping() -> nn.Module:
     return Skipping()
 
 
+def leaving() -> nn.Sequential:
+    """Takes its process down when it is called unsplit; its stages pass their fake tensors on."""
+
+    class Leaving(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor:
+                os._exit(7)
+            return x
+
+    return _of(Leaving(), Layer())
+
+
 def failing() -> nn.Sequential:
     class Failing(nn.Module):
-        def forward(self, _x: Tensor) -> Tensor:
-            raise RuntimeError("the author's own mistake")
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor:  # not while shapes are found
+                raise RuntimeError("the author's own mistake")
+            return x
 
     return _of(Failing(), Layer())

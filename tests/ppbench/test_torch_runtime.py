@@ -17,7 +17,6 @@ from pipeline import assert_exact, config, relative_difference, train
 from ranks import Ranks
 
 from engine.connection import agree
-from engine.flight import NO_FLIGHT
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
 from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
 from engine.plan.rules import check

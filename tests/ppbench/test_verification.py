@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +28,28 @@ from ppbench.run.verification import ranks as verifying
 from ppbench.run.verification.author import verdict_of
 from ppbench.run.verification.exchange import BATCHES, NUM_STEPS, REQUEST, Way, write
 from ppbench.runtimes import load_factory
+from ppbench.store import Store
 
+HERE = Path(__file__).parent
+PATIENCE_S = 400
+SWEEP = """\
+name = "authors"
+num_microbatches = 4
+world_size = 2
+exclude = [
+    { seq_len = 24, model.preset = "authors:failing" },
+    { seq_len = 24, model.preset = "authors:leaving" },
+    { seq_len = 24, model.preset = "llama-tiny" },
+]
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 2
+
+[grid]
+model.preset = ["authors:plain", "authors:failing", "authors:leaving", "llama-tiny"]
+seq_len = [12, 24]"""
 CASE = Case(
     model_preset="authors:plain",
     model_dtype="float64",
@@ -156,3 +180,65 @@ def test_training_as_the_author_wrote_it_passes(ranks, tmp_path, settings):
 def test_a_planted_mistake_is_found_and_named(ranks, tmp_path, mistake, settings, place):
     found = verdict(ranks, tmp_path, mistake, **settings)
     assert re.search(place, found.error), found.error
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep over models of an author, and what it printed."""
+    folder = tmp_path_factory.mktemp("authors")
+    shutil.copy(HERE / "authors.py", folder)
+    (folder / "a.toml").write_text(SWEEP)
+    return folder, ppbench("sweep", "a.toml", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def runs(swept):
+    folder, done = swept
+    assert done.returncode == 4, done.stdout + done.stderr
+    runs = Store(folder / "results").last_sweep().set_index(["model_preset", "seq_len"])
+    return {key: runs.loc[key] for key in runs.index}
+
+
+def ppbench(*arguments, folder):
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env=os.environ,
+    )  # fmt: skip
+
+
+def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swept, runs):
+    both = [runs["authors:plain", length] for length in (12, 24)]
+    assert [run["status"] for run in both] == ["ok", "ok"]
+    how = "against the factory's module, unsplit: weights, loss and 27 gradients of 2 steps"
+    assert all(run["verified"].startswith(how) for run in both)
+    assert sorted("(before, on this machine)" in run["verified"] for run in both) == [False, True]
+    assert all(0 <= run["verified_difference"] < 1e-9 for run in both)
+    folder, _ = swept
+    assert len(list((folder / "results" / "verified").iterdir())) == 1
+
+
+def test_a_preset_says_that_it_was_not_verified(swept, runs):
+    folder, _ = swept
+    run = runs["llama-tiny", 12]
+    assert (run["status"], run["verified"][:12]) == ("ok", "no: a preset")
+    shown = ppbench("show", run["run_id"], folder=folder).stdout
+    assert "no: a preset on a built-in schedule is verified with measure.verify only" in shown
+    (page,) = (folder / "reports").glob("authors*.html")
+    text = page.read_text()
+    assert "<h3>Verified</h3>" in text
+    assert "is verified with measure.verify only" in text
+
+
+def test_an_authors_module_that_fails_or_dies_alone_makes_its_run_invalid_and_says_why(runs):
+    failing, leaving = (runs[f"authors:{name}", 12] for name in ("failing", "leaving"))
+    assert failing["status"] == leaving["status"] == "invalid"
+    assert "itself fails when it is called unsplit: RuntimeError: the author's" in failing["error"]
+    assert "the process of the unsplit module exited with code 7" in leaving["error"]
+    assert {failing["verified"], leaving["verified"]} == {"no: the run failed"}
+
+
+def test_no_file_of_a_verification_is_left_in_a_launch(swept, runs):
+    folder, _ = swept
+    assert len(runs) == 5
+    assert not list((folder / "results" / "launches").glob("*/verification"))
