@@ -49,7 +49,8 @@ steps = 2
 
 [grid]
 model.preset = ["authors:plain", "authors:failing", "authors:leaving", "llama-tiny"]
-seq_len = [12, 24]"""
+seq_len = [12, 24]
+"""
 CASE = Case(
     model_preset="authors:plain",
     model_dtype="float64",
@@ -210,7 +211,7 @@ def ppbench(*arguments, folder):
 def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swept, runs):
     both = [runs["authors:plain", length] for length in (12, 24)]
     assert [run["status"] for run in both] == ["ok", "ok"]
-    how = "against the factory's module, unsplit: weights, loss and 27 gradients of 2 steps"
+    how = "against the factory's module, unsplit: weights, loss and 28 gradients of 2 steps"
     assert all(run["verified"].startswith(how) for run in both)
     assert sorted("(before, on this machine)" in run["verified"] for run in both) == [False, True]
     assert all(0 <= run["verified_difference"] < 1e-9 for run in both)
