@@ -303,3 +303,17 @@ def wrong_scale_of_torch(runtime):
     schedule = runtime._trainer.runner.schedule
     usual = schedule._loss_fn
     schedule._loss_fn = lambda *arguments: usual(*arguments) / 2
+
+
+def other_seed(runtime):
+    """Some weight is drawn by another seed than the case's."""
+    for module in runtime.modules.values():
+        for name, parameter in module.own_parameters().items():
+            if name.endswith("weight") and parameter.dim() == 2:
+                torch.manual_seed(1)
+                parameter.data.normal_(std=float(parameter.detach().std()))
+                return
+
+
+def sees_no_files_on_rank_1(_runtime):
+    """No mistake: rank 1 is on another machine, without a folder in common."""

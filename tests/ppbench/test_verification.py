@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -17,14 +18,17 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))  # its pool of ranks
 
+from models import configuration_folder
 from ranks import Ranks
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.connection import agree
 from engine.flight import NO_FLIGHT
-from ppbench.config.case import Case
+from ppbench.config.case import Case, Measure
 from ppbench.run.measuring import Member
 from ppbench.run.runtimes.settings import trainer_config
 from ppbench.run.verification import ranks as verifying
+from ppbench.run.verification import record
 from ppbench.run.verification.author import verdict_of
 from ppbench.run.verification.exchange import BATCHES, NUM_STEPS, REQUEST, Way, write
 from ppbench.runtimes import load_factory
@@ -145,6 +149,7 @@ def steps_on(fabric, is_member, case, mistake, folder):
         return None
     runtime = load_factory(case.runtime)(case, agreement, fabric, NO_FLIGHT)
     getattr(planted, mistake)(runtime)
+    folder = folder if mistake != "sees_no_files_on_rank_1" or runtime._trainer.rank == 0 else "x"
     group = fabric.group_of(tuple(range(case.world_size)))
     member = Member(case, runtime, fabric, group, NO_FLIGHT, agreement.config)
     try:
@@ -153,8 +158,11 @@ def steps_on(fabric, is_member, case, mistake, folder):
         runtime.close()
 
 
-def verdict(ranks, folder, mistake="nothing", **settings):
-    """What the author's side says; in this process, since a process each would take minutes."""
+def verdict(ranks, folder, mistake="nothing", meanwhile=lambda: None, **settings):
+    """What the author's side says; in this process, since a process each would take minutes.
+
+    `meanwhile` is called when the ranks are done and the author's module is not made yet.
+    """
     case = dataclasses.replace(CASE, **settings)
     length = case.data_max_seq_len if case.seq_len == "variable" else case.seq_len
     way = Way(case.model_dtype, "cpu", case.train_microbatch_size, length)
@@ -163,6 +171,7 @@ def verdict(ranks, folder, mistake="nothing", **settings):
     taken, *_ = ranks.run(case.world_size, steps_on, case, mistake, folder)
     training = verifying.training_of(case, *taken)
     torch.save(verifying.batches_of(trainer_config(case), NUM_STEPS), folder / BATCHES)
+    meanwhile()
     return verdict_of(folder, request, way, training)
 
 
@@ -181,6 +190,100 @@ def test_training_as_the_author_wrote_it_passes(ranks, tmp_path, settings):
 def test_a_planted_mistake_is_found_and_named(ranks, tmp_path, mistake, settings, place):
     found = verdict(ranks, tmp_path, mistake, **settings)
     assert re.search(place, found.error), found.error
+
+
+def checkpoint_folder(folder, architecture, **changes):
+    """A tiny checkpoint with weights, as transformers writes it."""
+    path = configuration_folder(folder, architecture, **changes)
+    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    drawn.save_pretrained(path)
+    return path
+
+
+def change_one_weight(path):
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.get_parameter("model.layers.2.mlp.up_proj.weight").data[1, 1] += 1e-3
+    model.save_pretrained(path)
+
+
+def test_a_checkpoint_passes_and_one_weight_that_is_not_the_files_is_found(ranks, tmp_path):
+    path = checkpoint_folder(tmp_path, "llama", tied=True)
+    assert verdict(ranks, tmp_path, model_preset=path).error == ""
+    found = verdict(ranks, tmp_path, meanwhile=lambda: change_one_weight(path), model_preset=path)
+    place = r"^model\.layers\.2\.mlp\.up_proj\.weight on rank 1 \(stage 1\) begins with "
+    assert re.search(place, found.error), found.error
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neox", "gemma2", "qwen3_moe"])
+def test_a_configuration_passes_with_the_weights_that_its_seed_gives(ranks, tmp_path, architecture):
+    """With dropout, with tied embeddings that are scaled, with experts."""
+    changes = {"hidden_dropout": 0.2} if architecture == "gpt_neox" else {}
+    path = configuration_folder(tmp_path, architecture, **changes)
+    found = verdict(ranks, tmp_path, model_preset=path, model_seed=5, model_dtype="float32")
+    assert found.error == ""
+    found = verdict(
+        ranks, tmp_path, "other_seed", model_preset=path, model_seed=5, model_dtype="float32"
+    )
+    assert "begins with" in found.error
+
+
+def test_an_emulated_run_and_a_preset_are_not_verified_and_a_program_file_is(tmp_path):
+    emulated = dataclasses.replace(CASE, device="emulated", model_preset="llama-tiny")
+    verifier = verifying.Verifier(tmp_path, tmp_path / "verification")
+    outcome = verifier.verify(emulated, Measure(), None)
+    assert outcome.how == "no: an emulated run computes nothing"
+    preset = dataclasses.replace(CASE, model_preset="llama-tiny")
+    assert not record.is_asked_for(preset, is_preset=True)
+    program = dataclasses.replace(preset, schedule="csv:a.csv", program_digest="1")
+    assert record.is_asked_for(program, is_preset=True)
+    assert record.is_asked_for(CASE, is_preset=False)
+
+
+def test_what_decides_what_is_trained_is_verified_anew_and_what_does_not_is_not(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "written.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("written")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"1")
+
+    def key(num_microbatches=4, **settings):
+        return record.key_of(dataclasses.replace(CASE, **settings), num_microbatches, False)
+
+    def checkpoint_key():
+        return key(model_preset=str(folder))
+
+    assert key() == key(seq_len=99, train_learning_rate=1.0, data_seed=7, launch_bind=False)
+    others = {"world_size": 4, "schedule": "zbv", "model_seed": 1, "train_recompute": True}
+    others |= {"model_partition": (1, 7), "runtime": "torch", "train_clip_norm": 1.0}
+    keys = [key(), key(8), *(key(**{name: value}) for name, value in others.items())]
+    assert len(set(keys)) == len(keys)
+    before = key(), checkpoint_key()
+    (tmp_path / "written.py").write_text("x = 2\n")
+    (folder / "model.safetensors").write_bytes(b"2")
+    assert key() != before[0]
+    assert checkpoint_key() != before[1]
+
+
+def test_a_record_that_is_damaged_or_cannot_be_written_costs_a_verification_only(tmp_path):
+    verified = record.Verified("against the factory's module", 1e-12)
+    record.write_verified(tmp_path, "a", verified)
+    assert record.read_verified(tmp_path, "a") == verified
+    assert record.read_verified(tmp_path, "b") is None
+    for content in ("", "[]", "{}", '{"how": "x", "difference": null}', "\x00"):
+        (tmp_path / "verified" / "a.json").write_text(content)
+        assert record.read_verified(tmp_path, "a") is None
+    (tmp_path / "file").write_text("")
+    record.write_verified(tmp_path / "file", "a", verified)
+    assert record.read_verified(tmp_path / "file", "a") is None
+
+
+def test_a_rank_that_does_not_see_rank_0s_files_sends_them(ranks, tmp_path):
+    seen = verdict(ranks, tmp_path, "sees_no_files_on_rank_1")
+    assert seen.error == ""
+    assert (tmp_path / "rank1-before.pt").exists()
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,10 @@ def _seed(text: str, num_bytes: int, *, signed: bool = False) -> int:
 
 
 def _seeded_by_name(module: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Parameters as transformers' own initialisation sets them, those that it sets."""
+    """Parameters as transformers' own initialisation sets them, those that it sets.
+
+    A tied weight is drawn where it is declared to come from, and not again by the head.
+    """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for parameter in parameters.values():
@@ -136,15 +139,16 @@ def _seeded_by_name(module: nn.Module, seed: int) -> dict[str, Tensor]:
             part._is_hf_initialized = False  # type: ignore[assignment]  # transformers' own mark
         for parameter in parameters.values():
             parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # likewise
-        _initialise(module, "", module, seed)
+        _initialise(module, "", module, seed, set(getattr(module, "all_tied_weights_keys", ())))
     return {name: p.detach() for name, p in parameters.items() if not p.isnan().any()}
 
 
-def _initialise(part: nn.Module, name: str, owner: Any, seed: int) -> None:
+def _initialise(part: nn.Module, name: str, owner: Any, seed: int, tied: set[str]) -> None:
     """The children first, since a parent may set its children's tensors anew."""
     for child_name, child in part.named_children():
         inner = child if hasattr(child, "_init_weights") else owner
-        _initialise(child, f"{name}.{child_name}" if name else child_name, inner, seed)
+        _initialise(child, f"{name}.{child_name}" if name else child_name, inner, seed, tied)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_seed(f"{seed}:{name}", 8, signed=True))
-        owner._init_weights(part)
+        if not any(f"{name}.{own}" in tied for own, _ in part.named_parameters(recurse=False)):
+            owner._init_weights(part)

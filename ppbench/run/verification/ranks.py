@@ -151,7 +151,8 @@ class Verifier:
             find_factory(case.model_preset)  # imported, so that its sources are known
         num_microbatches = case.num_microbatches if is_full else _fewer_microbatches(case)
         key = key_of(case, num_microbatches, is_full)
-        if known := read_verified(self._results, key):
+        known = None if is_full else read_verified(self._results, key)
+        if known is not None:
             return Plan(dataclasses.replace(known, how=f"{known.how} (before, on this machine)"))
         ways, reason = _ways(case, is_full=is_full)
         if not ways:
