@@ -32,6 +32,7 @@ from ppbench.format import Format
 from ppbench.listing import as_records, facts, render
 from ppbench.report.index import check_not_index, update_index
 from ppbench.report.page import write_report
+from ppbench.report.provenance import NOT_RECORDED
 from ppbench.report.terminal import draw_steps
 from ppbench.report.timeline_page import run_names, write_timeline
 from ppbench.report.timelines import steps_of
@@ -264,6 +265,7 @@ def show(name: str, results: Path, how: Format) -> str:
     profiles = store.profiles_of(run["run_id"])
     row = as_records(pd.DataFrame([run]))[0]
     row["profiles"] = str(profiles) if profiles.is_dir() else None
+    row["verified"] = row["verified"] or NOT_RECORDED
     ranks, steps, flight = (
         store.table(table, [run["run_id"]]) for table in ("ranks", "steps", "flight")
     )

@@ -97,6 +97,8 @@ FIELDS: dict[str, Field] = {
     "loss": Field("loss", _number("{:.4f}")),
     "first_loss": Field("first loss", _number("{:.4f}")),
     "last_loss": Field("last loss", _number("{:.4f}")),
+    "verified": Field("verified", is_number=False),
+    "verified_difference": Field("verified to", _number("{:.1e}")),
     "commit": Field("commit", _short(9), is_number=False),
     "fingerprint": Field("fingerprint", is_number=False),
     "cautions": Field("cautions", is_number=False),

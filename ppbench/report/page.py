@@ -22,7 +22,7 @@ from ppbench.report.chart_list import charts_of
 from ppbench.report.explanation import has_parts, headline, what_if
 from ppbench.report.failures import counts, failures
 from ppbench.report.filters import case_list, filters
-from ppbench.report.provenance import common, environments, origin
+from ppbench.report.provenance import common, environments, origin, verifications
 from ppbench.report.recovered import edges_of_run
 from ppbench.report.summary import bubbles, cautioned, idle_parts, summary
 from ppbench.report.timelines import Timeline, groups, timeline
@@ -60,6 +60,7 @@ def render_report(
         names={run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
         bubbles=bubbles(ok_runs(runs), axes),
         environments=environments(runs),
+        verifications=verifications(runs),
         command=command,
         sweep_text=sweep_text,
         sweep_file=common(runs, "sweep_file"),

@@ -10,6 +10,9 @@ import pandas as pd
 from ppbench.report.units import MISSING, counted, is_missing, size
 from ppbench.runtimes import ENGINE
 
+NOT_RECORDED = "no: nothing is recorded"
+"""Of runs of older versions, and of training that ppbench did not start."""
+
 
 def origin(runs: pd.DataFrame) -> str:
     """How many runs of how many cases, on what, measured when."""
@@ -37,6 +40,20 @@ def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
     """The facts of every distinct environment and commit among the runs, in the runs' order."""
     distinct = runs.drop_duplicates(["fingerprint", "environment", "commit", "branch", "is_dirty"])
     return [_environment_facts(run) for _, run in distinct.iterrows()]
+
+
+def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """How many runs were verified in which way; "no" and why, where they were not."""
+    texts = runs["verified"].fillna(NOT_RECORDED)
+    return [
+        (counted(len(some), "run"), f"{how}{_worst(some['verified_difference'])}")
+        for how, some in runs.groupby(texts, sort=False)
+    ]
+
+
+def _worst(differences: pd.Series) -> str:
+    known = differences.dropna()
+    return "" if known.empty else f"; largest difference {known.max():.1e}"
 
 
 def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:

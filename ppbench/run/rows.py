@@ -38,6 +38,7 @@ from ppbench.run.evidence import Judgement
 from ppbench.run.job import Begun, Item, Job
 from ppbench.run.not_finite import NotFinite, columns_of, first_of
 from ppbench.run.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
+from ppbench.run.verification.record import NOT_VERIFIED, Verified
 from ppbench.store import Store
 
 
@@ -67,6 +68,7 @@ class CaseResult:
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
     lowered: Program | None = None  # what was run; None: the case's own program
     expected_loss: float | None = None  # of the first step; None where none is known
+    verified: Verified = NOT_VERIFIED
 
 
 def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> float:
@@ -103,6 +105,8 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         "run_id": begun.run_id,
         "attempt": begun.attempt,
         "status": "ok",
+        "verified": result.verified.how,
+        "verified_difference": result.verified.difference,
         "program": to_json(program),
         "tokens_per_step": int(steps["num_tokens"].median()),
         "bubble_fraction_theory": simulated(case, program).bubble_fraction,
@@ -241,6 +245,7 @@ def write_failure(job: Job, item: Item, begun: Begun, judgement: Judgement) -> N
         "run_id": begun.run_id,
         "attempt": begun.attempt,
         "status": judgement.status,
+        "verified": "no: the run failed",
         "error": judgement.error,
         "error_rank": judgement.rank,
         "last_actions": json.dumps(judgement.last_actions),

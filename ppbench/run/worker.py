@@ -11,6 +11,7 @@ they left into a row, and the next case begins.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import gc
@@ -60,7 +61,7 @@ from ppbench.run.evidence import (
     write_rank_error,
 )
 from ppbench.run.headless import Headless
-from ppbench.run.job import Begun, Event, EventName, Job, Journal, read_job, read_progress
+from ppbench.run.job import Begun, Event, EventName, Item, Job, Journal, read_job, read_progress
 from ppbench.run.lifetime import die_with_parent
 from ppbench.run.locks import Lock
 from ppbench.run.measuring import Member, measure, release_memory
@@ -71,7 +72,9 @@ from ppbench.run.rows import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RefusalError, Runtime
 from ppbench.run.runtimes.settings import trainer_config
-from ppbench.run.runtimes.trained import VerificationError
+from ppbench.run.verification.exchange import VerificationError
+from ppbench.run.verification.ranks import Hands, Verifier
+from ppbench.run.verification.record import Verified
 from ppbench.run.watchdog import flight_path
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
@@ -251,6 +254,7 @@ class Worker:
         self.flight = _new_record(flight_path(local, self._rank), self._rank)
         self.flight.enter(Phase.WAITS)
         self._node = Node(local, self._rank)
+        self._verifier = Verifier(Path(job.results), folder / "verification")
 
     def _collect(self, local: Path) -> list[Evidence]:
         """What every node's ranks left when they died, on rank 0; nothing elsewhere."""
@@ -289,16 +293,27 @@ class Worker:
         self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)
         self.tell("case", index=index, run_id=begun.run_id)
+        verified = self._verify(item, index)
+        self.flight.begin_case(index, item.measure.timeout_s)
         member = self.prepare(item.case)
         if member is not None:
             profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
             result = measure(item, member, self._node, self._tell_step, profiles)
             if result is not None:
                 self.flight.enter(Phase.STORES)
+                result = dataclasses.replace(result, verified=verified)
                 tokens_per_s = write_result(self.job, item, begun, result)
                 details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
                 self.tell("row", index=index, run_id=begun.run_id, **details)
         self.end_case()
+
+    def _verify(self, item: Item, index: int) -> Verified:
+        def begin_clock(limit_s: float) -> None:
+            self.flight.begin_case(index, limit_s)
+            self.flight.enter(Phase.VERIFIES)
+
+        hands = Hands(self.prepare, self._release, begin_clock)
+        return self._verifier.verify(item.case, item.measure, hands)
 
     def tell(self, event: EventName, **details: str | float | None) -> None:
         """Note an event in the journal, on rank 0."""
@@ -341,11 +356,15 @@ class Worker:
 
     def end_case(self) -> None:
         """Wait for the ranks that ran the case."""
+        self._release()
+        self.flight.end_case()
+
+    def _release(self) -> None:
+        """Let go of what a case held, and wait for the ranks that ran it."""
         release_memory()
         self._cores.release()
         self.flight.enter(Phase.WAITS)
         dist.barrier()
-        self.flight.end_case()
 
     def close(self) -> None:
         """There are no more cases."""

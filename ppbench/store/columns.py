@@ -136,9 +136,7 @@ RUNS: tuple[Column, ...] = (
     Column("measure_max_warmup_steps", pa.int64(), "and at most, while steps get faster"),
     Column("measure_steps", pa.int64(), "measured steps"),
     Column("measure_launches", pa.int64(), "launches that the sweep asked for"),
-    Column(
-        "measure_verify", pa.bool_(), "whether gradients were checked against the unsplit model"
-    ),
+    Column("measure_verify", pa.bool_(), "whether the run was to be verified at its own size"),
     Column("measure_profile_steps", pa.int64(), "further steps, untimed, under torch's profiler"),
     Column("measure_timeout_s", pa.float64(), "seconds that the run might take; 0: no limit"),
     Column("measure_retry", pa.int64(), "further tries of a launch after one that failed"),
@@ -222,6 +220,17 @@ RUNS: tuple[Column, ...] = (
     Column("not_finite_step", pa.int64(), "the first step in which one was; null: none"),
     Column("not_finite_rank", pa.int64(), "the rank that saw it first"),
     Column("not_finite_what", pa.string(), "what it was: `loss`, or whose gradient or weight"),
+    Column(
+        "verified",
+        pa.string(),
+        "how training was compared with the author's unsplit module, and against what; `no: ` and "
+        "why not, where it was not; null in older files",
+    ),
+    Column(
+        "verified_difference",
+        pa.float64(),
+        "largest relative difference of a loss, gradient norm or gradient that was found",
+    ),
     Column("num_parameters", pa.int64(), "parameters of the model; a tied weight counted once"),
     Column("num_stages", pa.int64(), "stages of the pipeline"),
     Column("layers_per_stage", pa.string(), "layers of each stage, JSON list"),

@@ -235,7 +235,6 @@ preset = "llama-tiny"
 warmup_steps = 1
 max_warmup_steps = 1
 steps = 3
-verify = true
 
 [grid]
 runtime = ["engine", "torch", "single", "liar", "forgetful"]
@@ -283,7 +282,7 @@ def runs(swept):
     return Store(folder / "results").last_sweep()
 
 
-def test_all_runtimes_have_the_same_losses_and_verified_gradients(runs):
+def test_all_runtimes_have_the_same_losses(runs):
     assert list(zip(runs["runtime"], runs["schedule"], runs["status"], strict=True)) == [
         ("engine", "1f1b", "ok"),
         ("engine", "zbv", "ok"),

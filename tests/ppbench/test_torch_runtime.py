@@ -17,7 +17,6 @@ from pipeline import assert_exact, config, relative_difference, train
 from ranks import Ranks
 
 from engine.connection import agree
-from engine.flight import NO_FLIGHT
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
 from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
 from engine.plan.rules import check
@@ -29,7 +28,7 @@ from ppbench.analysis.attribution import PARTS, attribute
 from ppbench.analysis.metrics import step_figures
 from ppbench.config.case import Case
 from ppbench.config.runtimes import TORCH_SCHEDULES
-from ppbench.run.runtimes import torch_pipelining, torch_spans, trained
+from ppbench.run.runtimes import torch_spans
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.single import Unsplit
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
@@ -201,35 +200,6 @@ def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name)
         assert their.at_peak.optimizer_bytes == our.at_peak.optimizer_bytes
         assert their.timeline[0].num_bytes - our.timeline[0].num_bytes >= 4 * shape
         assert their.predicted_peak_bytes == pytest.approx(their.peak_bytes, rel=0.05)
-
-
-def verify_on(fabric, is_member, settings, scale):
-    fabric.connect([], tuple(range(settings.world_size)), ())
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    runtime = TorchRuntime(Case(), agreement, fabric, NO_FLIGHT)
-    usual, torch_pipelining.loss_of = torch_pipelining.loss_of, scaled_loss(scale)
-    try:
-        runtime.verify()
-    except trained.VerificationError as error:
-        return str(error)
-    finally:
-        torch_pipelining.loss_of = usual
-        runtime.close()
-    return "verified"
-
-
-def scaled_loss(scale):
-    usual = torch_pipelining.loss_of
-    return lambda *arguments: usual(*arguments) * scale
-
-
-def test_verification_passes_and_finds_a_loss_that_is_scaled(ranks):
-    settings = config("interleaved_zb", 2, 4)
-    assert ranks.run(2, verify_on, settings, 1.0) == ["verified", "verified"]
-    for told in ranks.run(2, verify_on, settings, 0.5):
-        assert "unsplit model" in told
 
 
 def compare_reference_on(fabric, is_member, settings):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.answers import FlopFacts
+from engine.model.stage_module import StageModule
 from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
@@ -41,8 +43,10 @@ class EmulatedRuntime:
     def peak_held(self) -> int:
         return self._trainer.peak_held
 
-    def verify(self) -> None:
-        """There is nothing to compare: nothing is computed."""
+    @property
+    def modules(self) -> Mapping[int, StageModule]:
+        """None: nothing is computed."""
+        return {}
 
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         return self._trainer.step(step, watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,7 @@ from engine.configuration import TrainerConfig, model_of, partition_of, shares_o
 from engine.connection import Agreement
 from engine.flight import Flight
 from engine.model.answers import FlopFacts
+from engine.model.stage_module import StageModule
 from engine.plan.program import Program
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
@@ -35,8 +37,9 @@ class Runtime(Protocol):
     def peak_held(self) -> int:
         """The most microbatches that this rank has held at once, over its stages."""
 
-    def verify(self) -> None:
-        """Compare the first step with the unsplit model. Raises VerificationError."""
+    @property
+    def modules(self) -> Mapping[int, StageModule]:
+        """This rank's stages by number, which hold what it trains; what verification reads."""
 
     def step(self, step: int, watch: Watch = SPANS) -> StepResult:
         """One step of training; returns when this rank's part of it is over.

@@ -1,12 +1,10 @@
-"""What all runtimes share that train with the engine's trainer: facts, verification, memory."""
+"""What all runtimes share that train with the engine's trainer: facts, modules, memory."""
 
 from __future__ import annotations
 
 import json
 import platform
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping
 
 from engine.configuration import model_of
 from engine.flight import Flight
@@ -17,19 +15,11 @@ from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
-from engine.run.stage import loss_of
 from engine.run.watch import SPANS, Watch
 from engine.trainer import Build, StepResult, Trainer, TrainerConfig
 from ppbench.analysis.mfu import Peak
 from ppbench.run.runtimes.peak import peak_of
 from ppbench.run.runtimes.runtime import facts_of_split
-
-TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2}
-"""How far a verified gradient may be from the unsplit model's, relative to its largest element."""
-
-
-class VerificationError(RuntimeError):
-    """Loss or gradients differ from those of the unsplit model."""
 
 
 class TrainedRuntime:
@@ -71,6 +61,11 @@ class TrainedRuntime:
         self._trainer.close()
 
     @property
+    def modules(self) -> Mapping[int, StageModule]:
+        """This rank's stages by number."""
+        return self._trainer.modules
+
+    @property
     def peak_held(self) -> int:
         return self._trainer.peak_held
 
@@ -90,47 +85,3 @@ class TrainedRuntime:
             "num_parameters": sum(p.numel() for p in trainer.parameters().values()),
             "planned_peak_held_microbatches": peak_activations(trainer.program)[trainer.rank],
         }
-
-    def verify(self) -> None:
-        """Compare the first step's loss and gradients with the unsplit model's.
-
-        Holds the whole model on this rank while it runs. Raises VerificationError.
-        """
-        trainer = self._trainer
-        loss = trainer.compute_gradients(0)
-        expected_loss, whole = self._unsplit_step()
-        spec = trainer.config.model
-        kind = "bfloat16" if trainer.config.autocast == "bfloat16" else spec.dtype
-        tolerance = TOLERANCE[kind]
-        if loss is not None and abs(loss - expected_loss) > tolerance * abs(expected_loss):
-            raise VerificationError(f"loss is {loss!r}, of the unsplit model {expected_loss!r}")
-        unsplit = {name: w.name for w in trainer.shared_weights for _, name in w.owners}
-        theirs = whole.own_parameters()
-        for name, parameter in trainer.parameters().items():
-            expected = theirs[unsplit.get(name, name)].grad
-            difference = _relative_difference(parameter.grad, expected)
-            if not difference <= tolerance:
-                raise VerificationError(
-                    f"gradient of {name} is {difference:.1e} away from the unsplit model's; "
-                    f"at most {tolerance:.0e} is rounding in {kind}"
-                )
-
-    def _unsplit_step(self) -> tuple[float, StageModule]:
-        """In one stage, without schedule, messages, autocast or recomputation."""
-        trainer = self._trainer
-        model = model_of(trainer.config, trainer.device)
-        whole = model.build_stage([range(model.num_layers)], 0, trainer.device)
-        batch, total = trainer.batch(0), 0.0
-        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-            (logits,) = whole(inputs)
-            loss = loss_of(logits, targets, batch.num_tokens)
-            torch.autograd.backward(loss)
-            total += loss.item()
-        return total, whole
-
-
-def _relative_difference(ours: Tensor | None, theirs: Tensor | None) -> float:
-    if ours is None or theirs is None:
-        return 0.0 if ours is theirs else float("inf")
-    scale = theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny)
-    return float((ours - theirs).abs().max() / scale)

@@ -1,0 +1,154 @@
+"""The author's process: tries the module, trains it beside the ranks, and says what differs.
+
+    python -m ppbench.run.verification.author FOLDER
+
+On its own so that nothing of it shows in the ranks: no memory, no random number drawn, and if the
+module takes the process down, that is told as what it is. See `exchange` for the files.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppbench.run.verification.comparison import (
+    Author,
+    Comparison,
+    Incomparable,
+    Worst,
+    check_batches,
+    check_initial,
+    check_names,
+    load,
+)
+from ppbench.run.verification.exchange import (
+    BATCHES,
+    BEFORE,
+    NUM_STEPS,
+    REQUEST,
+    TRAINING,
+    TRIAL,
+    VERDICT,
+    Request,
+    Training,
+    Verdict,
+    VerificationError,
+    Way,
+    part_file,
+    wait_for,
+    write,
+)
+from ppbench.run.verification.modules import author_module, initial_weights
+from ppbench.run.verification.training import train_step
+
+
+def main(arguments: list[str]) -> None:
+    folder = Path(arguments[0])
+    request = _read_request(folder)
+    sys.path += [place for place in request.search_path if place not in sys.path]
+    way, failures = _first_that_runs(request)
+    if way is None:
+        write(folder / TRIAL, {"way": None, "failures": failures})
+        return
+    write(folder / TRIAL, {"way": asdict(way), "failures": failures})
+    training = _read_training(wait_for(folder / TRAINING, lambda: None))
+    write(folder / VERDICT, asdict(verdict_of(folder, request, way, training)))
+
+
+def _read_request(folder: Path) -> Request:
+    content = json.loads((folder / REQUEST).read_text())
+    ways = tuple(Way(**way) for way in content.pop("ways"))
+    content["split_points"] = tuple(content["split_points"])
+    return Request(**content, ways=ways)
+
+
+def _read_training(content: dict[str, Any]) -> Training:
+    forwards = {int(stage): order for stage, order in content.pop("forwards").items()}
+    return Training(**content, forwards=forwards)
+
+
+def _first_that_runs(request: Request) -> tuple[Way | None, list[str]]:
+    """The first way in which a step of the module can be computed, and why those before cannot."""
+    failures = []
+    for way in request.ways:
+        try:
+            _try(request, way)
+        except Exception as error:  # whatever a user's module raises
+            failures.append(f"{type(error).__name__}: {_line(error)}")
+        else:
+            return way, failures
+    return None, failures
+
+
+def _try(request: Request, way: Way) -> None:
+    module = author_module(request, way)
+    cut = slice(way.batch), slice(way.seq_len)
+    ids = torch.tensor(request.ids, device=way.device)[cut]
+    targets = torch.tensor(request.targets, device=way.device)[cut]
+    train_step(module, [ids], [targets], [[]])
+
+
+def _pieces(request: Request, way: Way) -> list[str]:
+    """Names of the submodules with which the pieces of a chain begin; the first may be none.
+
+    A traced module's are its split points, in the order in which its forward comes to them.
+    """
+    module, called = author_module(request, way), dict[str, None]()
+    if not request.split_points:
+        return [name for name, _ in module._modules.items()]
+    for name in request.split_points:
+        module.get_submodule(name).register_forward_pre_hook(
+            lambda *_, name=name: called.setdefault(name)
+        )
+    ids = torch.tensor(request.ids, device=way.device)[: way.batch, : way.seq_len]
+    with torch.no_grad():
+        module(ids)
+    return ["", *called]
+
+
+def verdict_of(folder: Path, request: Request, way: Way, training: Training) -> Verdict:
+    worst, error = Worst(), ""
+    try:
+        _compare(folder, request, way, training, worst)
+    except VerificationError as problem:
+        error = str(problem)
+    except Incomparable as problem:
+        worst.notes.insert(0, f"no: {problem}")
+    return Verdict(error, worst.difference, worst.num_gradients, worst.notes)
+
+
+def _compare(folder: Path, request: Request, way: Way, training: Training, worst: Worst) -> None:
+    module = author_module(request, way)
+    author = Author(module, way.dtype)
+    parts = _read_parts(folder, training.world_size, BEFORE)
+    check_names(author, parts)
+    check_initial(author, parts, initial_weights(request, way, module))
+    load(author, parts)
+    batches = torch.load(folder / BATCHES, weights_only=True)
+    check_batches(batches)
+    pieces = functools.partial(_pieces, request, way)
+    comparison = Comparison(author, training, worst, pieces)
+    for step in range(NUM_STEPS):
+        after = _read_parts(folder, training.world_size, str(step))
+        comparison.step(step, batches[step], after)
+
+
+def _read_parts(folder: Path, world_size: int, phase: str) -> list[Any]:
+    files: Iterable[Path] = (part_file(folder, rank, phase) for rank in range(world_size))
+    return [torch.load(file, weights_only=True, mmap=True, map_location="cpu") for file in files]
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,391 @@
+"""What the ranks hold, beside what the author's module holds: names, weights, gradients, losses.
+
+Every tensor of every rank is compared, also those that several ranks hold: one of them may have
+been forgotten when the others were summed or updated. The first thing that is wrong ends it, in the
+order in which it would be looked for: names, weights, then step by step loss, gradients, update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppbench.run.verification.exchange import Training, VerificationError
+from ppbench.run.verification.modules import is_same
+from ppbench.run.verification.training import Place, Step, build_optimizer, train_step
+
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 5e-2}
+"""The largest difference, relative to the largest element of the same tensor, that is rounding.
+
+Of float64 it is 1e-12, and a millionth where the model computes some of its parts in float32 and
+one of those roundings falls the other way. Of float32 and bfloat16 it is what sums over many
+layers and tokens have been seen to come to."""
+_LEAST_SCALE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1}
+"""A gradient is measured by at least this part of the largest element of any: before a BatchNorm,
+say, the gradient of a bias is 0, and what is computed for it is rounding of larger ones."""
+
+_CUDA_STATE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor on one rank, by the name that it has there."""
+
+    rank: int
+    stage: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} on rank {self.rank} (stage {self.stage})"
+
+
+Part = Mapping[str, Any]
+"""What a rank has written of a phase: `stages`, by number, with `state` and `gradients` by name,
+`trains` by name before the steps, and `draws` after one."""
+
+
+@dataclass
+class Author:
+    """The author's module and its names: several may stand for one tensor."""
+
+    module: nn.Module
+    dtype: str
+    tensors: dict[str, Tensor] = field(init=False)
+    canonical: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        state = self.module.state_dict(keep_vars=True)
+        every = {**state, **dict(self.module.named_parameters(remove_duplicate=False))}
+        self.tensors = {name: t for name, t in every.items() if isinstance(t, Tensor)}
+        first: dict[int, str] = {}
+        for name, tensor in self.tensors.items():
+            first.setdefault(id(tensor), name)
+        self.canonical = {name: first[id(tensor)] for name, tensor in self.tensors.items()}
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+
+@dataclass
+class Worst:
+    """The largest difference so far, and how many gradients have been compared."""
+
+    difference: float = 0.0
+    num_gradients: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, difference: float) -> None:
+        self.difference = max(self.difference, difference)
+
+
+def entries(parts: Sequence[Part], kind: str) -> Iterator[tuple[Held, Any]]:
+    """Everything of a kind that the ranks have written of a phase."""
+    for rank, part in enumerate(parts):
+        for stage, written in sorted(part["stages"].items()):
+            for name, value in written[kind].items():
+                yield Held(rank, stage, name), value
+
+
+def check_names(author: Author, parts: Sequence[Part]) -> None:
+    """Every weight of the author's is held by a rank, and no rank holds another."""
+    held = [of for of, _ in entries(parts, "state")]
+    for of in held:
+        if of.name not in author.tensors:
+            raise VerificationError(f"{of}: the author's module has no such weight")
+    owned = {author.canonical[of.name] for of in held}
+    for name, canonical in author.canonical.items():
+        if canonical not in owned:
+            raise VerificationError(f"{name}: the author's module has it, and no rank does")
+    for of, trains in entries(parts, "trains"):
+        expected = author.tensors[of.name].requires_grad
+        if trains != expected:
+            raise VerificationError(
+                f"{of}: requires_grad is {trains}, in the author's module {expected}"
+            )
+
+
+def check_initial(author: Author, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> None:
+    """What the ranks begin with is the checkpoint's, the factory's, or drawn as documented.
+
+    And those that hold one weight hold the same. Exactly: nothing has been computed.
+    """
+    first: dict[str, tuple[Held, Tensor]] = {}
+    for of, tensor in entries(parts, "state"):
+        canonical = author.canonical[of.name]
+        expected = initial.get(of.name, initial.get(canonical))
+        if expected is not None and not is_same(tensor, expected):
+            raise VerificationError(f"{of} begins with {_both(tensor, expected)}")
+        other, theirs = first.setdefault(canonical, (of, tensor))
+        if not is_same(tensor, theirs):
+            raise VerificationError(
+                f"{of} and {other} are one weight in the author's module, and begin with "
+                f"different values: {_largest(tensor):g} and {_largest(theirs):g} are the largest"
+            )
+
+
+def load(author: Author, parts: Sequence[Part]) -> None:
+    """Give the author's module what the ranks hold."""
+    with torch.no_grad():
+        for of, tensor in entries(parts, "state"):
+            author.tensors[of.name].copy_(tensor)
+
+
+class Comparison:
+    """The steps of the author's module, each compared with the ranks'."""
+
+    def __init__(
+        self, author: Author, training: Training, worst: Worst, pieces: Callable[[], list[str]]
+    ) -> None:
+        """`pieces` names the submodules that the pieces of a chain begin with."""
+        self._author, self._training, self._worst = author, training, worst
+        self._pieces = pieces
+        self._optimizer = build_optimizer(
+            training.optimizer,
+            author.module,
+            training.learning_rate,
+            training.weight_decay,
+            training.momentum,
+        )
+
+    def step(self, number: int, batch: Mapping[str, list[Tensor]], parts: Sequence[Part]) -> None:
+        """Raises VerificationError for what differs."""
+        device = next(self._author.module.parameters()).device
+        inputs = [ids.to(device) for ids in batch["inputs"]]
+        targets = [ids.to(device) for ids in batch["targets"]]
+        before = {name: t.detach().clone() for name, t in self._author.tensors.items()}
+        places = self._named(places_of(parts, self._training, len(inputs)))
+        step = train_step(self._author.module, inputs, targets, places)
+        self._check_drawing(number, step, parts)
+        norm = self._clip()
+        where = f"in step {number}"
+        worst = self._check_gradients(parts, where)
+        self._check_number("loss", step.loss, self._training.losses[number], where, worst)
+        if norm is not None:
+            self._check_number("gradient norm", norm, self._training.norms[number], where, worst)
+        if worst:
+            raise VerificationError(worst)
+        self._adopt_gradients(parts)
+        self._optimizer.step()
+        self._check_update(parts, before, where)
+
+    def _named(self, places: list[list[Place]]) -> list[list[Place]]:
+        """With names of submodules in the place of pieces' numbers."""
+        if not any(place.entrance.startswith("#") for some in places for place in some):
+            return places
+        names = {f"#{index}": name for index, name in enumerate(self._pieces())}
+        return [
+            [Place(names.get(place.entrance, place.entrance), place.state) for place in some]
+            for some in places
+        ]
+
+    def _check_drawing(self, number: int, step: Step, parts: Sequence[Part]) -> None:
+        draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
+        if step.unplaced:
+            name = min(step.unplaced)
+            raise Incomparable(
+                f"the model draws random numbers, and {name}, where a stage begins, is called "
+                "more than once or not at all"
+            )
+        if step.has_drawn and not draws:
+            raise VerificationError(
+                f"in step {number} the author's module draws random numbers, as dropout does, and "
+                "no rank draws any"
+            )
+        for rank, part in enumerate(parts):
+            _check_stream(rank, number, part["draws"], self._training.seed)
+
+    def _clip(self) -> float | None:
+        """Scale the author's gradients down, where the ranks do; returns their norm."""
+        if not self._training.clip_norm:
+            return None
+        norm = nn.utils.clip_grad_norm_(self._author.module.parameters(), self._training.clip_norm)
+        return float(norm)
+
+    def _check_number(
+        self, what: str, expected: float, number: float | None, where: str, worst: str
+    ) -> None:
+        scale = max(abs(expected), torch.finfo(torch.float64).tiny)
+        difference = float("inf") if number is None else abs(number - expected) / scale
+        if number is not None and math.isnan(number) and math.isnan(expected):
+            difference = 0.0
+        if not difference <= self._author.tolerance:
+            also = f"; {worst}" if worst else ""
+            raise VerificationError(
+                f"{what} {where} is {number!r}, of the author's module {expected!r}{also}"
+            )
+        self._worst.take(difference)
+
+    def _check_gradients(self, parts: Sequence[Part], where: str) -> str:
+        """What is wrong with the gradient that differs most; empty if none does."""
+        author = self._author
+        expected = {name: t.grad for name, t in author.tensors.items()}
+        largest = max((_largest(g) for g in expected.values() if g is not None), default=0.0)
+        most, text, num_wrong = 0.0, "", 0
+        for of, gradient in entries(parts, "gradients"):
+            theirs = author.tensors[author.canonical[of.name]].grad
+            difference = _difference(gradient, theirs, largest * _LEAST_SCALE[author.dtype])
+            self._worst.num_gradients += 1
+            if difference <= author.tolerance:
+                self._worst.take(difference)
+                continue
+            num_wrong += 1
+            if difference > most:
+                most, text = difference, _gradients_differ(of, where, gradient, theirs, difference)
+        rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
+        return f"{text}{rest}; at most {author.tolerance:g} is rounding" if text else ""
+
+    def _adopt_gradients(self, parts: Sequence[Part]) -> None:
+        """Update by the ranks' gradients, which are the same but for rounding.
+
+        AdamW divides by their size, which makes rounding of a gradient near 0 as large as a step.
+        """
+        for of, gradient in entries(parts, "gradients"):
+            parameter = self._author.tensors[of.name]
+            if gradient is not None:
+                parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
+
+    def _check_update(
+        self, parts: Sequence[Part], before: Mapping[str, Tensor], where: str
+    ) -> None:
+        unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
+        for of, tensor in entries(parts, "state"):
+            expected = self._author.tensors[of.name].detach()
+            is_buffer = not isinstance(self._author.tensors[of.name], nn.Parameter)
+            if is_buffer and of.stage in unordered:
+                self._note(f"{of.name} depends on the order of microbatches and is not compared")
+                continue
+            change = _largest(expected.double() - before[of.name].double())
+            rounding = 8 * _epsilon(expected) * _largest(expected)
+            difference = _largest(tensor.to(expected.device).double() - expected.double())
+            if not difference <= self._author.tolerance * change + rounding and not is_same(
+                tensor, expected
+            ):
+                raise VerificationError(
+                    f"{of} after the update {where} differs by {difference:g} from the author's "
+                    f"module's, which the step has changed by {change:g}: "
+                    f"{_both(tensor, expected)}"
+                )
+
+    def _note(self, text: str) -> None:
+        if text not in self._worst.notes:
+            self._worst.notes.append(text)
+
+
+class Incomparable(Exception):  # noqa: N818  # it is no error of the run
+    """Why this model cannot be compared."""
+
+
+def places_of(
+    parts: Sequence[Part], training: Training, num_microbatches: int
+) -> list[list[Place]]:
+    """Per microbatch, where every stage that draws begins to; empty where none does."""
+    places: list[list[tuple[int, Place]]] = [[] for _ in range(num_microbatches)]
+    drawn = [draw for part in parts for draw in part["draws"]]
+    if not any(draw["has_drawn"] for draw in drawn):
+        return [[] for _ in places]
+    num_seen: dict[int, int] = {}
+    for draw in drawn:
+        stage = int(draw["stage"])
+        if stage > 0 and not draw["entrance"]:
+            if draw["has_drawn"]:
+                reason = f"stage {stage} draws random numbers outside its layers"
+                raise Incomparable(reason)
+            continue
+        index = num_seen.get(stage, 0)
+        num_seen[stage] = index + 1
+        order = training.forwards[stage]
+        if index < len(order):
+            places[order[index]].append((stage, Place(draw["entrance"], draw["at_entrance"])))
+    return [[place for _, place in sorted(some, key=lambda pair: pair[0])] for some in places]
+
+
+def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed: int) -> None:
+    """A rank's numbers begin with the step's seed, and each forward goes on where one has ended."""
+    if not any(draw["has_drawn"] for draw in draws):
+        return
+    expected = _seeded_state(seed_of(seed, step, rank), draws[0]["begin"])
+    for index, draw in enumerate(draws):
+        begin = draw["begin"]
+        if not torch.equal(begin, expected):
+            since = "the forward before it" if index else "the seed of the step"
+            raise VerificationError(
+                f"rank {rank} in step {step}: the random numbers of its forward {index} "
+                f"(stage {draw['stage']}) do not follow {since}"
+            )
+        expected = draw["end"]
+
+
+def _seeded_state(seed: int, example: Tensor) -> Tensor:
+    """torch's state right after seeding: of a GPU its seed and how many numbers are drawn."""
+    if example.numel() == _CUDA_STATE_BYTES:
+        return torch.tensor([seed, 0]).view(torch.uint8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.get_rng_state()
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """What a rank seeds torch with in a step."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()[:7], "little")
+
+
+def check_batches(batches: Iterable[Mapping[str, list[Tensor]]]) -> None:
+    """Every target is the token after its input, where both are in the sequence."""
+    for number, batch in enumerate(batches):
+        for microbatch, (ids, targets) in enumerate(
+            zip(batch["inputs"], batch["targets"], strict=True)
+        ):
+            counts = targets[:, 1:] != -100
+            if not torch.equal(ids[:, 1:][counts], targets[:, :-1][counts]):
+                raise VerificationError(
+                    f"in step {number} the targets of microbatch {microbatch} are not the tokens "
+                    "that follow its inputs"
+                )
+
+
+def _difference(ours: Tensor | None, theirs: Tensor | None, least: float) -> float:
+    if ours is None or theirs is None:
+        return 0.0 if ours is theirs else float("inf")
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if is_same(ours, theirs):
+        return 0.0
+    scale = max(_largest(theirs), least, torch.finfo(torch.float64).tiny)
+    difference = _largest(ours.to(theirs.device, theirs.dtype) - theirs) / scale
+    return difference if difference == difference else float("inf")  # noqa: PLR0124  # NaN
+
+
+def _gradients_differ(
+    of: Held, where: str, ours: Tensor | None, theirs: Tensor | None, difference: float
+) -> str:
+    if ours is None or theirs is None:
+        has, lacks = ("the rank", "the author's module")[:: 1 if theirs is None else -1]
+        return f"gradient of {of} {where}: {has} has one, {lacks} has none"
+    if ours.shape != theirs.shape:
+        return f"gradient of {of} {where} has shape {list(ours.shape)}, not {list(theirs.shape)}"
+    return f"gradient of {of} {where} is {difference:.1e} away: {_both(ours, theirs)}"
+
+
+def _both(ours: Tensor, theirs: Tensor) -> str:
+    """The element that differs most, on both sides."""
+    if ours.shape != theirs.shape:
+        return f"shape {list(ours.shape)}, the author's module {list(theirs.shape)}"
+    apart = (ours.to(theirs.device).double() - theirs.double()).abs().flatten()
+    index = int(apart.nan_to_num(torch.inf).argmax())
+    ours_there, theirs_there = (float(t.detach().flatten()[index]) for t in (ours, theirs))
+    return f"{ours_there:.9g} at element {index}, the author's module {theirs_there:.9g}"
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def _epsilon(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0

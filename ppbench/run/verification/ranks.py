@@ -1,0 +1,513 @@
+"""The ranks' side of a verification: the case in small, its two steps, and what came of it.
+
+    rank 0       what is to be done? --> author tries --> which way       --> judges, records
+    every rank                                            builds, steps, writes
+
+It is over, and everything of it let go, before the case that is measured is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engine.configuration import TrainerConfig, data_of, model_of, tokenizer_of
+from engine.connection import broadcast
+from engine.model.factory import find_factory
+from engine.model.presets import PRESETS
+from engine.model.stage_module import StageModule
+from engine.plan.action import Op
+from engine.plan.program import Program
+from engine.plan.schedules.registry import CSV_PREFIX, ScheduleError, build_program
+from engine.run.watch import NOTHING
+from engine.trainer import StepResult
+from ppbench.config.case import Case, Measure
+from ppbench.run.lifetime import command
+from ppbench.run.measuring import Member
+from ppbench.run.runtimes.settings import trainer_config
+from ppbench.run.verification.exchange import (
+    BATCHES,
+    BEFORE,
+    LOG,
+    NUM_STEPS,
+    REQUEST,
+    TRAINING,
+    TRIAL,
+    VERDICT,
+    Request,
+    Training,
+    Verdict,
+    VerificationError,
+    Way,
+    part_file,
+    wait_for,
+    write,
+)
+from ppbench.run.verification.record import (
+    Verified,
+    is_asked_for,
+    key_of,
+    read_verified,
+    write_verified,
+)
+
+SEQ_LEN = 16
+MOST_SEQUENCES = 2  # of a microbatch
+MOST_MICROBATCHES = 8  # unless the program needs more
+_AUTHOR = "ppbench.run.verification.author"
+_RANKS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""What the author's process does not inherit: it is no rank, and has all cores while those wait."""
+AUTHOR_S = 600.0
+"""How long the author's process may take at least, beside what a run may take."""
+_COPIES = 12
+"""Tensors of the model's size at once, on all sides: weights, gradients, AdamW's two moments and
+what is written, of the ranks and of the author."""
+_MOST_OF_FREE = 0.8
+
+NOTHING_IS_COMPUTED = Verified("no: an emulated run computes nothing")
+NOT_ASKED_FOR = Verified("no: a preset on a built-in schedule is verified with measure.verify only")
+Taken = tuple[list[StepResult], Program]
+"""Both steps' results, and the program that was run."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What a verification has the worker do, on every rank."""
+
+    prepare: Callable[[Case], Member | None]  # builds this rank's part of a case
+    release: Callable[[], None]  # lets go of it
+    begin_clock: Callable[[float], None]  # from now on it may take so many seconds; 0: any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the ranks have to do; `outcome` if that is nothing."""
+
+    outcome: Verified | None
+    case: Case | None = None
+    way: Way | None = None
+    folder: str = ""
+    key: str = ""
+
+
+class Verifier:
+    """Verifies a launch's cases. All its methods are collective over the default group."""
+
+    def __init__(self, results: Path, folder: Path) -> None:
+        """`folder` is for files of the time being; rank 0 makes and removes it."""
+        self._results, self._folder = results, folder
+        self._author: Author | None = None
+
+    def verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
+        """Verify a case, if it is to be.
+
+        Raises, on every rank, VerificationError and what opening the model raises.
+        """
+        if case.is_emulated:
+            return NOTHING_IS_COMPUTED
+        try:
+            with _own_random_numbers():
+                return self._verify(case, measure, hands)
+        finally:
+            self._close()
+
+    def _verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
+        for_author = max(measure.timeout_s, AUTHOR_S) if measure.timeout_s else 0.0
+        hands.begin_clock(for_author)
+        plan = broadcast(functools.partial(self._plan, case, is_full=measure.verify))
+        if plan.outcome is not None:
+            return plan.outcome
+        assert plan.case is not None
+        hands.begin_clock(measure.timeout_s)
+        member = hands.prepare(plan.case)
+        taken = None
+        if member is not None:
+            taken = take_steps(member, plan)
+            member.runtime.close()
+        del member
+        hands.release()
+        hands.begin_clock(for_author)
+        return broadcast(functools.partial(self._judge, plan, taken, is_full=measure.verify))
+
+    def _plan(self, case: Case, *, is_full: bool) -> Plan:
+        """On rank 0."""
+        if not is_full and not is_asked_for(case, case.model_preset in PRESETS):
+            return Plan(NOT_ASKED_FOR)
+        if ":" in case.model_preset:
+            find_factory(case.model_preset)  # imported, so that its sources are known
+        num_microbatches = case.num_microbatches if is_full else _fewer_microbatches(case)
+        key = key_of(case, num_microbatches, is_full)
+        known = None if is_full else read_verified(self._results, key)
+        if known is not None:
+            return Plan(dataclasses.replace(known, how=f"{known.how} (before, on this machine)"))
+        ways, reason = _ways(case, is_full=is_full)
+        if not ways:
+            return Plan(_not_possible(reason, is_asked=is_full))
+        return self._tried(case, num_microbatches, ways, key, is_full=is_full)
+
+    def _tried(
+        self, case: Case, num_microbatches: int, ways: list[Way], key: str, *, is_full: bool
+    ) -> Plan:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        author = self._author = Author(self._folder, request_of(case, ways))
+        trial = author.wait_for(TRIAL)
+        if trial["way"] is None:
+            reasons = "; ".join(dict.fromkeys(trial["failures"]))
+            raise VerificationError(
+                f'verification: the module of "{case.model_preset}" itself fails when it is '
+                f"called unsplit: {reasons}"
+            )
+        way = Way(**trial["way"])
+        small = _in_small(case, way, num_microbatches, is_full=is_full)
+        return Plan(None, small, way, str(self._folder), key)
+
+    def _judge(self, plan: Plan, taken: Taken | None, *, is_full: bool) -> Verified:
+        """On rank 0."""
+        assert plan.case is not None
+        assert plan.way is not None
+        assert self._author is not None
+        if taken is None:
+            reason = f'runtime "{plan.case.runtime}" does not give its modules'
+            return _not_possible(reason, is_asked=is_full)
+        training = training_of(plan.case, *taken)
+        batches = batches_of(trainer_config(plan.case), NUM_STEPS)
+        torch.save(batches, self._folder / BATCHES)
+        write(self._folder / TRAINING, dataclasses.asdict(training))
+        verdict = Verdict(**self._author.wait_for(VERDICT))
+        if verdict.error:
+            raise VerificationError(f"verification: {verdict.error}")
+        if verdict.notes and verdict.notes[0].startswith("no: "):
+            return _not_possible(verdict.notes[0].removeprefix("no: "), is_asked=is_full)
+        verified = Verified(_how(plan.case, plan.way, verdict), verdict.difference)
+        write_verified(self._results, plan.key, verified)
+        return verified
+
+    def _close(self) -> None:
+        if self._author is not None:
+            self._author.stop()
+            self._author = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Author:
+    """The author's process, seen from rank 0."""
+
+    def __init__(self, folder: Path, request: Request) -> None:
+        self._folder = folder
+        write(folder / REQUEST, dataclasses.asdict(request))
+        with (folder / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                command(_AUTHOR, str(folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in os.environ.items() if name not in _RANKS_OWN},
+            )
+
+    def wait_for(self, name: str) -> dict[str, Any]:
+        """Raises VerificationError when the process has ended without writing the file."""
+        return wait_for(self._folder / name, functools.partial(self._check, self._folder / name))
+
+    def _check(self, path: Path) -> None:
+        code = self._process.poll()
+        if code is None or path.exists():
+            return
+        ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:300]}" if lines else ""
+        raise VerificationError(f"verification: the process of the unsplit module {ended}{last}")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _not_possible(reason: str, *, is_asked: bool) -> Verified:
+    if is_asked:
+        raise VerificationError(f"measure.verify: the run cannot be verified: {reason}")
+    return Verified(f"no: {reason}")
+
+
+def _fewer_microbatches(case: Case) -> int:
+    """The case's, or fewer where there are many and the schedule takes fewer."""
+    if case.schedule.startswith(CSV_PREFIX):
+        return case.num_microbatches
+    most = max(MOST_MICROBATCHES, 2 * case.world_size)
+    for count in range(min(case.num_microbatches, most), 0, -1):
+        with contextlib.suppress(ScheduleError):
+            build_program(case.schedule, case.world_size, count, case.stages_per_rank)
+            return count
+    return case.num_microbatches
+
+
+def _in_small(case: Case, way: Way, num_microbatches: int, *, is_full: bool) -> Case:
+    """The case as it is verified. A measured partition would be another each time."""
+    partition = "parameters" if case.model_partition == "measured" else case.model_partition
+    is_variable = not isinstance(case.seq_len, int)
+    return dataclasses.replace(
+        case,
+        num_microbatches=num_microbatches,
+        seq_len=case.seq_len if is_variable else way.seq_len,
+        data_max_seq_len=way.seq_len if is_variable else case.data_max_seq_len,
+        data_num_workers=0,
+        train_microbatch_size=way.batch,
+        model_dtype=way.dtype,
+        model_partition=partition,
+        train_autocast="none",
+        train_compile=case.train_compile and is_full,
+        train_lr_schedule="constant",
+        train_lr_warmup_steps=0,
+        launch_bind=False,
+    )
+
+
+def _ways(case: Case, *, is_full: bool) -> tuple[list[Way], str]:
+    """The ways to run the case that fit into memory, the preferred first; if none does, why."""
+    longest = case.seq_len if isinstance(case.seq_len, int) else case.data_max_seq_len
+    full = case.train_microbatch_size, longest
+    small = min(MOST_SEQUENCES, full[0]), min(SEQ_LEN, longest)
+    shapes = [full] if is_full or small == full else [small, full]
+    config = trainer_config(case)
+    num_parameters = model_of(config, torch.device(case.device)).num_parameters
+    ways, reason = [], ""
+    for dtype, size in (("float64", 8), ("float32", 4), (case.model_dtype, 2)):
+        needed, free = num_parameters * size * _COPIES, _free_bytes(case.device)
+        if needed > _MOST_OF_FREE * free:
+            sizes = (f"{number / 2**30:.1f}" for number in (needed, free))
+            reason = "it needs about {} GiB of memory, and {} are free".format(*sizes)
+            continue
+        ways += [Way(dtype, case.device, *shape) for shape in shapes]
+    return list(dict.fromkeys(ways)), reason
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return min(torch.cuda.mem_get_info()[0], _free_host_bytes())
+    return _free_host_bytes()
+
+
+def _free_host_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def request_of(case: Case, ways: list[Way]) -> Request:
+    """With a microbatch of the case's own data, of the largest shape."""
+    largest = max(ways, key=lambda way: (way.batch, way.seq_len))
+    config = trainer_config(_in_small(case, largest, case.num_microbatches, is_full=True))
+    batch = batches_of(config, 1)[0]
+    return Request(
+        case.model_preset,
+        case.model_weights,
+        case.model_trust_remote_code,
+        case.model_seed,
+        case.model_split_points,
+        tuple(ways),
+        batch["inputs"][0].tolist(),
+        batch["targets"][0].tolist(),
+        [place for place in sys.path if place],
+    )
+
+
+def batches_of(config: TrainerConfig, num_steps: int) -> list[dict[str, list[Tensor]]]:
+    """The batches of the first steps, on the CPU."""
+    cpu = torch.device("cpu")
+    data = data_of(config, model_of(config, cpu), tokenizer_of(config), cpu)
+    try:
+        steps = [data.step(step) for step in range(num_steps)]
+    finally:
+        data.close()
+    return [{"inputs": list(step.inputs), "targets": list(step.targets)} for step in steps]
+
+
+def training_of(case: Case, steps: list[StepResult], lowered: Program) -> Training:
+    forwards: dict[int, list[int]] = {}
+    for row in lowered.actions:
+        for action in row:
+            if action.op is Op.F:
+                forwards.setdefault(action.stage, []).append(action.microbatch)
+    return Training(
+        case.world_size,
+        [step.loss if step.loss is not None else float("nan") for step in steps],
+        [step.gradient_norm for step in steps],
+        forwards,
+        case.train_optimizer,
+        case.train_learning_rate,
+        case.train_weight_decay,
+        case.train_momentum,
+        case.train_clip_norm,
+        case.model_seed,
+    )
+
+
+def _how(case: Case, way: Way, verdict: Verdict) -> str:
+    author = "the factory's module" if ":" in case.model_preset else "transformers' module"
+    notes = "".join(f"; {note}" for note in verdict.notes)
+    return (
+        f"against {author}, unsplit: weights, loss and {verdict.num_gradients // NUM_STEPS} "
+        f"gradients of {NUM_STEPS} steps of {case.num_microbatches} x {way.batch} x {way.seq_len} "
+        f"tokens in {way.dtype}{notes}"
+    )
+
+
+def take_steps(member: Member, plan: Plan) -> Taken | None:
+    """Two steps of training, and what is there before and after each, in files.
+
+    The results have the loss of whichever rank has the last stage. None of a runtime of another
+    package that does not say what it trains.
+    """
+    modules = getattr(member.runtime, "modules", None)
+    if modules is None:
+        return None
+    writer = _Writer(member, Path(plan.folder))
+    writer.write(BEFORE, _held(modules, with_flags=True))
+    results = []
+    for step in range(NUM_STEPS):
+        with _Drawing(modules, member.fabric.device) as drawing:
+            result = member.runtime.step(step, NOTHING)
+        writer.write(str(step), {**_held(modules), "draws": drawing.draws})
+        results.append(dataclasses.replace(result, spans=[]))
+    everyone: list[list[StepResult]] = _gathered(member, results)
+    steps = [_with_loss([of_rank[step] for of_rank in everyone]) for step in range(NUM_STEPS)]
+    return steps, member.runtime.lowered
+
+
+def _gathered(member: Member, ours: Any) -> list[Any]:
+    theirs: list[Any] = [None] * len(member.ranks)
+    dist.all_gather_object(theirs, ours, group=member.group)
+    return theirs
+
+
+def _with_loss(results: list[StepResult]) -> StepResult:
+    return next((result for result in results if result.loss is not None), results[0])
+
+
+def _held(modules: Mapping[int, StageModule], *, with_flags: bool = False) -> dict[str, Any]:
+    """What a rank holds, by stage and by name in the unsplit module."""
+    stages = {}
+    for stage, module in modules.items():
+        parameters = module.own_parameters()
+        stages[stage] = {
+            "state": {name: _copy(tensor) for name, tensor in module.own_state().items()},
+            "gradients": {
+                name: None if p.grad is None else _copy(p.grad) for name, p in parameters.items()
+            },
+            "trains": {name: p.requires_grad for name, p in parameters.items()}
+            if with_flags
+            else {},
+        }
+    return {"stages": stages, "draws": []}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class _Writer:
+    """Writes into rank 0's folder, or sends rank 0 what it cannot write there itself."""
+
+    def __init__(self, member: Member, folder: Path) -> None:
+        self._member, self._folder = member, folder
+        self._rank = dist.get_rank()
+        self._is_visible = (folder / REQUEST).exists()
+
+    def write(self, phase: str, part: dict[str, Any]) -> None:
+        """Collective over the case's ranks."""
+        if self._is_visible:
+            torch.save(part, part_file(self._folder, self._rank, phase))
+        ours = None if self._is_visible else _as_bytes(part)
+        for rank, sent in enumerate(_gathered(self._member, ours)):
+            if sent is not None and self._rank == 0:
+                part_file(self._folder, rank, phase).write_bytes(sent)
+
+
+def _as_bytes(part: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(part, buffer)
+    return buffer.getvalue()
+
+
+class _Drawing:
+    """Notes the state of the random numbers at the forwards of stages, in their order."""
+
+    def __init__(self, modules: Mapping[int, StageModule], device: torch.device) -> None:
+        self._modules, self._device = modules, device
+        self._handles: list[Any] = []
+        self.draws: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for stage, module in self._modules.items():
+            name = entrance_of(module)
+            begin = functools.partial(self._begin, stage, name)
+            self._handles.append(module.register_forward_pre_hook(begin))
+            self._handles.append(module.register_forward_hook(self._end))
+            if module.units and name:
+                self._handles.append(module.units[0].register_forward_pre_hook(self._enter))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, stage: int, entrance: str, *_: object) -> None:
+        state = self._state()
+        self.draws.append(
+            {"stage": stage, "entrance": entrance, "begin": state, "at_entrance": state}
+        )
+
+    def _enter(self, *_: object) -> None:
+        draw = self.draws[-1] if self.draws else {}
+        if "end" not in draw:  # a recomputation enters it again
+            draw["at_entrance"] = self._state()
+
+    def _end(self, *_: object) -> None:
+        draw = self.draws[-1]
+        draw["end"] = self._state()
+        draw["has_drawn"] = not torch.equal(draw["begin"], draw["end"])
+
+    def _state(self) -> Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+
+def entrance_of(module: StageModule) -> str:
+    """The submodule of the unsplit module with which the stage begins; empty for the first stage.
+
+    `#3` is the piece number 3 of a chain, which the author's process knows by name.
+    """
+    if module.is_first or not module.units:
+        return ""
+    inner = getattr(module, "model", None)
+    if isinstance(inner, nn.Module):
+        names = {id(part): name for name, part in inner.named_modules()}
+        entrance: str = names.get(id(module.units[0]), "")
+        return entrance
+    return f"#{module.layers.start}"

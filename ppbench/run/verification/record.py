@@ -1,0 +1,161 @@
+"""What has been verified on this machine, so that it is done once: a small file each in the store.
+
+    results/verified/KEY.json
+
+A key is a hash of all that decides what is trained and by what code: the measuring code, torch,
+transformers and the machine, the runtime, the model with its factory's sources or its checkpoint's
+files, how it is cut, the program with its number of microbatches, the optimizer. Not the length of
+sequences, the data and the learning rate: they change numbers, not which are computed. A file that
+cannot be written or read costs another verification, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.config.case import Case
+from ppbench.errors import StoreError
+from ppbench.files import whole_file
+from ppbench.run.environment import code_hash, read_environment, runtime_code
+
+_SETTINGS = (
+    "schedule",
+    "program_digest",
+    "runtime",
+    "world_size",
+    "stages_per_rank",
+    "transfer_policy",
+    "transfer_look_ahead",
+    "device",
+    "model_preset",
+    "model_weights",
+    "model_trust_remote_code",
+    "model_dtype",
+    "model_partition",
+    "model_split",
+    "model_split_points",
+    "model_seed",
+    "train_optimizer",
+    "train_autocast",
+    "train_recompute",
+    "train_compile",
+)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How a run was verified and against what, or `no: ` and why not."""
+
+    how: str
+    difference: float | None = None  # the largest, relative
+
+
+NOT_VERIFIED = Verified("no: nothing has been compared")
+
+
+def is_asked_for(case: Case, is_preset: bool) -> bool:
+    """Whether a case is verified the first time without being asked to be.
+
+    Presets on our own schedules are held to their unsplit model by our tests.
+    """
+    return not is_preset or bool(case.program_digest) or case.model_split == "trace"
+
+
+def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
+    """`num_microbatches` are those that are verified with; the factory has been imported."""
+    environment = read_environment()
+    facts = {
+        **{name: getattr(case, name) for name in _SETTINGS},
+        "num_microbatches": num_microbatches,
+        "is_full": (case.seq_len, case.train_microbatch_size, case.num_microbatches)
+        if is_full
+        else None,
+        "is_variable": not isinstance(case.seq_len, int),
+        "has_momentum": case.train_momentum != 0,
+        "is_clipped": case.train_clip_norm != 0,
+        "code": code_hash(),
+        "runtime_code": runtime_code(case.runtime),
+        "transformers": environment.transformers,
+        "machine": environment.fingerprint(
+            case.device, case.world_size, case.launch_threads_per_rank
+        ),
+        "model": _sources() if ":" in case.model_preset else _stamps(Path(case.model_preset)),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def read_verified(results: Path, key: str) -> Verified | None:
+    """What the key's file says; None if there is none that can be read."""
+    try:
+        content = json.loads(_file(results, key).read_text())
+        return Verified(str(content["how"]), float(content["difference"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_verified(results: Path, key: str, verified: Verified) -> None:
+    with contextlib.suppress(StoreError), whole_file(_file(results, key)) as file:
+        file.write(json.dumps(dataclasses.asdict(verified)).encode())
+
+
+def _file(results: Path, key: str) -> Path:
+    return results / "verified" / f"{key}.json"
+
+
+def _sources() -> list[tuple[str, str]]:
+    """Hashes of all source files that are loaded here and are neither Python's nor installed.
+
+    A factory's module imports others, and which of all these it uses nobody knows. One more than
+    it uses costs a verification. Of an installed package its own sources count too.
+    """
+    paths = sysconfig.get_paths()
+    installed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    own = str(Path(__file__).parents[3])
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    wanted = (
+        file
+        for file in sorted(files)
+        if file.endswith(".py")
+        and not file.startswith(installed)
+        and not file.startswith((f"{own}/engine/", f"{own}/ppbench/"))
+    )
+    return [(file, _hash(Path(file))) for file in wanted]
+
+
+def _downloaded(name: str) -> Path:
+    """Where the hub's cache has a model's files."""
+    from huggingface_hub import try_to_load_from_cache
+
+    with contextlib.suppress(ValueError):  # no hub id
+        found = try_to_load_from_cache(name, "config.json")
+        if isinstance(found, str):
+            return Path(found).parent
+    return Path(name)
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
+
+def _stamps(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Sizes and times of a checkpoint's files, the last change of each included.
+
+    Their contents are too large to be read for it. The last of the times is the kernel's own,
+    which nobody sets back.
+    """
+    folder = folder if folder.is_dir() else _downloaded(str(folder))
+    if not folder.is_dir():
+        return []
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    stats = [(path.name, path.stat()) for path in files]
+    return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]

@@ -1,0 +1,120 @@
+"""Models as authors write them, small, for verification: what each can lose in silence."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 16
+VOCABULARY = 256
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, WIDTH) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+class Layer(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        return self.norm(x + self.drop(self.down(torch.tanh(self.up(mixed)))))
+
+
+class Twice(nn.Module):
+    """One layer, used two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+
+class Batched(nn.Module):
+    """BatchNorm over all tokens; its running mean and variance are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(0, 1)).view_as(x)
+
+
+def _of(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), Positions(), *layers, nn.Linear(WIDTH, VOCABULARY)
+    )
+
+
+def plain() -> nn.Sequential:
+    model = _of(Layer(), Layer(), Twice(), Layer())
+    model[3].register_forward_hook(lambda _module, _inputs, output: output * 1.5)
+    model[2].up.weight.requires_grad_(False)
+    return model
+
+
+def tied() -> nn.Sequential:
+    model = plain()
+    model[-1].weight = model[0].weight
+    return model
+
+
+def dropping() -> nn.Sequential:
+    return _of(Layer(0.3), Layer(0.3), Layer(0.3), Layer(0.3))
+
+
+def batched() -> nn.Sequential:
+    return _of(Layer(), Batched(), Batched(), Layer())
+
+
+class Skipping(nn.Module):
+    """No chain: the embeddings are used again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.first, self.second = Layer(0.2), Layer(0.2)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded = self.embed(ids)
+        return self.head(self.second(self.first(embedded)) + embedded)
+
+
+def skipping() -> nn.Module:
+    return Skipping()
+
+
+def leaving() -> nn.Sequential:
+    """Takes its process down when it is called unsplit; its stages pass their fake tensors on."""
+
+    class Leaving(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor:
+                os._exit(7)
+            return x
+
+    return _of(Leaving(), Layer())
+
+
+def failing() -> nn.Sequential:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor:  # not while shapes are found
+                raise RuntimeError("the author's own mistake")
+            return x
+
+    return _of(Failing(), Layer())

@@ -1,0 +1,319 @@
+"""Mistakes that train wrong without any error, to be planted in a rank after it is built.
+
+Each takes the engine's runtime and spoils it where it is; a rank that it does not concern it leaves
+alone. What it spoils is what a bug of a runtime, a splitter or a schedule would.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def stage_of(runtime, index):
+    """The executor's stage, if it is on this rank."""
+    return runtime._trainer.runner._stages.get(index)
+
+
+def module_of(runtime, name):
+    """A submodule by its name in the unsplit chain, if it is on this rank."""
+    piece, _, rest = name.partition(".")
+    for module in runtime.modules.values():
+        for place, unit in zip(module.layers, module.units, strict=True):
+            if place == int(piece):
+                return unit.get_submodule(rest)
+    return None
+
+
+def parameter_of(runtime, name):
+    return runtime._trainer.parameters().get(name)
+
+
+def before_sums(runtime, act):
+    """Do something with the gradients, when all microbatches are through."""
+    usual = runtime._trainer._sum_shared_gradients
+    runtime._trainer._sum_shared_gradients = lambda: (act(), usual())
+
+
+def nothing(_runtime):
+    pass
+
+
+def lost_second_use(runtime):
+    if twice := module_of(runtime, "4"):
+        twice.forward = twice.layer.__call__
+
+
+def lost_layer(runtime):
+    if layer := module_of(runtime, "5"):
+        layer.forward = lambda x: x
+
+
+def dropped_hook(runtime):
+    if layer := module_of(runtime, "3"):
+        layer._forward_hooks.clear()
+
+
+def missing_positions(runtime):
+    if positions := module_of(runtime, "1"):
+        positions.forward = lambda x: x
+
+
+def swapped_layers(runtime):
+    first, second = (module_of(runtime, name) for name in ("4", "5"))
+    if first and second:
+        first.forward, second.forward = second.forward, first.forward
+
+
+def unsummed_tie(runtime):
+    runtime._trainer._sum_shared_gradients = lambda: None
+
+
+def doubly_summed_tie(runtime):
+    usual = runtime._trainer._sum_shared_gradients
+    runtime._trainer._sum_shared_gradients = lambda: (usual(), usual())
+
+
+def wrong_activation(runtime):
+    """The second microbatch is computed on what came for the first."""
+    if stage := stage_of(runtime, 1):
+        usual, seen = stage.forward, {}
+
+        def forward(microbatch, inputs, targets):
+            inputs = tuple(x.clone() for x in inputs)
+            seen[microbatch] = tuple(x.clone() for x in inputs)
+            return usual(microbatch, seen[0] if microbatch == 1 else inputs, targets)
+
+        stage.forward = forward
+
+
+def wrong_gradient(runtime):
+    """The first stage's second microbatch goes back with the first one's gradient."""
+    if stage := stage_of(runtime, 0):
+        usual, seen = stage.backward, {}
+
+        def backward(microbatch, gradients):
+            seen[microbatch] = tuple(x.clone() for x in gradients)
+            return usual(microbatch, seen[0] if microbatch == 1 else gradients)
+
+        stage.backward = backward
+
+
+def wrong_scale(runtime):
+    """Each rank's last stage divides by its microbatch's tokens instead of the step's."""
+    if (stage := stage_of(runtime, 1)) and stage.is_last:
+        usual = stage.begin_step
+        stage.begin_step = lambda num_tokens: usual(num_tokens // 4)
+
+
+def loss_told_wrong(runtime):
+    """Training is right; only what is said of it is not."""
+    runner = runtime._trainer.runner
+    usual = runner.run
+
+    def run(*arguments):
+        loss = usual(*arguments)
+        return None if loss is None else loss * 1.01
+
+    runner.run = run
+
+
+def shifted_targets(runtime):
+    usual = runtime._trainer.batch
+
+    def batch(step):
+        right = usual(step)
+        return type(right)(
+            right.inputs, tuple(t.roll(1, 1) for t in right.targets), right.num_tokens
+        )
+
+    runtime._trainer.batch = batch
+
+
+def cut_gradient(runtime):
+    """Nothing flows back over the boundary."""
+    if stage := stage_of(runtime, 1):
+        usual = stage.backward
+        stage.backward = lambda *arguments: tuple(map(torch.zeros_like, usual(*arguments)))
+
+
+def forgotten_w(runtime):
+    """The half of a backward that has the weights is dropped for one microbatch."""
+    for stage in runtime._trainer.runner._stages.values():
+        usual = stage.backward_weight
+
+        def backward_weight(microbatch, stage=stage, usual=usual):
+            if microbatch == 2:
+                stage._products.pop(microbatch)
+            else:
+                usual(microbatch)
+
+        stage.backward_weight = backward_weight
+
+
+def lost_microbatch(runtime):
+    """Gradients of the step are those of its last microbatches."""
+    if stage := stage_of(runtime, 0):
+        usual = stage.backward
+
+        def backward(microbatch, gradients):
+            result = usual(microbatch, gradients)
+            if microbatch == 0:
+                runtime._trainer._zero_gradients()
+            return result
+
+        stage.backward = backward
+
+
+def missing_bias_gradient(runtime):
+    bias = parameter_of(runtime, "5.down.bias")
+    if bias is not None:
+        before_sums(runtime, lambda: setattr(bias, "grad", None))
+
+
+def zero_instead_of_none(runtime):
+    """AdamW decays a weight with a gradient of zeros, and leaves one without."""
+    frozen = parameter_of(runtime, "2.up.weight")
+    if frozen is not None:
+        before_sums(runtime, lambda: setattr(frozen, "grad", torch.zeros_like(frozen)))
+
+
+def doubled_gradient(runtime):
+    weight = parameter_of(runtime, "3.up.weight")
+    if weight is not None:
+        before_sums(runtime, lambda: weight.grad.mul_(2))
+
+
+def stale_weight(runtime):
+    """One weight is not updated."""
+    weight = parameter_of(runtime, "5.up.weight")
+    if weight is not None:
+        trainer, usual = runtime._trainer, runtime._trainer._update
+
+        def update(rate):
+            old = weight.detach().clone()
+            usual(rate)
+            weight.data.copy_(old)
+
+        trainer._update = update
+
+
+def stale_copy(runtime):
+    """The second step computes with the first step's weight, which the optimizer has left."""
+    if layer := module_of(runtime, "5"):
+        linear, old = layer.up, layer.up.weight.detach().clone()
+
+        def forward(x):
+            weight = old + (linear.weight - linear.weight.detach())
+            return torch.nn.functional.linear(x, weight, linear.bias)
+
+        linear.forward = forward
+
+
+def other_initial_weight(runtime):
+    weight = parameter_of(runtime, "4.layer.down.weight")
+    if weight is not None:
+        weight.data[0, 0] += 1e-4
+
+
+def untied_values(runtime):
+    """The head begins with a copy of the embeddings that is not quite one."""
+    if runtime._trainer.rank == 1:
+        parameter_of(runtime, "0.weight").data[3, 3] += 1e-4
+
+
+def trained_frozen(runtime):
+    frozen = parameter_of(runtime, "2.up.weight")
+    if frozen is not None:
+        frozen.requires_grad_(True)
+
+
+def lost_state(runtime):
+    """A weight is in no checkpoint of this rank."""
+    for module in runtime.modules.values():
+        usual = module.own_state
+        module.own_state = lambda usual=usual: {
+            name: tensor for name, tensor in usual().items() if name != "3.norm.bias"
+        }
+
+
+def superfluous_state(runtime):
+    for module in runtime.modules.values():
+        usual = module.own_state
+        module.own_state = lambda usual=usual: {**usual(), "9.weight": torch.ones(1)}
+
+
+def frozen_statistics(runtime):
+    if batched := module_of(runtime, "3"):
+        batched.norm.momentum = 0.0
+
+
+def norm_of_one_rank(runtime):
+    runtime._trainer._sum_over_all = lambda _: None
+
+
+def other_rate(runtime):
+    if runtime._trainer.rank == 1:
+        usual = runtime._trainer._update
+        runtime._trainer._update = lambda rate: usual(rate * 1.01)
+
+
+def recomputed_with_other_numbers(runtime):
+    for module in runtime.modules.values():
+        for unit in module.units:
+            unit.forward = functools.partial(
+                checkpoint, unit.forward, use_reentrant=False, preserve_rng_state=False
+            )
+
+
+def same_numbers_each_microbatch(runtime):
+    for stage in runtime._trainer.runner._stages.values():
+        usual = stage.forward
+
+        def forward(*arguments, usual=usual):
+            torch.manual_seed(0)
+            return usual(*arguments)
+
+        stage.forward = forward
+
+
+def same_numbers_each_step(runtime):
+    runner, usual = runtime._trainer.runner, runtime._trainer.runner.run
+
+    def run(*arguments):
+        torch.manual_seed(0)
+        return usual(*arguments)
+
+    runner.run = run
+
+
+def no_dropout(runtime):
+    for module in runtime.modules.values():
+        module.eval()
+
+
+def no_dropout_on_one_rank(runtime):
+    if runtime._trainer.rank == 1:
+        no_dropout(runtime)
+
+
+def wrong_scale_of_torch(runtime):
+    schedule = runtime._trainer.runner.schedule
+    usual = schedule._loss_fn
+    schedule._loss_fn = lambda *arguments: usual(*arguments) / 2
+
+
+def other_seed(runtime):
+    """Some weight is drawn by another seed than the case's."""
+    for module in runtime.modules.values():
+        for name, parameter in module.own_parameters().items():
+            if name.endswith("weight") and parameter.dim() == 2:
+                torch.manual_seed(1)
+                parameter.data.normal_(std=float(parameter.detach().std()))
+                return
+
+
+def sees_no_files_on_rank_1(_runtime):
+    """No mistake: rank 1 is on another machine, without a folder in common."""
