@@ -45,7 +45,9 @@ class Factory:
         self.name, self._call, self._seed = name, call, seed
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._first: dict[int, int] = {}  # registration -> first registration of that parameter
-        self._index: dict[str, int] = {}  # name -> first registration, of those that were registered
+        self._index: dict[
+            str, int
+        ] = {}  # name -> first registration, of those that were registered
         self._is_built_whole = False
         self.skeleton = self._build_skeleton()
         self.canonical = first_names(self.skeleton.named_parameters(remove_duplicate=False))
@@ -320,7 +322,9 @@ def _check_weights(name: str, module: nn.Module) -> None:
             "share a weight, or clone it"
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ModelError(f'"{name}": no parameter requires a gradient, so there is nothing to train')
+        raise ModelError(
+            f'"{name}": no parameter requires a gradient, so there is nothing to train'
+        )
 
 
 def _describe(module: nn.Module) -> Description:

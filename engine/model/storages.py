@@ -51,6 +51,8 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 def _range_of(tensor: Tensor) -> tuple[int, int]:
     """The first byte of the storage that it uses, and the first one after it."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset() * tensor.itemsize
-    return start, start + (last + 1) * tensor.itemsize
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return start, start + (int(last) + 1) * tensor.itemsize
