@@ -35,7 +35,7 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
-from engine.model.storages import first_names
+from engine.model.storages import first_names, sources_of
 
 CAUSAL = "engine_causal"
 """transformers' SDPA attention under a name for which it builds no mask.
@@ -157,7 +157,7 @@ class CausalLM:
         self.architecture = type(skeleton).__name__
         self.plan = plan_of(skeleton)
         self._base = f"{skeleton.base_model_prefix}."
-        self._sources = sources_of(skeleton)
+        self._sources = sources_of(skeleton, skeleton.all_tied_weights_keys)
         self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
         buffers = first_names(skeleton.named_buffers(remove_duplicate=False))
         self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
@@ -342,14 +342,6 @@ def plan_of(model: PreTrainedModel) -> Plan:
     if loose:
         raise ModelError(f"architecture {name}: parameters {loose} belong to no part of its plan")
     return plan
-
-
-def sources_of(model: PreTrainedModel) -> dict[str, str]:
-    """Each further name of a shared weight -> its first: declared ties, and what code shares."""
-    first = first_names(model.named_parameters(remove_duplicate=False))
-    declared = dict(model.all_tied_weights_keys)
-    pairs = {**{n: f for n, f in first.items() if n != f}, **declared}
-    return {name: first.get(source, source) for name, source in pairs.items() if name != source}
 
 
 def _hooks_of(model: PreTrainedModel, plan: Plan) -> dict[str, str]:

@@ -100,31 +100,32 @@ class ChainStage(StageModule):
         self,
         pieces: list[Piece],
         layers: range,
-        takes: dict[str, Layout | None],
-        gives: dict[str, Layout | None],
+        takes: tuple[str, ...],
+        gives: tuple[str, ...],
         canonical: Mapping[str, str],
+        layouts: Mapping[str, Layout] | None = None,
         *,
         is_first: bool,
         is_last: bool,
     ) -> None:
-        """`takes` and `gives`: the values by name; None where a value is but a tensor."""
+        """`takes` and `gives` name values, `layouts` are those of values that are no tensors."""
         super().__init__(layers, is_first=is_first, is_last=is_last)
         self.modules_of_pieces = nn.ModuleList(piece.module for piece in pieces)
         self._pieces, self._takes, self._gives = pieces, takes, gives
-        self._canonical = canonical
+        self._canonical, self._layouts = canonical, layouts or {}
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         tensors = iter(inputs)
         values = {
-            name: next(tensors) if layout is None else layout.take(tensors)
-            for name, layout in self._takes.items()
+            name: self._layouts[name].take(tensors) if name in self._layouts else next(tensors)
+            for name in self._takes
         }
         for piece in self._pieces:
             piece.run(values)
-        return tuple(t for name, layout in self._gives.items() for t in self._sent(values, name))
+        return tuple(tensor for name in self._gives for tensor in self._sent(values[name], name))
 
-    def _sent(self, values: Values, name: str) -> list[Tensor]:
-        value, layout = values[name], self._gives[name]
+    def _sent(self, value: Any, name: str) -> list[Tensor]:
+        layout = self._layouts.get(name)
         if layout is None and isinstance(value, Tensor):
             return [value]
         if layout is None or Layout.of(value) != layout:
@@ -335,21 +336,22 @@ class Chain:
         return ChainStage(
             pieces,
             layers,
-            self._layouts(layers.start),
-            self._layouts(layers.stop),
+            self._crossing(layers.start),
+            self._crossing(layers.stop),
             self._canonical,
+            self._layouts_at(layers.start) | self._layouts_at(layers.stop),
             is_first=stage == 0,
             is_last=stage == len(partition) - 1,
         )
 
-    def _layouts(self, cut: int) -> dict[str, Layout | None]:
-        """Of the values that cross; a value is but a tensor unless a survey has seen otherwise."""
+    def _layouts_at(self, cut: int) -> dict[str, Layout]:
+        """Of the values that cross and may be other than a tensor."""
         structured = {n for piece in self._pieces if piece.is_one_value for n in piece.gives}
-        layouts: dict[str, Layout | None] = dict.fromkeys(self._crossing(cut))
-        for name in layouts.keys() & (structured - {OUTPUT}):
+        layouts = {}
+        for name in structured.intersection(self._crossing(cut)) - {OUTPUT}:
             seen = next(iter(self._surveys.values()), None) or self._survey(*SMALL)
-            value = seen.values[name]
-            layouts[name] = None if isinstance(value, Tensor) else Layout.of(value)
+            if not isinstance(seen.values[name], Tensor):
+                layouts[name] = Layout.of(seen.values[name])
         return layouts
 
     def _names(self, layers: range) -> set[str]:

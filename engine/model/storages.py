@@ -6,7 +6,7 @@ memory are not: each has a gradient of its own, and whatever casts or moves them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 import torch
@@ -23,6 +23,16 @@ def first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Every name -> the first one of the same tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def sources_of(module: nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
+    """Each further name of a shared weight -> its first: what is `declared`, and what code shares.
+
+    `declared` says of names to which others they are tied.
+    """
+    first = first_names(module.named_parameters(remove_duplicate=False))
+    pairs = {**{name: source for name, source in first.items() if name != source}, **declared}
+    return {name: first.get(source, source) for name, source in pairs.items() if name != source}
 
 
 def overlapping(module: nn.Module) -> tuple[str, str] | None:

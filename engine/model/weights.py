@@ -22,9 +22,9 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from engine.model.causal_lm import sources_of
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
+from engine.model.storages import sources_of
 
 _UNSET_INTEGER = -(2**31) + 1
 
@@ -36,7 +36,7 @@ def initialise(model: PreTrainedModel, seed: int, rebuild: Callable[[], nn.Modul
     modules' constructors is taken from a model that `rebuild` makes. On the CPU, so that all
     devices get the same numbers.
     """
-    allocated = _allocate(model, sources_of(model))
+    allocated = _allocate(model, sources_of(model, model.all_tied_weights_keys))
     with torch.no_grad():
         _initialise_below(model, "", model, seed)
     _set_from_constructors(model, allocated, rebuild, seed)
@@ -53,7 +53,7 @@ def read_checkpoint(
     if not any(True for _ in model.parameters()):
         initialise(model, 0, rebuild)  # an empty stage
         return
-    sources = sources_of(model)
+    sources = sources_of(model, model.all_tied_weights_keys)
     with contextlib.ExitStack() as stack, _no_progress_bar():
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
@@ -229,8 +229,8 @@ def _initialise_below(
         if child not in done:
             done.add(child)
             inner = child if isinstance(child, PreTrainedModel) else owner
-            child_name = f"{name}.{child_name}" if name else child_name
-            _initialise_below(child, child_name, inner, seed, done)
+            full_name = f"{name}.{child_name}" if name else child_name
+            _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_seed_of(name, seed))
         owner._init_weights(module)
