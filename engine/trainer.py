@@ -47,8 +47,9 @@ from engine.run.finiteness import first_not_finite
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.recomputation import recompute_layers
 from engine.run.snapshot import SnapshotError, State
-from engine.run.stage import Stage, compile_layers, recompute_layers
+from engine.run.stage import Stage, compile_layers
 from engine.run.watch import NOTHING, SPANS, Watch
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
@@ -153,14 +154,15 @@ class Trainer:
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
         self.partition = partition_of(config, self.model, placement.num_stages)
+        self.shared_weights = self.model.shared_weights(self.partition)
+        self.messages = messages_of(config, self.model, self.partition)
         self.modules = {
             stage: self.model.build_stage(self.partition, stage, self.device)
             for stage in placement.stages_of(self.rank)
         }
-        self.shared_weights = self.model.shared_weights(self.partition)
         self._unite_shared_weights()
         self._shared = self._find_shared(placement.ranks)
-        self.messages = messages_of(config, self.model, self.partition)
+        self._used_everywhere: set[nn.Parameter] = set()
         self._prepare_modules()
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
@@ -372,9 +374,23 @@ class Trainer:
     def _sum_shared_gradients(self) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
         for parameter, ranks, _ in self._shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self.fabric.sum_over(parameter.grad, ranks)
+            if self._has_gradient(parameter, ranks):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.fabric.sum_over(parameter.grad, ranks)
+
+    def _has_gradient(self, parameter: nn.Parameter, ranks: Ranks) -> bool:
+        """Whether any owner has one: one of zeros is not the same, it lets the weight decay.
+
+        Asked until all owners have had one in the same step; a use is not lost between steps.
+        """
+        if parameter in self._used_everywhere:
+            return True
+        count = torch.full((1,), float(parameter.grad is not None), device=self.device)
+        self.fabric.sum_over(count, ranks)
+        if int(count) == len(ranks):
+            self._used_everywhere.add(parameter)
+        return int(count) > 0
 
     def _unite_shared_weights(self) -> None:
         """Stages of this rank that share a weight hold one parameter: it trains as one."""
@@ -517,7 +533,7 @@ def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:
     """Put a parameter in the place of the one that has this name in the unsplit model."""
     old = module.own_parameters()[name]
     for part in module.modules():
-        for key, own in list(part.named_parameters(recurse=False)):
+        for key, own in list(part.named_parameters(recurse=False, remove_duplicate=False)):
             if own is old:
                 setattr(part, key, parameter)
 

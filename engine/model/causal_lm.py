@@ -18,7 +18,7 @@ by what was received. (3) What leaves the list is what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
+from engine.model.storages import first_names, sources_of
 
 CAUSAL = "engine_causal"
 """transformers' SDPA attention under a name for which it builds no mask.
@@ -86,19 +87,21 @@ class CausalLMStage(StageModule):
         self._received: Tensor | None = None
         self._leaving: Tensor | None = None
         if not is_first:
-            listed[0].register_forward_pre_hook(self._enter, with_kwargs=True)
+            # Before hooks of the model's own, which are to see what enters.
+            listed[0].register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
         if not is_last:
             listed[-1].register_forward_hook(self._leave)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.is_empty:
-            return (x,)
+            return inputs
+        (x,) = inputs
         self._received = None if self.is_first else x
-        inputs = {"input_ids": x} if self.is_first else {"inputs_embeds": x.detach()}
+        given = {"input_ids": x} if self.is_first else {"inputs_embeds": x.detach()}
         try:
             if self.is_last:
-                return (self.model(**inputs, use_cache=False).logits,)
-            self.model.base_model(**inputs, use_cache=False)
+                return (self.model(**given, use_cache=False).logits,)
+            self.model.base_model(**given, use_cache=False)
             assert self._leaving is not None
             return (self._leaving,)
         finally:
@@ -107,16 +110,20 @@ class CausalLMStage(StageModule):
     def _enter(
         self, _layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Only the first time: a layer that is used twice stands in the list twice."""
+        received, self._received = self._received, None
+        if received is None:
+            return args, kwargs
         if args:
-            return (self._received, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self._received}
+            return (received, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": received}
 
     def _leave(self, _layer: nn.Module, _args: object, output: Tensor | tuple[Tensor]) -> None:
         self._leaving = output if isinstance(output, Tensor) else output[0]
 
     @property
     def units(self) -> list[nn.Module]:
-        return self._units
+        return list(dict.fromkeys(self._units))
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         return {} if self.is_empty else dict(self.model.named_parameters())
@@ -132,9 +139,15 @@ class CausalLMStage(StageModule):
 class CausalLM:
     """An architecture of transformers, without weights."""
 
-    def __init__(self, build: Callable[[], PreTrainedModel], fill: Fill) -> None:
+    def __init__(
+        self,
+        build: Callable[[], PreTrainedModel],
+        fill: Fill,
+        hooked: Collection[str] = (),
+    ) -> None:
         """`build` makes the whole model on the meta device; `fill` gives a cut one its weights.
 
+        `hooked` are the weights whose own hooks look at their gradients.
         Raises ModelError when the architecture has no plan, or one that does not say where
         everything belongs.
         """
@@ -143,7 +156,12 @@ class CausalLM:
         self.config: PreTrainedConfig = skeleton.config
         self.architecture = type(skeleton).__name__
         self.plan = plan_of(skeleton)
-        self.tied = _tied_weights(skeleton, self.plan)
+        self._base = f"{skeleton.base_model_prefix}."
+        self._sources = sources_of(skeleton, skeleton.all_tied_weights_keys)
+        self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
+        buffers = first_names(skeleton.named_buffers(remove_duplicate=False))
+        self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
+        self._hooked, self._hooks = frozenset(hooked), _hooks_of(skeleton, self.plan)
         layers = getattr(skeleton.base_model, self.plan.layers)
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
@@ -161,13 +179,63 @@ class CausalLM:
         return self._build()
 
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
-        last = len(partition) - 1
-        if last == 0:
+        """Raises ModelError for what is shared, or hooked, in a way that no cut can keep."""
+        if len(partition) == 1:
             return []
-        return [
-            SharedWeight(source, ((0, source), (last, target)))
-            for target, source in self.tied.items()
-        ]
+        self._check_buffers(partition)
+        self._check_hooks(partition)
+        aliases: dict[str, list[str]] = {}
+        for name in self._names:
+            aliases.setdefault(self._sources.get(name, name), []).append(name)
+        shared = []
+        for source, names in aliases.items():
+            owners: dict[int, str] = {}
+            for name in (source, *names):
+                owners.setdefault(self._stage_of(name, partition), name)
+            if len(owners) > 1:
+                shared.append(SharedWeight(source, tuple(owners.items())))
+        self._check_weight_hooks(shared)
+        return shared
+
+    def _stage_of(self, name: str, partition: Partition) -> int:
+        """The stage on which a parameter or buffer of this name is."""
+        part, _, rest = name.removeprefix(self._base).partition(".")
+        if not name.startswith(self._base) or part in self.plan.after:
+            return len(partition) - 1
+        if part != self.plan.layers:
+            return 0
+        layer = int(rest.partition(".")[0])
+        return next(stage for stage, layers in enumerate(partition) if layer in layers)
+
+    def _check_buffers(self, partition: Partition) -> None:
+        for name, first in self._shared_buffers.items():
+            stages = self._stage_of(first, partition), self._stage_of(name, partition)
+            if stages[0] != stages[1]:
+                raise ModelError(
+                    f"{self.architecture}: the buffers {first} and {name} are one tensor, but on "
+                    f"the stages {stages[0]} and {stages[1]}; keep their layers on one stage "
+                    "(partition), or give each its own"
+                )
+
+    def _check_hooks(self, partition: Partition) -> None:
+        for name, what in self._hooks.items():
+            is_end = name == f"{self._base}{self.plan.layers}.{self.num_layers - 1}"
+            if is_end and (partition[-1] or "backward" not in what):
+                continue
+            raise ModelError(
+                f"{self.architecture}: {name} has a {what}, which would see only a stage's part of "
+                "the model; register it on a layer that is not cut, or train on one stage"
+            )
+
+    def _check_weight_hooks(self, shared: list[SharedWeight]) -> None:
+        for weight in shared:
+            names = {name for _, name in weight.owners}
+            if self._hooked & {weight.name, *names}:
+                raise ModelError(
+                    f"{self.architecture}: {' and '.join(sorted(names))} are one weight with a "
+                    "hook on its gradient, of which each stage has only a part; keep its uses on "
+                    "one stage (partition), or remove the hook"
+                )
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
         hidden = TensorSpec((batch, seq_len, int(self.config.hidden_size)), self.dtype)
@@ -177,38 +245,55 @@ class CausalLM:
         layers = partition[stage]
         is_first, is_last = stage == 0, stage == len(partition) - 1
         model = self._build()
-        self._cut(model, layers, is_first=is_first, is_last=is_last)
+        owned = {n for n in self._names if self._stage_of(n, partition) == stage}
+        needed = {source for name, source in self._sources.items() if name in owned}
+        self._cut(model, layers, needed, is_first=is_first, is_last=is_last)
         self._fill(model)
-        if is_last:
-            self._tie(model, is_first=is_first)
+        self._tie(model)
+        self._cut(model, layers, set(), is_first=is_first, is_last=is_last)
         nn.Module.to(model, device)
         model.train()
         return CausalLMStage(model, self.plan, layers, is_first=is_first, is_last=is_last)
 
-    def _cut(self, model: PreTrainedModel, owned: range, *, is_first: bool, is_last: bool) -> None:
+    def _cut(
+        self,
+        model: PreTrainedModel,
+        owned: range,
+        needed: set[str],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        """Take out what is not owned, but for what has a weight of these names."""
         base = model.base_model
         listed = getattr(base, self.plan.layers)
         for index, layer in enumerate(listed):
-            if index not in owned:
+            prefix = f"{self._base}{self.plan.layers}.{index}."
+            if index not in owned and not _has_any(prefix, needed):
                 listed[index] = _Absent(layer)
         if not is_first:
-            self._drop(base, () if is_last and self.tied else self.plan.before)
+            self._drop(base, self.plan.before, self._base, needed)
         if not is_last:
-            self._drop(base, self.plan.after)
-            self._drop(model, _outside_base(model))
+            self._drop(base, self.plan.after, self._base, needed)
+            self._drop(model, _outside_base(model), "", needed)
 
-    def _tie(self, model: PreTrainedModel, *, is_first: bool) -> None:
-        """On the last stage: the head takes the embeddings' weight, which then go."""
-        for target, source in self.tied.items():
-            module, _, name = target.rpartition(".")
-            setattr(model.get_submodule(module), name, model.get_parameter(source))
-        if not is_first:
-            self._drop(model.base_model, self.plan.before)
+    def _tie(self, model: PreTrainedModel) -> None:
+        """Let every name of a shared weight have the one that was filled."""
+        present = dict(model.named_parameters(remove_duplicate=False))
+        for target, source in self._sources.items():
+            if target in present:
+                module, _, name = target.rpartition(".")
+                setattr(model.get_submodule(module), name, present[source])
 
     @staticmethod
-    def _drop(parent: nn.Module, names: tuple[str, ...]) -> None:
+    def _drop(parent: nn.Module, names: tuple[str, ...], prefix: str, needed: set[str]) -> None:
         for name in names:
-            setattr(parent, name, _Absent(getattr(parent, name)))
+            if not _has_any(f"{prefix}{name}.", needed):
+                setattr(parent, name, _Absent(getattr(parent, name)))
+
+
+def _has_any(prefix: str, names: Collection[str]) -> bool:
+    return any(name.startswith(prefix) for name in names)
 
 
 def with_plain_attention(model: PreTrainedModel) -> PreTrainedModel:
@@ -259,15 +344,22 @@ def plan_of(model: PreTrainedModel) -> Plan:
     return plan
 
 
-def _tied_weights(model: PreTrainedModel, plan: Plan) -> dict[str, str]:
-    """Name of a tied weight -> name of the one it is tied to; the head and the embeddings."""
-    tied: dict[str, str] = dict(model.all_tied_weights_keys)
-    base = f"{model.base_model_prefix}."
-    for target, source in tied.items():
-        head_first = source.removeprefix(base).split(".")[0] in plan.before
-        if not head_first or target.startswith(base):
-            raise ModelError(f"{type(model).__name__} ties {target} to {source}, inside its layers")
-    return tied
+def _hooks_of(model: PreTrainedModel, plan: Plan) -> dict[str, str]:
+    """Hooks where a cut goes through: on the model, its base model and the last layer."""
+    num_layers = len(getattr(model.base_model, plan.layers))
+    last = f"{model.base_model_prefix}.{plan.layers}.{num_layers - 1}"
+    kinds = {
+        "_forward_pre_hooks": "forward pre-hook",
+        "_forward_hooks": "forward hook",
+        "_backward_pre_hooks": "backward pre-hook",
+        "_backward_hooks": "backward hook",
+    }
+    return {
+        name or type(model).__name__: what
+        for name in ("", model.base_model_prefix, last)
+        for attribute, what in kinds.items()
+        if getattr(model.get_submodule(name), attribute)
+    }
 
 
 def _outside_base(model: PreTrainedModel) -> tuple[str, ...]:

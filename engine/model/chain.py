@@ -5,17 +5,22 @@ value made before the cut and used after it: one hidden state in a Sequential, m
 module has skip connections; a value that skips a stage travels through it.
 
     ids -> [ piece 0, piece 1 ] -- hidden, skip --> [ piece 2 ] -- hidden, skip --> [ piece 3 ] ->
+
+A value may be a tuple, list or dict; its tensors are sent one by one and put together again. What
+passes between pieces beside the values cannot be sent, so it is looked for (`survey`) and refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from engine.model.factory import Factory
+from engine.model.factory import Caster, Factory
 from engine.model.partition import Costs
 from engine.model.stage_module import (
     Message,
@@ -25,6 +30,11 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
+from engine.model.storages import address
+from engine.model.survey import Survey, Values, survey, tensors_of
+
+SMALL = (1, 16)
+"""Of the token ids of a microbatch, where no other is known."""
 
 INPUT = "input"
 OUTPUT = "output"
@@ -38,10 +48,14 @@ class Piece:
     prefix: str  # of its parameters' names in the unsplit module
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    is_one_value: bool = False  # whatever it returns is the value; else a tuple has one for each
 
-    def run(self, values: dict[str, Tensor]) -> None:
+    def run(self, values: Values) -> None:
         """Add what it gives to the values."""
         output = self.module(*(values[name] for name in self.takes))
+        if self.is_one_value:
+            values[self.gives[0]] = output
+            return
         outputs = output if isinstance(output, tuple | list) else (output,)
         values.update(zip(self.gives, outputs, strict=True))
 
@@ -54,6 +68,30 @@ class Piece:
         )
         return {f"{self.prefix}{name}": tensor for name, tensor in own.items()}
 
+    def memory(self) -> dict[str, Tensor]:
+        """Its parameters and all buffers, by full name."""
+        buffers = self.module.named_buffers(remove_duplicate=False)
+        return {**self.tensors(), **{f"{self.prefix}{name}": tensor for name, tensor in buffers}}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a value is put together from tensors and None."""
+
+    spec: TreeSpec
+    is_tensor: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, value: object) -> Layout:
+        leaves, spec = tree_flatten(value)
+        return cls(spec, tuple(isinstance(leaf, Tensor) for leaf in leaves))
+
+    def take(self, tensors: Iterable[Tensor]) -> Any:
+        """The value, made of the next of these tensors."""
+        incoming = iter(tensors)
+        leaves = [next(incoming) if is_tensor else None for is_tensor in self.is_tensor]
+        return tree_unflatten(leaves, self.spec)
+
 
 class ChainStage(StageModule):
     """Some pieces in a row."""
@@ -64,29 +102,42 @@ class ChainStage(StageModule):
         layers: range,
         takes: tuple[str, ...],
         gives: tuple[str, ...],
-        canonical: dict[str, str],
+        canonical: Mapping[str, str],
+        layouts: Mapping[str, Layout] | None = None,
         *,
         is_first: bool,
         is_last: bool,
     ) -> None:
+        """`takes` and `gives` name values, `layouts` are those of values that are no tensors."""
         super().__init__(layers, is_first=is_first, is_last=is_last)
         self.modules_of_pieces = nn.ModuleList(piece.module for piece in pieces)
         self._pieces, self._takes, self._gives = pieces, takes, gives
-        self._canonical = canonical
-        first = pieces[0].module.modules() if pieces else ()
-        self._writes_to_inputs = any(getattr(module, "inplace", False) for module in first)
+        self._canonical, self._layouts = canonical, layouts or {}
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self._writes_to_inputs and not self.is_first:
-            inputs = tuple(x.clone() for x in inputs)  # theirs is the gradient that is sent back
-        values = dict(zip(self._takes, inputs, strict=True))
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        tensors = iter(inputs)
+        values = {
+            name: self._layouts[name].take(tensors) if name in self._layouts else next(tensors)
+            for name in self._takes
+        }
         for piece in self._pieces:
             piece.run(values)
-        return tuple(values[name] for name in self._gives)
+        return tuple(tensor for name in self._gives for tensor in self._sent(values[name], name))
+
+    def _sent(self, value: Any, name: str) -> list[Tensor]:
+        layout = self._layouts.get(name)
+        if layout is None and isinstance(value, Tensor):
+            return [value]
+        if layout is None or Layout.of(value) != layout:
+            raise ModelError(
+                f"{name}: a {type(value).__name__} of another structure than in the first forward "
+                "cannot be sent to the next stage; return the same structure each time"
+            )
+        return tensors_of(value)
 
     @property
     def units(self) -> list[nn.Module]:
-        return [piece.module for piece in self._pieces]
+        return list({id(piece.module): piece.module for piece in self._pieces}.values())
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         return {
@@ -117,6 +168,8 @@ class Chain:
         """`pieces` are fake; `realise` puts real weights, found in a built module, into some."""
         self._factory, self._pieces, self._realise = factory, pieces, realise
         self._dtype = dtype
+        self._canonical = factory.canonical | factory.canonical_buffers
+        self._surveys: dict[tuple[int, int], Survey] = {}
         self.num_layers = len(pieces)
         self.num_parameters = sum(p.numel() for p in factory.skeleton.parameters())
         self.max_positions: int | None = None
@@ -134,53 +187,176 @@ class Chain:
         return self._factory.skeleton
 
     def shared_weights(self, partition: Partition) -> list[SharedWeight]:
+        """Raises ModelError for one whose own hooks would see parts of its gradient."""
         owners: dict[str, list[tuple[int, str]]] = {}
         for stage, layers in enumerate(partition):
             for name in sorted(self._names(layers)):
                 owners.setdefault(name, []).append((stage, name))
-        return [SharedWeight(n, tuple(o)) for n, o in sorted(owners.items()) if len(o) > 1]
+        shared = [SharedWeight(n, tuple(o)) for n, o in sorted(owners.items()) if len(o) > 1]
+        check_hooks(self._factory, shared)
+        return shared
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
-        with self._factory.fake:
-            ids = torch.zeros(batch, seq_len, dtype=torch.int64)
-            values = {INPUT: ids}
-            for piece in self._pieces:
-                self._run_fake(piece, values)
-        return [
-            tuple(
-                TensorSpec(tuple(values[name].shape), values[name].dtype)
-                for name in self._crossing(layers.stop)
-            )
-            for layers in partition[:-1]
-        ]
+        """Raises ModelError for a partition that would cut what cannot be sent."""
+        seen = self._survey(batch, seq_len)
+        stage_of = [stage for stage, layers in enumerate(partition) for _ in layers]
+        self._check_links(seen, stage_of)
+        self._check_state(seen, stage_of)
+        return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
-    def _run_fake(self, piece: Piece, values: dict[str, Tensor]) -> None:
+    def _survey(self, batch: int, seq_len: int) -> Survey:
+        if (batch, seq_len) not in self._surveys:
+            with self._factory.fake:
+                values = {INPUT: torch.zeros(batch, seq_len, dtype=torch.int64)}
+                seen = survey(
+                    self._pieces, values, lambda index: self._pieces[index].memory(), self._run_fake
+                )
+            self._check_output(seen.values[OUTPUT], (batch, seq_len))
+            self._surveys[batch, seq_len] = seen
+        return self._surveys[batch, seq_len]
+
+    def _run_fake(self, index: int, values: Values) -> None:
         try:
-            piece.run(values)
+            self._pieces[index].run(values)
         except Exception as error:
-            where = piece.prefix.rstrip(".") or "a traced piece"
-            message = f'"{self._factory.name}": {where} fails: {type(error).__name__}: {error}'
-            raise ModelError(message) from error
+            raise self._error(f"{self._called(index)} fails: {_line(error)}") from error
+
+    def _error(self, message: str) -> ModelError:
+        return ModelError(f'"{self._factory.name}": {message}')
+
+    def _called(self, index: int) -> str:
+        return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
+
+    def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
+        if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == shape:
+            return
+        given = f"a {type(logits).__name__}"
+        if isinstance(logits, Tensor):
+            given = f"a tensor {list(logits.shape)}"
+        expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
+        raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
+
+    def _check_links(self, seen: Survey, stage_of: list[int]) -> None:
+        """Refuse what would be missing on a stage, or be there only as a fake tensor."""
+        for index in seen.kept_outside:
+            raise self._error(
+                f"{self._called(index)} reads a tensor that an earlier call has left outside the "
+                "module (a global, a cached function); keep it in a buffer"
+            )
+        for link in seen.links:
+            if stage_of[link.user] == stage_of[link.source]:
+                continue
+            user, source = self._called(link.user), self._called(link.source)
+            if link.name:
+                raise self._error(
+                    f"{user} uses {link.name} of {source}, which is on another stage, without "
+                    "having it registered; make it a parameter or buffer of both, or keep both "
+                    "on one stage (partition)"
+                )
+            raise self._error(
+                f"{user} reads a tensor that {source} has kept aside, which is on another stage; "
+                "return it as part of the output, or keep both on one stage (partition)"
+            )
+
+    def _check_state(self, seen: Survey, stage_of: list[int]) -> None:
+        """Refuse weights and buffers that a forward changes where others must see the change."""
+        for memory, changer in (seen.statistics | seen.changed).items():
+            name, users = seen.names[memory], seen.users.get(memory, set())
+            elsewhere = sorted(u for u in users if stage_of[u] != stage_of[changer])
+            if elsewhere:
+                raise self._error(
+                    f"the forward of {self._called(changer)} changes {name}, which "
+                    f"{self._called(elsewhere[0])} on another stage uses too; keep both on one "
+                    "stage (partition)"
+                )
+            if memory in seen.saved and memory in seen.changed and stage_of[-1] > 0:
+                raise self._error(
+                    f"the forward of {self._called(changer)} changes {name}, which the backward "
+                    "of an earlier microbatch still needs; train it on one stage, or let the "
+                    "forward use a clone of it"
+                )
+
+    def _message(self, seen: Survey, cut: int) -> Message:
+        names = self._crossing(cut)
+        for name in names:
+            self._check_sendable(name, seen.values[name])
+        self._check_apart(seen, names, cut)
+        needed = self._needed(seen, cut)
+        return tuple(
+            TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
+            for name in names
+            for place, tensor in enumerate(tensors_of(seen.values[name]))
+        )
+
+    def _check_sendable(self, name: str, value: object) -> None:
+        for leaf in tree_flatten(value)[0]:
+            if leaf is None or (isinstance(leaf, Tensor) and _is_plain(leaf)):
+                continue
+            what = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise self._error(
+                f"{self._called(self._maker(name))} returns {what}, which cannot be sent to the "
+                "next stage; cut elsewhere (partition), or return dense real tensors"
+            )
+
+    def _check_apart(self, seen: Survey, names: tuple[str, ...], cut: int) -> None:
+        """Refuse to send one tensor as two where a later piece writes to it as one."""
+        holders: dict[int, list[str]] = {}
+        for name in names:
+            for tensor in tensors_of(seen.values[name]):
+                holders.setdefault(address(tensor), []).append(name)
+        for shared in (set(some) for some in holders.values() if len(some) > 1):
+            for index in range(cut, self.num_layers):
+                if seen.written[index] & shared:
+                    raise self._error(
+                        f"{self._called(index)} writes to its input, whose memory is passed on in "
+                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
+                        "elsewhere (partition), or do not write in place"
+                    )
+
+    def _maker(self, name: str) -> int:
+        return next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
+
+    def _needed(self, seen: Survey, cut: int) -> set[tuple[str, int]]:
+        """The tensors, by value and place, for which a gradient comes back over the cut."""
+        needed = {(OUTPUT, 0)}
+        for index in reversed(range(cut, self.num_layers)):
+            piece = self._pieces[index]
+            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
+            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
+        return needed
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
         module = self._factory.build(self._names(layers))
         pieces = self._realise(module, [self._pieces[index] for index in layers])
+        caster = Caster(device, self._dtype)
         for piece in pieces:
-            piece.module.to(device, self._dtype).train()
+            caster.apply(piece.module)
+            piece.module.train()
         return ChainStage(
             pieces,
             layers,
             self._crossing(layers.start),
             self._crossing(layers.stop),
-            self._factory.canonical,
+            self._canonical,
+            self._layouts_at(layers.start) | self._layouts_at(layers.stop),
             is_first=stage == 0,
             is_last=stage == len(partition) - 1,
         )
 
+    def _layouts_at(self, cut: int) -> dict[str, Layout]:
+        """Of the values that cross and may be other than a tensor."""
+        structured = {n for piece in self._pieces if piece.is_one_value for n in piece.gives}
+        layouts = {}
+        for name in structured.intersection(self._crossing(cut)) - {OUTPUT}:
+            seen = next(iter(self._surveys.values()), None) or self._survey(*SMALL)
+            if not isinstance(seen.values[name], Tensor):
+                layouts[name] = Layout.of(seen.values[name])
+        return layouts
+
     def _names(self, layers: range) -> set[str]:
         pieces = (self._pieces[index] for index in layers)
-        return {self._factory.canonical[name] for piece in pieces for name in piece.tensors()}
+        return {self._canonical[name] for piece in pieces for name in piece.tensors()}
 
     def _crossing(self, cut: int) -> tuple[str, ...]:
         """Names of the values made before the cut and used after it, in the order they are made."""
@@ -190,26 +366,97 @@ class Chain:
 
 
 def sequential(factory: Factory, dtype: torch.dtype) -> Chain:
-    """A chain of the children of an nn.Sequential."""
+    """A chain of the children of an nn.Sequential, one that is used twice twice.
+
+    Raises ModelError for a container that does more than call its children in a row.
+    """
     skeleton = factory.skeleton
     assert isinstance(skeleton, nn.Sequential)
-    if not len(skeleton):
-        raise ModelError(f'"{factory.name}": the nn.Sequential has no children')
+    _check_plain(factory.name, skeleton)
     factory.cast_skeleton(dtype)
-    names = [name for name, _ in skeleton.named_children()]
+    names = list(skeleton._modules)  # named_children() leaves out what was there before
     values = [INPUT, *(f"after {name}" for name in names[:-1]), OUTPUT]
     pieces = [
-        Piece(skeleton.get_submodule(name), f"{name}.", (values[i],), (values[i + 1],))
+        Piece(getattr(skeleton, name), f"{name}.", (values[i],), (values[i + 1],), True)
         for i, name in enumerate(names)
     ]
 
     def realise(module: nn.Module, owned: list[Piece]) -> list[Piece]:
-        return [
-            Piece(module.get_submodule(p.prefix.rstrip(".")), p.prefix, p.takes, p.gives)
-            for p in owned
-        ]
+        return [replace(p, module=module.get_submodule(p.prefix.rstrip("."))) for p in owned]
 
     return Chain(factory, pieces, realise, dtype)
+
+
+_RUN_BY = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__iter__")
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+_OR_TRACE = 'or set split = "trace" with split_points'
+
+
+def _check_plain(name: str, skeleton: nn.Sequential) -> None:
+    kind = type(skeleton)
+    for method in _RUN_BY:
+        if getattr(kind, method) is not getattr(nn.Sequential, method) or method in vars(skeleton):
+            raise ModelError(
+                f'"{name}": the nn.Sequential is a {kind.__name__} with a {method} of its own, '
+                "which running its children in a row would leave out; return a plain "
+                f"nn.Sequential, {_OR_TRACE}",
+                "model.split",
+            )
+    for attribute, what in _HOOKS.items():
+        if getattr(skeleton, attribute):
+            raise ModelError(
+                f'"{name}": the nn.Sequential has a {what}, but stages run its children only; '
+                f"register it on a child, {_OR_TRACE}",
+                "model.split",
+            )
+    if not len(skeleton):
+        raise ModelError(f'"{name}": the nn.Sequential has no children')
+    for child, module in skeleton._modules.items():
+        if module is None:
+            raise ModelError(f'"{name}": child {child} of the nn.Sequential is None; remove it')
+    own = [
+        n
+        for n, _ in (
+            *skeleton.named_parameters(recurse=False),
+            *skeleton.named_buffers(recurse=False),
+        )
+    ]
+    if own:
+        raise ModelError(
+            f'"{name}": {own[0]} belongs to the nn.Sequential itself, so to no stage; '
+            "register it on the child that uses it"
+        )
+
+
+def check_hooks(factory: Factory, shared: list[SharedWeight]) -> None:
+    """Refuse hooks that would see parts of a weight's gradient, one on each stage."""
+    for weight in shared:
+        if weight.name in factory.hooked:
+            stages = " and ".join(str(stage) for stage, _ in weight.owners)
+            raise ModelError(
+                f'"{factory.name}": {weight.name} has a hook on its gradient and is shared by '
+                f"stages {stages}, where each has only a part of that gradient; keep its uses on "
+                "one stage (partition), or remove the hook"
+            )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_complex()
+
+
+def _places(seen: Survey, names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """The name and place of each tensor of some values, in the order in which they are sent."""
+    return [(n, place) for n in names for place, _ in enumerate(tensors_of(seen.values[n]))]
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _vocab_size(factory: Factory) -> int:

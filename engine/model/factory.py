@@ -1,28 +1,40 @@
 """A module that code builds as it likes, without the memory of what is not owned.
 
-The code (a user's `package.module:factory`) is called twice. First under fake tensors, which have
-shapes but no memory: the structure. Then for real, and each parameter that this rank does not own
-is moved to the meta device as soon as it is registered; so at any moment only the owned ones and
-one other exist, and all that the user's code does to its own weights is done.
+The code (a user's `package.module:factory`) is called twice, each time after `torch.manual_seed`.
+First under fake tensors, which have shapes but no memory: the structure. Then for real, and each
+parameter that this rank does not own is moved to the meta device as soon as it is registered; its
+random draws are made all the same. So owned weights are those of a plain seeded call, at any
+moment only the owned ones and one other exist, and all that the code does to its own weights is
+done.
+
+Code that reads the values of weights while it builds cannot do with weights that have none. It is
+noticed, and then the whole module is built before anything is dropped: right before small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
 
 from engine.model.stage_module import ModelError
+from engine.model.storages import first_names, overlapping
+
+Description = dict[str, tuple[str, tuple[int, ...]]]
+"""Each name of a parameter or buffer -> the first name of the same tensor, and its shape."""
 
 
 class Factory:
@@ -33,35 +45,44 @@ class Factory:
         self.name, self._call, self._seed = name, call, seed
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._first: dict[int, int] = {}  # registration -> first registration of that parameter
+        self._index: dict[
+            str, int
+        ] = {}  # name -> first registration, of those that were registered
+        self._is_built_whole = False
         self.skeleton = self._build_skeleton()
-        self.canonical = _canonical_names(self.skeleton)
+        self.canonical = first_names(self.skeleton.named_parameters(remove_duplicate=False))
+        self.canonical_buffers = first_names(self.skeleton.named_buffers(remove_duplicate=False))
+        self._description = _describe(self.skeleton)
+        _check_weights(name, self.skeleton)
+
+    @property
+    def hooked(self) -> set[str]:
+        """Canonical names of the parameters whose own hooks look at their gradients."""
+        return {
+            name
+            for name, parameter in self.skeleton.named_parameters()
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        }
 
     def build(self, owned: set[str]) -> nn.Module:
-        """The module with real buffers and, by canonical name, the owned parameters; else meta."""
-        kept = {self._index[name] for name in owned}
+        """The module with real buffers and, by canonical name, the owned parameters; else meta.
 
-        def drop(index: int, parameter: nn.Parameter) -> nn.Parameter | None:
-            if self._first[index] in kept or parameter.is_meta:
-                return None
-            return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-
-        with torch.random.fork_rng(devices=[]), _on_registration(drop), _SeedEachDraw(self._seed):
-            return self._called()
+        Raises ModelError when the factory returns another module than the first time.
+        """
+        if not self._is_built_whole:
+            module = self._build_without(owned)
+            if module is not None:
+                return module
+            self._is_built_whole = True
+        return self._build_whole(owned)
 
     def cast_skeleton(self, dtype: torch.dtype) -> None:
-        """What `nn.Module.to` does, which does not take fake tensors."""
-        cast: dict[int, Tensor] = {}  # so that a shared weight stays one
+        """What `Caster` does to a real module, which does not take fake tensors."""
         with self.fake:
-            for module in self.skeleton.modules():
-                own = [
-                    *module.named_parameters(recurse=False),
-                    *module.named_buffers(recurse=False),
-                ]
-                for name, tensor in own:
-                    if tensor.is_floating_point() and tensor.dtype != dtype:
-                        if id(tensor) not in cast:
-                            cast[id(tensor)] = _like(tensor, tensor.detach().to(dtype))
-                        setattr(module, name, cast[id(tensor)])
+            for tensor in (*self.skeleton.parameters(), *self.skeleton.buffers()):
+                wanted = dtype_for(tensor, dtype)
+                if tensor.dtype != wanted:
+                    tensor.data = tensor.detach().to(wanted)
 
     def _build_skeleton(self) -> nn.Module:
         first: dict[int, int] = {}
@@ -71,12 +92,71 @@ class Factory:
             alive.append(parameter)
             self._first[index] = first.setdefault(id(parameter), index)
 
-        with torch.random.fork_rng(devices=[]), self.fake, _on_registration(note):
+        try:
+            with seeded(self._seed), self.fake, _on_registration(note):
+                module = self._called()
+        except ModelError:  # of reading values, or of the code itself: then it fails again
+            module = self._build_real_skeleton()
+        known = {n: first.get(id(p)) for n, p in module.named_parameters()}
+        self._index = {name: index for name, index in known.items() if index is not None}
+        return module
+
+    def _build_real_skeleton(self) -> nn.Module:
+        self._is_built_whole = True
+        with seeded(self._seed):
             module = self._called()
-        self._index = {name: first[id(parameter)] for name, parameter in module.named_parameters()}
+        _check_weights(self.name, module)
+        fakes: dict[int, Tensor] = {}
+        for tensor in (*module.parameters(), *module.buffers()):
+            with self.fake:
+                value = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
+            fakes[id(tensor)] = _like(tensor, value)
+        _replace(module, fakes)
+        return module
+
+    def _build_without(self, owned: set[str]) -> nn.Module | None:
+        """The module, others' weights dropped while it is built; None where these are needed."""
+        others = {i for name, i in self._index.items() if name not in owned}
+
+        def drop(index: int, parameter: nn.Parameter) -> nn.Parameter | None:
+            is_dropped = self._first.get(index) in others and parameter.device.type == "cpu"
+            return _placeholder(parameter) if is_dropped else None
+
+        watch = _Placeholders(is_drawn=bool(owned))
+        try:
+            with seeded(self._seed), _on_registration(drop), watch:
+                module = self._called()
+        except ModelError:
+            return None
+        if watch.was_read or _describe(module) != self._description:
+            return None
+        _drop(module, self.canonical, owned)
+        parameters = dict(module.named_parameters())
+        needed = (*(parameters[name] for name in owned), *module.buffers())
+        return None if any(tensor.is_meta for tensor in needed) else module
+
+    def _build_whole(self, owned: set[str]) -> nn.Module:
+        with seeded(self._seed):
+            module = self._called()
+        description = _describe(module)
+        if description != self._description:
+            names = sorted(description.items() ^ self._description.items())
+            raise ModelError(
+                f'"{self.name}": the factory must return the same module each time it is called; '
+                f"{names[0][0]} differs from call to call"
+            )
+        parameters = dict(module.named_parameters())
+        for name in sorted(owned):
+            if parameters[name].is_meta:
+                raise ModelError(
+                    f'"{self.name}": the factory leaves {name} on the meta device, without values; '
+                    "let it build on the CPU"
+                )
+        _drop(module, self.canonical, owned)
         return module
 
     def _called(self) -> nn.Module:
+        hooks = _global_hooks()
         try:
             module = self._call()
         except (MemoryError, torch.OutOfMemoryError):  # says nothing of the model
@@ -89,18 +169,33 @@ class Factory:
                 f'"{self.name}": the factory must return a torch.nn.Module, '
                 f"it returned {type(module).__name__}"
             )
+        self._check_global_hooks(hooks)
         return module
 
+    def _check_global_hooks(self, before: list[set[int]]) -> None:
+        """They would run in every module of the process, stages included, once per call."""
+        added = [now - then for now, then in zip(_global_hooks(), before, strict=True)]
+        if any(added):
+            for hooks, new in zip(_GLOBAL_HOOKS, added, strict=True):
+                for key in new:
+                    del hooks[key]
+            raise ModelError(
+                f'"{self.name}": the factory registers hooks for all modules '
+                "(torch.nn.modules.module.register_module_...); register them on its own modules"
+            )
 
-class _SeedEachDraw(TorchDispatchMode):
-    """Seeds each random operation by its number, those on the meta device, which draw nothing, too.
 
-    So the weights do not depend on which of them are owned.
+class _Placeholders(TorchDispatchMode):
+    """Makes the random draws of weights that are on the meta device, and sees who reads these.
+
+    A draw goes into memory that is dropped at once: the generator is then where a plain call would
+    have it.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, *, is_drawn: bool) -> None:
         super().__init__()
-        self._seed, self._num_draws = seed, 0
+        self._is_drawn = is_drawn
+        self.was_read = False  # by an operation whose result is a value
 
     def __torch_dispatch__(
         self,
@@ -109,11 +204,72 @@ class _SeedEachDraw(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            digest = hashlib.sha256(f"{self._seed}:{self._num_draws}".encode()).digest()
-            torch.default_generator.manual_seed(int.from_bytes(digest[:7], "little"))
-            self._num_draws += 1
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not any(_is_meta(value) for value in tree_iter((args, kwargs))):
+            return func(*args, **kwargs)
+        if self._is_drawn and torch.Tag.nondeterministic_seeded in func.tags:
+            real_args, real_kwargs = tree_map(_scratch, (args, kwargs))
+            func(*real_args, **real_kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            self.was_read = True  # even if the code goes on without
+            raise
+        self.was_read |= any(_is_value(value) for value in tree_iter(result))
+        return result
+
+
+def _is_meta(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def _is_value(value: object) -> bool:
+    return not value.is_meta if isinstance(value, Tensor) else isinstance(value, bool | int | float)
+
+
+def _scratch(value: Any) -> Any:
+    return torch.zeros_like(value, device="cpu") if _is_meta(value) else value
+
+
+def dtype_for(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Its dtype in a model of this dtype: whole numbers stay, complex ones stay complex."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+class Caster:
+    """Moves and casts modules as `nn.Module.to` does; what they share stays shared."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor and what it became
+
+    def apply(self, module: nn.Module) -> None:
+        """Parameters keep their identity, and the hooks on them."""
+        module._apply(self._become)
+
+    def _become(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._known:
+            became = tensor.to(self._device, dtype_for(tensor, self._dtype))
+            self._known[id(tensor)] = tensor, became
+        return self._known[id(tensor)][1]
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Meanwhile torch, numpy and Python draw from this seed; afterwards from where they were."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # what factories use
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def find_factory(name: str) -> Callable[[], nn.Module]:
@@ -132,16 +288,82 @@ def find_factory(name: str) -> Callable[[], nn.Module]:
     return called
 
 
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
+
+
+def _global_hooks() -> list[set[int]]:
+    return [set(hooks) for hooks in _GLOBAL_HOOKS]
+
+
+def _check_weights(name: str, module: nn.Module) -> None:
+    """Refuse weights that could not be trained as the module's author would train them."""
+    for key, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ModelError(
+                f'"{name}": {key} is a lazy parameter, whose shape is known only after a forward; '
+                "state the input's size, or let the factory run the module once"
+            )
+    for key, inner in module.named_modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
+            raise ModelError(
+                f'"{name}": {key} has sparse gradients, which fused optimizers do not take; '
+                "set sparse=False"
+            )
+    shared = overlapping(module)
+    if shared is not None:
+        raise ModelError(
+            f'"{name}": {shared[0]} and {shared[1]} lie in the same memory but are not one '
+            "parameter, so what trains one changes the other; assign the nn.Parameter itself to "
+            "share a weight, or clone it"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelError(
+            f'"{name}": no parameter requires a gradient, so there is nothing to train'
+        )
+
+
+def _describe(module: nn.Module) -> Description:
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in named}
+    return {name: (first, shapes[name]) for name, first in first_names(named).items()}
+
+
+def _placeholder(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.is_meta:
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _drop(module: nn.Module, canonical: dict[str, str], owned: set[str]) -> None:
+    """Move the parameters that are not owned to the meta device."""
+    named = module.named_parameters(remove_duplicate=False)
+    others = {id(p): p for name, p in named if canonical[name] not in owned and not p.is_meta}
+    _replace(module, {key: _placeholder(p) for key, p in others.items()})
+
+
+def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> None:
+    """Put tensors in the place of others, by these others' ids, wherever a module holds them."""
+    for inner in module.modules():
+        own = [
+            *inner.named_parameters(recurse=False, remove_duplicate=False),
+            *inner.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in own:
+            if id(tensor) in replacements:
+                setattr(inner, name, replacements[id(tensor)])
+
+
 def _like(tensor: Tensor, value: Tensor) -> Tensor:
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(value, tensor.requires_grad) if is_parameter else value
-
-
-def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> the name that `named_parameters` gives it."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: names[id(parameter)] for name, parameter in every}
 
 
 @contextlib.contextmanager
@@ -151,7 +373,7 @@ def _on_registration(act: Callable[[int, nn.Parameter], nn.Parameter | None]) ->
 
     def hook(_module: nn.Module, _name: str, parameter: Tensor | None) -> nn.Parameter | None:
         nonlocal num_seen
-        if not isinstance(parameter, nn.Parameter):
+        if not isinstance(parameter, nn.Parameter) or nn.parameter.is_lazy(parameter):
             return None
         num_seen += 1
         return act(num_seen - 1, parameter)

@@ -57,7 +57,7 @@ def from_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:
 
     if not is_tried:
         check_splits(skeleton.config, type(skeleton))
-    return CausalLM(build, fill)
+    return CausalLM(build, fill, factory.hooked)
 
 
 def from_name(spec: ModelSpec, is_tried: bool) -> Model:

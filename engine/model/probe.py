@@ -148,9 +148,9 @@ def why_not_exact(tiny: Tiny) -> str:
     if not abs(ours - theirs) <= TOLERANCE[tiny.dtype] * abs(theirs):
         return f"the loss of its stages is {ours!r}, unsplit {theirs!r}"
     gradients = {n: p.grad for stage in stages for n, p in stage.own_parameters().items()}
-    tied = {source: target for target, source in tiny.model.tied.items()}
-    for source, target in tied.items():
-        gradients[source] = _sum(gradients[source], gradients.pop(target))
+    for weight in tiny.model.shared_weights(partition):
+        parts = [gradients.pop(name) for _, name in weight.owners]
+        gradients[weight.name] = functools.reduce(_sum, parts)
     difference, name = largest_difference(gradients, whole)
     if not difference <= TOLERANCE[tiny.dtype]:
         return f"the gradient of {name} differs by {difference:.1e} from the unsplit model's"

@@ -38,6 +38,7 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    has_gradient: bool = True  # False: the loss does not depend on it, and zeros come back
 
 
 Message = tuple[TensorSpec, ...]
@@ -71,6 +72,25 @@ class StageModule(nn.Module):
         super().__init__()
         self.layers = layers
         self.is_first, self.is_last = is_first, is_last
+        self._writes_to_inputs = False if self.is_empty else None  # None: not yet known
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the stage, on clones where it writes to its inputs: whose these are must not see it.
+
+        The first forward runs on clones in any case, to find out.
+        """
+        if self._writes_to_inputs is False:
+            return self.run(*inputs)
+        own = tuple(x.clone() for x in inputs)
+        versions = [x._version for x in own]
+        outputs = self.run(*own)
+        if self._writes_to_inputs is None:
+            self._writes_to_inputs = versions != [x._version for x in own]
+        return outputs
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the stage computes."""
+        raise NotImplementedError
 
     @property
     def is_empty(self) -> bool:

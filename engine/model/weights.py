@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +25,7 @@ from transformers.utils import logging
 from engine.model.checkpoint import shown
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
+from engine.model.storages import sources_of
 
 _UNSET_INTEGER = -(2**31) + 1
 
@@ -35,7 +37,7 @@ def initialise(model: PreTrainedModel, seed: int, rebuild: Callable[[], nn.Modul
     modules' constructors is taken from a model that `rebuild` makes. On the CPU, so that all
     devices get the same numbers.
     """
-    allocated = _allocate(model)
+    allocated = _allocate(model, sources_of(model, model.all_tied_weights_keys))
     with torch.no_grad():
         _initialise_below(model, "", model, seed)
     _set_from_constructors(model, allocated, rebuild, seed)
@@ -52,9 +54,11 @@ def read_checkpoint(
     if not any(True for _ in model.parameters()):
         initialise(model, 0, rebuild)  # an empty stage
         return
+    sources = sources_of(model, model.all_tied_weights_keys)
     with contextlib.ExitStack() as stack, _no_progress_bar():
         opened = [stack.enter_context(open_tensors(file)) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
+        _unite(files[0].parent, slices, sources)
         mapping = get_model_conversion_mapping(model)
         config = LoadStateDictConfig(
             dtype=model.dtype,
@@ -62,12 +66,28 @@ def read_checkpoint(
             weight_mapping=mapping,  # type: ignore[arg-type]  # stub
         )
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
-    _check_read(files[0].parent, info, tied=set(model.all_tied_weights_keys))
+    _check_read(files[0].parent, info, tied=set(sources))
     _check_tied(files[0].parent, model)
-    allocated = _allocate(model)
+    allocated = _allocate(model, sources)
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
     _set_from_constructors(model, allocated, rebuild, 0)
+
+
+def _unite(folder: Path, slices: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Let a shared weight be found by its first name, whichever of them the checkpoint has.
+
+    Raises ModelError where it has two different ones.
+    """
+    for name, source in sources.items():
+        if name in slices and source not in slices:
+            slices[source] = slices[name]
+        elif name in slices and not torch.equal(slices[name][:], slices[source][:]):
+            raise ModelError(
+                f"{folder}: the model ties {name} to {source}, but the checkpoint holds two "
+                "different ones; if it is config.json that ties them, set tie_word_embeddings to "
+                "false there"
+            )
 
 
 @contextlib.contextmanager
@@ -125,23 +145,26 @@ def _check_tied(folder: Path, model: PreTrainedModel) -> None:
             )
 
 
-def _allocate(model: PreTrainedModel) -> list[str]:
+def _allocate(model: PreTrainedModel, sources: Mapping[str, str]) -> list[str]:
     """Give what is still on the meta device memory, filled so that what stays unset is seen.
 
-    Returns the names. A tied head is left out: it takes the embeddings' weight afterwards.
+    Returns the names. Further names of a shared weight are left out: they take it afterwards.
     """
     allocated = []
     for prefix, module in model.named_modules():
         for name, tensor in _own_tensors(module):
             full_name = f"{prefix}.{name}"
-            if tensor.is_meta and full_name not in model.all_tied_weights_keys:
+            if tensor.is_meta and full_name not in sources:
                 _put(module, name, torch.full_like(tensor, _unset(tensor), device="cpu"))
                 allocated.append(full_name)
     return allocated
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return [
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    ]
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
@@ -188,18 +211,40 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def copy_tensors(source: nn.Module, model: nn.Module) -> None:
-    """Let the model have the parameters and buffers that a whole one has under the same names."""
+    """Let the model have the parameters and buffers that a whole one has under the same names.
+
+    The parameters themselves, so that what the whole one shares stays shared, and hooks stay on.
+    """
+    buffers: dict[int, Tensor] = {}
     for prefix, module in model.named_modules():
         theirs = source.get_submodule(prefix) if _own_tensors(module) else module
         for name, tensor in _own_tensors(module):
-            _put(module, name, getattr(theirs, name).detach().to(tensor.dtype))
+            value = getattr(theirs, name)
+            if isinstance(value, nn.Parameter):
+                value.data = value.data.to(tensor.dtype)
+            else:
+                value = buffers.setdefault(id(value), value.detach().to(tensor.dtype))
+            setattr(module, name, value)
 
 
-def _initialise_below(module: nn.Module, name: str, owner: PreTrainedModel, seed: int) -> None:
-    """Children first, as transformers does: a parent may set its children's tensors anew."""
+def _initialise_below(
+    module: nn.Module,
+    name: str,
+    owner: PreTrainedModel,
+    seed: int,
+    done: set[nn.Module] | None = None,
+) -> None:
+    """Children first, as transformers does: a parent may set its children's tensors anew.
+
+    A module that is used twice is initialised by its first name.
+    """
+    done = set() if done is None else done
     for child_name, child in module.named_children():
-        inner = child if isinstance(child, PreTrainedModel) else owner
-        _initialise_below(child, f"{name}.{child_name}" if name else child_name, inner, seed)
+        if child not in done:
+            done.add(child)
+            inner = child if isinstance(child, PreTrainedModel) else owner
+            full_name = f"{name}.{child_name}" if name else child_name
+            _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_seed_of(name, seed))
         owner._init_weights(module)

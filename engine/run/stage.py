@@ -11,7 +11,6 @@ lets go of the graph with the first.
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from engine.model.data import IGNORED
 from engine.model.stage_module import Message, StageModule
@@ -140,11 +138,16 @@ class Stage:
         return input_gradients
 
     def _for_outputs(self, output_gradients: Tensors) -> tuple[Tensor | None, ...]:
-        """With None for the outputs that have no gradient."""
+        """With None for the outputs that have no gradient: zeros would be another thing.
+
+        An optimizer leaves alone what has no gradient, and decays what has one of zeros.
+        """
         assert self._sends is not None
         gradients = iter(output_gradients)
+        received = (next(gradients) if s.dtype.is_floating_point else None for s in self._sends)
         return tuple(
-            next(gradients) if spec.dtype.is_floating_point else None for spec in self._sends
+            gradient if spec.has_gradient else None
+            for spec, gradient in zip(self._sends, received, strict=True)
         )
 
     def _separate(self, parameters: list[nn.Parameter], messages: Tensors) -> None:
@@ -170,16 +173,6 @@ def loss_of(logits: Tensor, targets: Tensor, tokens_per_step: int) -> Tensor:
 def _gradients_of(leaves: Tensors) -> Tensors:
     floating = (leaf for leaf in leaves if leaf.is_floating_point())
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
-
-
-def recompute_layers(module: StageModule) -> None:
-    """Keep each layer's input only; its backward runs its forward again.
-
-    A layer that is but a linear keeps nothing else anyway.
-    """
-    for unit in module.units:
-        if type(unit) is not nn.Linear:
-            unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def compile_layers(module: StageModule) -> None:

@@ -1,0 +1,68 @@
+"""Which tensors of a module lie in the same memory, and which are one tensor under several names.
+
+Two names of one `nn.Parameter` are a shared weight, which trains as one. Two parameters in one
+memory are not: each has a gradient of its own, and whatever casts or moves them parts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+
+
+def address(tensor: Tensor) -> int:
+    """Where its memory is; also of a fake tensor, which has none but knows whose it shares."""
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
+
+
+def first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Every name -> the first one of the same tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def sources_of(module: nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
+    """Each further name of a shared weight -> its first: what is `declared`, and what code shares.
+
+    `declared` says of names to which others they are tied.
+    """
+    first = first_names(module.named_parameters(remove_duplicate=False))
+    pairs = {**{name: source for name, source in first.items() if name != source}, **declared}
+    return {name: first.get(source, source) for name, source in pairs.items() if name != source}
+
+
+def overlapping(module: nn.Module) -> tuple[str, str] | None:
+    """The names of a parameter and of another tensor that lies in its memory; None if none does."""
+    places: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in _tensors(module):
+        places.setdefault(address(tensor), []).append((name, tensor))
+    for neighbours in places.values():
+        for (name, tensor), (other_name, other) in combinations(neighbours, 2):
+            if isinstance(tensor, nn.Parameter) and _overlap(tensor, other):
+                return name, other_name
+    return None
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then buffers, each once; nothing that is empty."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout == torch.strided and tensor.numel():
+            yield name, tensor
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    first, second = sorted((_range_of(one), _range_of(other)))
+    return second[0] < first[1]
+
+
+def _range_of(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of the storage that it uses, and the first one after it."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return start, start + (int(last) + 1) * tensor.itemsize

@@ -1,0 +1,113 @@
+"""Recomputation: a layer keeps its input only, and its backward runs its forward again.
+
+The second forward must see what the first one saw. Torch's checkpoint restores the random state;
+here are the input, where a layer writes to it in place, and the buffers that a forward changes
+(running statistics, the vectors of a power iteration), which moreover must change only once.
+
+    forward    input -clone-> layer             buffers before: kept
+    backward   input -clone-> layer -> graph    meanwhile the kept ones, then the current ones again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
+
+from engine.model.stage_module import StageModule
+
+Buffers = dict[tuple[nn.Module, str], Tensor]
+
+
+def recompute_layers(module: StageModule) -> None:
+    """Keep each layer's input only; its backward runs its forward again.
+
+    A layer that is but a linear keeps nothing else anyway. Hooks on what is inside a layer run
+    with both forwards, as under torch's checkpoint.
+    """
+    for unit in module.units:
+        if type(unit) is not nn.Linear:
+            _replace_forward(unit, _Recomputed(unit))
+
+
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    module.forward = forward
+
+
+class _Recomputed:
+    """A layer's forward; finds out with its first call what the second forward must be given."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._forward = layer.forward
+        self._layer = layer
+        self._writes: bool | None = None  # to its input
+        self._changing: list[tuple[nn.Module, str]] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or (self._writes is False and self._changing == []):
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+        if self._writes is not False:
+            args, kwargs = tree_map(_clone, (args, kwargs))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        versions, buffers = [tensor._version for tensor in given], self._kept_buffers()
+        contexts = functools.partial(_contexts, buffers)
+        result = checkpoint(
+            self._forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
+        )
+        if self._writes is None:
+            self._writes = versions != [tensor._version for tensor in given]
+        if self._changing is None:
+            self._changing = [key for key, old in buffers.items() if not _is_still(key, old)]
+        return result
+
+    def _kept_buffers(self) -> Buffers:
+        """Clones of the buffers that a forward changes; of all as long as these are not known."""
+        keys = self._changing
+        if keys is None:
+            named = [(m, name) for m in self._layer.modules() for name in m._buffers]
+            keys = [(m, name) for m, name in named if m._buffers[name] is not None]
+        return {(m, name): getattr(m, name).detach().clone() for m, name in keys}
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _is_still(key: tuple[nn.Module, str], old: Tensor) -> bool:
+    now = key[0]._buffers[key[1]]
+    return now is not None and now.shape == old.shape and torch.equal(now, old)
+
+
+def _contexts(
+    buffers: Buffers,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    return contextlib.nullcontext(), _Restored(buffers)
+
+
+class _Restored(contextlib.AbstractContextManager[None]):
+    """Meanwhile modules have the buffers that they had before."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._current: dict[tuple[nn.Module, str], Tensor | None] = {}
+
+    def __enter__(self) -> None:
+        for (module, name), value in self._buffers.items():
+            self._current[module, name] = module._buffers[name]
+            module._buffers[name] = value
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for (module, name), value in self._current.items():
+            module._buffers[name] = value

@@ -1,0 +1,667 @@
+"""Models that are easily trained wrong: each does something that a cut could lose in silence.
+
+Factories without arguments, as a user would write them. `CASES` in `test_awkward_models` says which
+are exact wherever they are cut, and which are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils import parametrizations, parametrize
+from transformers import LlamaConfig, LlamaForCausalLM
+
+WIDTH = 8
+VOCABULARY = 256
+
+
+def chain(*middle: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *middle, nn.Linear(WIDTH, VOCABULARY))
+
+
+def mixer() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def twice() -> nn.Sequential:
+    shared = mixer()
+    return chain(shared, nn.Tanh(), mixer(), shared)
+
+
+def thrice() -> nn.Sequential:
+    shared = nn.Sequential(mixer(), nn.Tanh())
+    return chain(shared, mixer(), shared, nn.GELU(), shared)
+
+
+def twice_with_statistics() -> nn.Sequential:
+    norm = Normed()
+    return chain(norm, mixer(), norm)
+
+
+class Normed(nn.Module):
+    """BatchNorm over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Backwards(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def subclassed() -> nn.Sequential:
+    return Backwards(*chain(mixer()))
+
+
+class Called(nn.Sequential):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * 2
+
+
+def subclassed_call() -> nn.Sequential:
+    return Called(*chain(mixer()))
+
+
+class Named(nn.Sequential):
+    """Adds nothing to how it is run."""
+
+
+def subclassed_in_name() -> nn.Sequential:
+    return Named(*chain(mixer(), nn.Tanh()))
+
+
+def hooked_container(register: str) -> nn.Sequential:
+    model = chain(mixer(), mixer())
+    getattr(model, register)(lambda *arguments: None)
+    return model
+
+
+container_forward_hook = functools.partial(hooked_container, "register_forward_hook")
+container_pre_hook = functools.partial(hooked_container, "register_forward_pre_hook")
+container_backward_hook = functools.partial(hooked_container, "register_full_backward_hook")
+container_backward_pre_hook = functools.partial(hooked_container, "register_full_backward_pre_hook")
+
+
+def hooked_children() -> nn.Sequential:
+    """Hooks of every kind, each of which changes what is computed."""
+    model = chain(mixer(), nn.Tanh(), mixer(), mixer())
+    model[1].register_forward_hook(lambda _m, _x, y: y * 1.5)
+    model[3].register_forward_pre_hook(lambda _m, x: (x[0] + 0.1,))
+    model[3].register_full_backward_hook(lambda _m, of_x, _y: (of_x[0] * 0.5,))
+    model[4].register_full_backward_pre_hook(lambda _m, of_y: (of_y[0] * 3,))
+    return model
+
+
+def hooked_weights() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh(), mixer())
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
+    model[3].weight.register_hook(lambda gradient: gradient * 2)
+
+    def halve(parameter: Tensor) -> None:
+        parameter.grad.mul_(0.5)
+
+    model[1].weight.register_post_accumulate_grad_hook(halve)
+    return model
+
+
+def hooked_shared_weight() -> nn.Sequential:
+    model = twice()
+    model[1].weight.register_hook(lambda gradient: gradient.clamp(-1e-5, 1e-5))
+    return model
+
+
+def tied_over_three() -> nn.Sequential:
+    model = chain(nn.Linear(WIDTH, VOCABULARY), nn.Tanh(), nn.Linear(VOCABULARY, WIDTH, bias=False))
+    model[1].weight = model[0].weight
+    model[4].weight = model[0].weight
+    return model
+
+
+def one_memory() -> nn.Sequential:
+    model = chain(mixer(), mixer())
+    model[2].weight.data = model[1].weight.data
+    return model
+
+
+def a_slice() -> nn.Sequential:
+    model = chain(mixer(), mixer())
+    model[2].weight = nn.Parameter(model[0].weight[:WIDTH])
+    return model
+
+
+def weight_normed() -> nn.Sequential:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        old = nn.utils.weight_norm(mixer())
+    return chain(parametrizations.weight_norm(mixer()), nn.Tanh(), old, mixer())
+
+
+def spectrally_normed() -> nn.Sequential:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        old = nn.utils.spectral_norm(mixer())
+    return chain(parametrizations.spectral_norm(mixer()), nn.Tanh(), old, mixer())
+
+
+def orthogonal() -> nn.Sequential:
+    return chain(parametrizations.orthogonal(mixer()), nn.Tanh(), mixer())
+
+
+class Symmetric(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.triu() + x.triu(1).transpose(-1, -2)
+
+
+def parametrized() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh(), mixer())
+    parametrize.register_parametrization(model[1], "weight", Symmetric())
+    return model
+
+
+class AddsInPlace(nn.Module):
+    """Writes to its input without saying so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((WIDTH,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(self.shift).mul_(1.5)
+
+
+def in_place() -> nn.Sequential:
+    return chain(AddsInPlace(), mixer(), nn.ReLU(inplace=True), AddsInPlace(), mixer())
+
+
+def in_place_behind_a_view() -> nn.Sequential:
+    return chain(mixer(), nn.Identity(), nn.Flatten(2), AddsInPlace(), mixer())
+
+
+class Reversed(nn.Module):
+    """Writes to the token ids."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ids.neg_().add_(VOCABULARY - 1)
+
+
+def in_place_on_ids() -> nn.Sequential:
+    return nn.Sequential(Reversed(), *chain(mixer(), mixer()))
+
+
+def statistics() -> nn.Sequential:
+    return chain(Normed(), mixer(), Normed(), nn.Tanh())
+
+
+def dropped() -> nn.Sequential:
+    return chain(nn.Dropout(0.2), mixer(), nn.Dropout(0.3), mixer(), nn.Dropout(0.1))
+
+
+def frozen() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh(), mixer())
+    model[0].requires_grad_(False)
+    model[1].bias.requires_grad_(False)
+    return model
+
+
+class Averaging(nn.Module):
+    """Keeps an average of what it has seen, and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", torch.zeros(WIDTH), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x - self.average.clone()
+        with torch.no_grad():
+            self.average.lerp_(x.mean((0, 1)), 0.1)
+            self.count += 1
+            self.last = x.mean((0, 1))
+        return y
+
+
+def averaging() -> nn.Sequential:
+    return chain(Averaging(), mixer(), Averaging())
+
+
+class SavesItsState(nn.Module):
+    """A backward needs the buffer that the next forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.mul_(0.9)
+        return x * self.scale
+
+
+def saves_its_state() -> nn.Sequential:
+    return chain(mixer(), SavesItsState(), mixer())
+
+
+class Fork(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, object]:
+        return {"skip": x, "pair": (x * 2, None, [x.mean(-1, keepdim=True)]), "place": x.argmax(-1)}
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = mixer()
+
+    def forward(self, values: dict[str, object]) -> dict[str, object]:
+        double, nothing, (mean,) = values["pair"]
+        assert nothing is None
+        return {**values, "pair": (self.mixer(double) + mean, nothing, [mean])}
+
+
+class Join(nn.Module):
+    def forward(self, values: dict[str, object]) -> Tensor:
+        double, _, (mean,) = values["pair"]
+        return values["skip"] + double * mean + values["place"][..., None] / WIDTH
+
+
+def structured() -> nn.Sequential:
+    return chain(mixer(), Fork(), Inside(), Inside(), Join(), mixer())
+
+
+class Single(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x,)
+
+
+class Unpack(nn.Module):
+    def forward(self, x: tuple[Tensor]) -> Tensor:
+        assert isinstance(x, tuple)
+        return x[0] * 2
+
+
+def tuple_of_one() -> nn.Sequential:
+    return chain(mixer(), Single(), Unpack())
+
+
+class Both(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class WritesOne(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        x[0].mul_(3)
+        return x[0] + x[1]
+
+
+def one_tensor_as_two() -> nn.Sequential:
+    return chain(mixer(), mixer(), Both(), WritesOne())
+
+
+def several_outputs() -> nn.Sequential:
+    return nn.Sequential(*chain(mixer()), Both())
+
+
+class WithLength(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return x, x.shape[1]
+
+
+class Scale(nn.Module):
+    def forward(self, x: tuple[Tensor, int]) -> Tensor:
+        return x[0] / x[1]
+
+
+def sends_a_number() -> nn.Sequential:
+    return chain(WithLength(), Scale())
+
+
+class Fourier(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(x, dim=-1)
+
+
+class Inverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(x, n=WIDTH, dim=-1)
+
+
+def sends_complex() -> nn.Sequential:
+    return chain(Fourier(), Inverse())
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x**2 * gradient  # not what autograd would find
+
+
+class Cubed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Cube.apply(x)
+
+
+def custom_function() -> nn.Sequential:
+    return chain(mixer(), Cubed(), mixer())
+
+
+class Rotary(nn.Module):
+    """A complex table, and whole numbers, as buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.arange(64)[:, None] / torch.arange(1, WIDTH // 2 + 1)
+        self.register_buffer("table", torch.polar(torch.ones_like(angles), angles))
+        self.register_buffer("order", torch.arange(WIDTH).flip(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * self.table[: x.shape[1]]).flatten(-2)
+        return turned[..., self.order]
+
+
+def rotary() -> nn.Sequential:
+    return chain(Rotary(), mixer(), Rotary())
+
+
+class Stop(nn.Module):
+    """Nothing before it is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+def stopped() -> nn.Sequential:
+    return chain(mixer(), mixer(), Stop(), mixer(), mixer())
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.spare = nn.Parameter(torch.ones(WIDTH))
+        self.nothing = nn.Parameter(torch.empty(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.nothing.sum()
+
+
+def unused() -> nn.Sequential:
+    return chain(Unused(), mixer(), Unused())
+
+
+class Half(nn.Module):
+    """Computes in bfloat16, whatever its neighbours do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = mixer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.mixer.weight.bfloat16(), self.mixer.bias.bfloat16()
+        return linear(x.bfloat16(), weight, bias).to(x.dtype)
+
+
+def half_inside() -> nn.Sequential:
+    return chain(Half(), mixer(), Half())
+
+
+def sends_half() -> nn.Sequential:
+    return chain(Half(), Narrow(), Wide(), mixer())
+
+
+class Narrow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16()
+
+
+class Wide(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+class Borrower(nn.Module):
+    """Uses another module's weight without having it registered."""
+
+    def __init__(self, lender: nn.Linear) -> None:
+        super().__init__()
+        self.lender = [lender]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.lender[0].weight)
+
+
+def borrowed() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh())
+    return nn.Sequential(*model[:3], Borrower(model[1]), model[3])
+
+
+class Notes(nn.Module):
+    def __init__(self, notes: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes["x"] = x * 2
+        return x
+
+
+class Reads(Notes):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.notes["x"]
+
+
+def notes_aside() -> nn.Sequential:
+    notes: dict[str, Tensor] = {}
+    return chain(Notes(notes), mixer(), Reads(notes))
+
+
+@functools.lru_cache
+def slopes(width: int) -> Tensor:
+    return torch.arange(width) / width
+
+
+class Sloped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * slopes(x.shape[-1])
+
+
+def cached_aside() -> nn.Sequential:
+    return chain(Sloped(), mixer())
+
+
+def padded() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh())
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, padding_idx=3), *model[1:])
+
+
+def renormed() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh())
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, max_norm=1.0), *model[1:])
+
+
+def renormed_and_tied() -> nn.Sequential:
+    model = renormed()
+    model[3].weight = model[0].weight
+    return model
+
+
+def sparse() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, sparse=True), *chain(mixer())[1:])
+
+
+def lazy() -> nn.Sequential:
+    return chain(nn.LazyLinear(WIDTH), mixer())
+
+
+def nothing_to_train() -> nn.Sequential:
+    return chain(mixer()).requires_grad_(False)
+
+
+def with_none() -> nn.Sequential:
+    model = chain(mixer())
+    model.add_module("3", None)
+    return model
+
+
+def with_own_parameter() -> nn.Sequential:
+    model = chain(mixer())
+    model.scale = nn.Parameter(torch.ones(1))
+    return model
+
+
+def without_children() -> nn.Sequential:
+    return nn.Sequential()
+
+
+def wrong_output() -> nn.Sequential:
+    return nn.Sequential(*chain(mixer()), nn.Flatten(0, 1))
+
+
+def hooks_everywhere() -> nn.Sequential:
+    nn.modules.module.register_module_forward_hook(lambda _m, _x, y: y)
+    return chain(mixer())
+
+
+_CALLS = [0]
+
+
+def another_each_time() -> nn.Sequential:
+    _CALLS[0] += 1
+    return chain(*(mixer() for _ in range(_CALLS[0])))
+
+
+def copied() -> nn.Sequential:
+    first = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+    return chain(first, copy.deepcopy(first), nn.TransformerEncoder(first, 2), nn.LayerNorm(WIDTH))
+
+
+def drawn() -> nn.Sequential:
+    """Draws by every generator there is, one of them its own."""
+    model = chain(mixer(), nn.Tanh(), mixer(), mixer())
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2, generator=generator)
+        model[1].weight.mul_(random.random())
+        model[3].bias.copy_(torch.from_numpy(np.random.rand(WIDTH)))  # noqa: NPY002
+        model[4].weight.copy_(torch.nn.init.orthogonal_(torch.empty(WIDTH, WIDTH)))
+    return model
+
+
+def reads_weights() -> nn.Sequential:
+    model = chain(mixer(), nn.Tanh(), mixer())
+    with torch.no_grad():
+        model[3].weight.copy_(model[1].weight * 0.5)
+        model[4].weight.mul_(1 / float(model[0].weight.norm()))
+    return model
+
+
+def recurrent() -> nn.Sequential:
+    return chain(nn.GRU(WIDTH, WIDTH, batch_first=True), First(), mixer())
+
+
+class First(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        return x[0]
+
+
+def llama(num_layers: int = 4) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=num_layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def shared_layer() -> LlamaForCausalLM:
+    model = llama()
+    model.model.layers[3] = model.model.layers[0]
+    return model
+
+
+def shared_last_layers() -> LlamaForCausalLM:
+    model = llama()
+    model.model.layers[2] = model.model.layers[3] = model.model.layers[1]
+    return model
+
+
+def shared_projection() -> LlamaForCausalLM:
+    model = llama()
+    layers = model.model.layers
+    layers[2].mlp.up_proj.weight = layers[0].mlp.up_proj.weight
+    layers[3].input_layernorm.weight = model.model.norm.weight
+    layers[1].mlp.down_proj.weight = layers[0].mlp.down_proj.weight
+    return model
+
+
+def tied_and_used_again() -> LlamaForCausalLM:
+    model = llama()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.model.layers[1].mlp.spare = nn.Embedding(VOCABULARY, 16)
+    model.model.layers[1].mlp.spare.weight = model.model.embed_tokens.weight
+    weight = model.model.layers[1].mlp.spare.weight
+
+    model.model.layers[1].mlp.register_forward_hook(lambda m, _x, y: y + m.spare.weight.mean(0))
+    assert weight is model.lm_head.weight
+    return model
+
+
+def hooked_llama() -> LlamaForCausalLM:
+    model = llama()
+    layers = model.model.layers
+    layers[0].register_forward_pre_hook(lambda _m, x: (x[0] * 2, *x[1:]))
+    layers[3].register_forward_hook(lambda _m, _x, y: y * 0.5)
+    layers[2].mlp.register_full_backward_hook(lambda _m, of_x, _y: (of_x[0] * 2,))
+    layers[1].mlp.up_proj.weight.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
+    return model
+
+
+def hooked_whole_llama() -> LlamaForCausalLM:
+    model = llama()
+    model.register_forward_pre_hook(lambda _m, x: x)
+    return model
+
+
+def hooked_shared_llama() -> LlamaForCausalLM:
+    model = shared_layer()
+    model.model.layers[0].mlp.up_proj.weight.register_hook(lambda gradient: gradient * 2)
+    return model
+
+
+def normed_llama() -> LlamaForCausalLM:
+    model = llama()
+    parametrizations.weight_norm(model.model.layers[1].mlp.up_proj)
+    parametrizations.spectral_norm(model.model.layers[2].self_attn.q_proj)
+    return model
+
+
+def frozen_llama() -> LlamaForCausalLM:
+    model = llama()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    return model
