@@ -26,12 +26,20 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import has_side_effect
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._pytree import tree_unflatten
 
 from engine.model.chain import Chain, Piece
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
-from engine.model.traced_pieces import TracedPiece, cut_graph, place_of, real_tensors, refusal
+from engine.model.traced_pieces import (
+    Marks,
+    TracedPiece,
+    cut_graph,
+    place_of,
+    real_tensors,
+    refusal,
+)
 
 
 @torch.library.custom_op("ppbench_engine::cut", mutates_args=())
@@ -39,9 +47,17 @@ def _cut() -> None:
     """Does nothing, and leaves a node in the graph."""
 
 
+@torch.library.custom_op("ppbench_engine::assigned", mutates_args=())
+def _assigned(value: Tensor, number: int) -> None:
+    """Does nothing, and leaves a node in the graph."""
+
+
 _cut.register_fake(lambda: None)
+_assigned.register_fake(lambda value, number: None)
 _CUT = torch.ops.ppbench_engine.cut.default
+_ASSIGNED = torch.ops.ppbench_engine.assigned.default
 has_side_effect(_CUT)
+has_side_effect(_ASSIGNED)
 
 
 def traced(
@@ -59,10 +75,12 @@ def traced(
     _check_backward_hooks(factory.skeleton)
     factory.cast_skeleton(dtype)
     with factory.fake:
-        program = _exported(factory, split_points, torch.zeros(shape, dtype=torch.int64))
+        assigned: list[str] = []
+        ids = torch.zeros(shape, dtype=torch.int64)
+        program = _exported(factory, split_points, ids, assigned)
         pieces = cut_graph(
             program,
-            lambda node: node.target is _CUT,
+            Marks(_CUT, _ASSIGNED, assigned),
             factory.canonical | _canonical_buffers(factory.skeleton),
             _tensors_of(factory.skeleton),
             _logits(factory.name, program, shape),
@@ -95,13 +113,22 @@ def _check_backward_hooks(skeleton: nn.Module) -> None:
             )
 
 
-def _exported(factory: Factory, split_points: tuple[str, ...], ids: Tensor) -> ExportedProgram:
-    """The graph of one forward, with a node where each split point is first called."""
+def _exported(
+    factory: Factory, split_points: tuple[str, ...], ids: Tensor, assigned: list[str]
+) -> ExportedProgram:
+    """The graph of one forward, with a node where each split point is first called.
+
+    The names of the buffers that forward assigns to are added to `assigned`.
+    """
     skeleton = factory.skeleton
     uncalled: set[str] = set(split_points)
     handles = [_mark(skeleton, point, uncalled) for point in split_points]
     try:
-        with _as_exporting(factory.fake), _nothing_is_lost(skeleton):
+        with (
+            _as_exporting(factory.fake),
+            _nothing_is_lost(skeleton),
+            _noting_assignments(skeleton, assigned),
+        ):
             program = torch.export.export(skeleton, (ids,), strict=False)
     except Exception as error:
         raise _untraceable(factory.name, error) from error
@@ -125,6 +152,33 @@ def _mark(skeleton: nn.Module, point: str, uncalled: set[str]) -> Any:
             _CUT()
 
     return skeleton.get_submodule(point).register_forward_pre_hook(hook, prepend=True)
+
+
+@contextlib.contextmanager
+def _noting_assignments(skeleton: nn.Module, assigned: list[str]) -> Iterator[None]:
+    """Meanwhile `self.buffer = value` leaves a node in the graph, in whichever submodule.
+
+    Export sees those of the module itself only.
+    """
+    paths = {id(module): path for path, module in skeleton.named_modules()}
+    before = {id(module): dict(module._buffers) for module in skeleton.modules()}
+
+    def hook(module: nn.Module, name: str, value: Tensor | None) -> None:
+        if id(module) not in paths:
+            return
+        if value is None or module._buffers.get(name) is None:
+            raise _loss(f"forward makes or drops a buffer, {name}", "register it when it is built")
+        path = paths[id(module)]
+        assigned.append(f"{path}.{name}" if path else name)
+        _ASSIGNED(value, len(assigned) - 1)
+
+    handle = register_module_buffer_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for module in skeleton.modules():
+            module._buffers.update(before[id(module)])
 
 
 @contextlib.contextmanager
@@ -282,9 +336,8 @@ def _logits(name: str, program: ExportedProgram, shape: tuple[int, int]) -> Node
             'return the logits alone, or a dict with "logits"',
         )
     value = result.meta.get("val")
-    is_tensor = isinstance(value, Tensor)
-    if not is_tensor or value.dim() != 3 or tuple(value.shape[:2]) != shape:
-        given = f"{list(value.shape)}" if is_tensor else type(value).__name__
+    given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.dim() != 3 or tuple(value.shape[:2]) != shape:
         raise _loss(
             f'"{name}": forward returns {given} at {place_of(result)} for token ids {list(shape)}',
             f"return logits of shape [{shape[0]}, {shape[1]}, vocabulary]",

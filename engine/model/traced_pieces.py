@@ -14,6 +14,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from engine.model.chain import INPUT, OUTPUT, Piece
 from engine.model.stage_module import ModelError
 
-IsCut = Callable[[Node], bool]
 _UNSEEN = {torch.ops.aten._assert_tensor_metadata.default}  # of the traced run, not of the model
 _STATISTICS = {"running_mean", "running_var"}  # written in training, though no schema says so
 
@@ -37,12 +37,21 @@ def refusal(message: str) -> ModelError:
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
     """A parameter, buffer or constant of a piece."""
 
     kind: InputKind
     name: str  # in the author's module
     is_persistent: bool = True
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The nodes that say something of the author's code, beside those that compute."""
+
+    cut: torch._ops.OpOverload  # here a piece ends
+    assignment: torch._ops.OpOverload  # (value, number): a buffer becomes another tensor
+    assigned: Sequence[str]  # by number, the name of the buffer
 
 
 class TracedPiece(nn.Module):
@@ -51,30 +60,35 @@ class TracedPiece(nn.Module):
     def __init__(
         self,
         code: GraphModule,
-        slots: Sequence[_Slot],
-        tensors: Mapping[_Slot, Tensor],
+        slots: Sequence[Slot],
+        tensors: Mapping[Slot, Tensor],
+        assigned: Sequence[Slot],
         shape: tuple[int, ...] | None,
     ) -> None:
         """`code` takes the tensors of the slots in order, then the inputs.
 
+        It returns the outputs, then what the `assigned` buffers become.
         `shape`: what the first input must have, for it is built into the nodes; None: not checked.
         """
         super().__init__()
         self.__dict__["_traced_code"] = code  # no submodule, so that every name is the author's
         self._traced_slots, self._traced_shape = tuple(slots), shape
-        self._traced_constants = {s: tensors[s] for s in slots if s.kind is InputKind.CONSTANT_TENSOR}
+        self._traced_assigned = tuple(assigned)
+        self._traced_constants = {
+            s: tensors[s] for s in slots if s.kind is InputKind.CONSTANT_TENSOR
+        }
         self._traced_device = torch.device("cpu")
         for slot in slots:
             if slot.kind is not InputKind.CONSTANT_TENSOR:
                 _register(self, slot, tensors[slot])
 
     @property
-    def slots(self) -> tuple[_Slot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         """The parameters, buffers and constants that the nodes use."""
         return self._traced_slots
 
     @property
-    def constants(self) -> Mapping[_Slot, Tensor]:
+    def constants(self) -> Mapping[Slot, Tensor]:
         """Tensors that are neither parameters nor buffers of the author's module."""
         return self._traced_constants
 
@@ -87,24 +101,34 @@ class TracedPiece(nn.Module):
             )
         tensors = [self._tensor(slot) for slot in self._traced_slots]
         outputs: tuple[Tensor, ...] = self.__dict__["_traced_code"](*tensors, *inputs)
-        return outputs
+        num_outputs = len(outputs) - len(self._traced_assigned)
+        for slot, value in zip(self._traced_assigned, outputs[num_outputs:], strict=True):
+            module, attribute = self._place(slot)
+            module._buffers[attribute] = value.detach()
+        return outputs[:num_outputs]
 
-    def with_tensors(self, tensors: Mapping[_Slot, Tensor]) -> TracedPiece:
+    def with_tensors(self, tensors: Mapping[Slot, Tensor]) -> TracedPiece:
         """The same nodes on other tensors."""
         code = copy.deepcopy(self.__dict__["_traced_code"])
-        return TracedPiece(code, self._traced_slots, tensors, self._traced_shape)
+        assigned, shape = self._traced_assigned, self._traced_shape
+        return TracedPiece(code, self._traced_slots, tensors, assigned, shape)
 
-    def _tensor(self, slot: _Slot) -> Tensor:
+    def _tensor(self, slot: Slot) -> Tensor:
         if slot.kind is InputKind.CONSTANT_TENSOR:
             return self._traced_constants[slot]
-        parent, _, attribute = slot.name.rpartition(".")
-        module = self.get_submodule(parent)
+        module, attribute = self._place(slot)
         own = module._parameters if slot.kind is InputKind.PARAMETER else module._buffers
         tensor = own[attribute]
         assert tensor is not None
         return tensor
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TracedPiece:  # noqa: FBT001, FBT002  # torch's signature
+    def _place(self, slot: Slot) -> tuple[nn.Module, str]:
+        parent, _, attribute = slot.name.rpartition(".")
+        return self.get_submodule(parent), attribute
+
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> TracedPiece:  # torch's signature
         """As every module's, but constants keep their dtype, and complex tensors stay complex."""
         device = fn(torch.empty(0, device=self._traced_device)).device
         super()._apply(lambda t: t.to(device) if t.is_complex() else fn(t), recurse)
@@ -115,7 +139,7 @@ class TracedPiece(nn.Module):
         return self
 
 
-def _register(piece: nn.Module, slot: _Slot, tensor: Tensor) -> None:
+def _register(piece: nn.Module, slot: Slot, tensor: Tensor) -> None:
     """Register a tensor under its dotted name; the modules on the way there are empty ones."""
     module = piece
     *path, attribute = slot.name.split(".")
@@ -145,17 +169,17 @@ def _moved(argument: object, device: torch.device) -> object:
 
 def cut_graph(
     program: ExportedProgram,
-    is_cut: IsCut,
+    marks: Marks,
     canonical: Mapping[str, str],
     tensors: Mapping[str, Tensor],
     output: Node,
 ) -> list[Piece]:
-    """The pieces of an exported program between the nodes that are cuts, on fake tensors.
+    """The pieces of an exported program between its cuts, on fake tensors.
 
     `canonical`: names of parameters to the ones they go by; `tensors`: parameters and buffers by
     name; `output`: the value that the last piece gives. Raises ModelError for what cannot be cut.
     """
-    flow = _Flow(program, is_cut, canonical, output)
+    flow = _Flow(program, marks, canonical, output)
     _check_crossing(flow)
     _check_writes(flow)
     cutter = _Cutter(flow, program, tensors)
@@ -168,7 +192,7 @@ class _Flow:
     def __init__(
         self,
         program: ExportedProgram,
-        is_cut: IsCut,
+        marks: Marks,
         canonical: Mapping[str, str],
         output: Node,
     ) -> None:
@@ -183,8 +207,10 @@ class _Flow:
         (self.ids,) = [node for node in placeholders if node not in self.slots]
         self.nodes = [n for n in nodes if n.op in ("call_function", "get_attr")]
         self.output = _merge_in_place(self.nodes, output)
-        self.piece_of = self._assign(is_cut)
-        self.nodes = [n for n in self.nodes if not is_cut(n) and n.target not in _UNSEEN]
+        self.piece_of = self._assign(marks)
+        self.assigned = self._find_assigned(marks, canonical)
+        unseen = {marks.cut, marks.assignment, *_UNSEEN}
+        self.nodes = [n for n in self.nodes if n.target not in unseen]
         self.used_by = self._find_uses()
         self._crossing: dict[int, list[Node]] = {}
         self.written = [set[int]() for _ in range(self.num_pieces)]
@@ -194,16 +220,42 @@ class _Flow:
                 self.written[self.piece_of[node]].add(storage)
                 self.writers.setdefault(storage, node)
 
-    def _assign(self, is_cut: IsCut) -> dict[Node, int]:
+    def _assign(self, marks: Marks) -> dict[Node, int]:
         """The piece of each node; parts of a tuple, and code as a value, stay with their users."""
         piece_of: dict[Node, int] = {}
         index = 0
         for node in self.nodes:
-            index += is_cut(node)
+            index += node.target is marks.cut
             is_part = node.target is operator.getitem and isinstance(node.args[0], Node)
-            piece_of[node] = piece_of[node.args[0]] if is_part else index  # type: ignore[index]  # a Node
+            piece_of[node] = piece_of[node.args[0]] if is_part else index
         self.num_pieces = index + 1
         return piece_of
+
+    def _find_assigned(
+        self, marks: Marks, canonical: Mapping[str, str]
+    ) -> dict[Slot, tuple[int, Node]]:
+        """The buffers that become another tensor: in which piece, and what they are in the end.
+
+        What export writes of those of the module itself, as a copy at the end, is taken out.
+        """
+        by_name = {slot.name: slot for slot in self.slots.values()}
+        assigned: dict[Slot, tuple[int, Node]] = {}
+        for node in self.nodes:
+            if node.target is marks.assignment:
+                value, number = node.args
+                assert isinstance(value, Node)
+                name = marks.assigned[int(str(number))]
+                assigned[by_name[canonical.get(name, name)]] = (self.piece_of[node], value)
+        while self.nodes and self._is_exports_copy(self.nodes[-1], assigned):
+            self.nodes.pop()
+        return assigned
+
+    def _is_exports_copy(self, node: Node, assigned: Mapping[Slot, tuple[int, Node]]) -> bool:
+        if node.target is not torch.ops.aten.copy_.default:
+            return False
+        target, value = node.args[:2]
+        slot = self.slots.get(target) if isinstance(target, Node) else None
+        return slot is not None and slot in assigned and assigned[slot][1] is value
 
     def _find_uses(self) -> dict[Node, set[int]]:
         """The pieces in which each value is used; what the module returns is used in the last."""
@@ -211,6 +263,11 @@ class _Flow:
         for node in self.nodes:
             for source in node.all_input_nodes:
                 used_by.setdefault(source, set()).add(self.piece_of[node])
+        for buffer, slot in self.slots.items():
+            if slot in self.assigned:
+                piece, value = self.assigned[slot]
+                for node in (buffer, value):
+                    used_by.setdefault(node, set()).add(piece)
         return used_by
 
     def made_in(self, node: Node) -> int:
@@ -229,17 +286,20 @@ class _Flow:
         return self._crossing[piece]
 
 
-def _slot_of(spec: InputSpec, canonical: Mapping[str, str]) -> _Slot:
+def _slot_of(spec: InputSpec, canonical: Mapping[str, str]) -> Slot:
     name = spec.target or spec.arg.name
     if spec.kind is InputKind.PARAMETER:
-        return _Slot(spec.kind, canonical.get(name, name))
+        return Slot(spec.kind, canonical.get(name, name))
     if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
         raise refusal(f'forward uses "{name}", which is neither tensor nor module')
-    return _Slot(spec.kind, canonical.get(name, name), spec.persistent is not False)
+    return Slot(spec.kind, canonical.get(name, name), spec.persistent is not False)
 
 
 def _merge_in_place(nodes: list[Node], output: Node) -> Node:
-    """Let what an in-place operation returns be the tensor it has written; the output's new node."""
+    """Let what an in-place operation returns be the tensor that it has written to.
+
+    Returns the node of the output.
+    """
     for node in nodes:
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and _returns_first(target):
@@ -299,10 +359,14 @@ def _is_strided(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
+_TORCHS = str(Path(torch.__file__).parent)
+
+
 def place_of(node: Node) -> str:
     """Where in the author's code a node comes from: file and line, and the submodule."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    line = next((line for line in reversed(lines) if line.startswith("File ")), "")
+    files = [line for line in reversed(lines) if line.startswith("File ")]
+    line = next((line for line in files if _TORCHS not in line), files[0] if files else "")
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
     where = line.replace("File ", "", 1) or str(node.target)
@@ -315,7 +379,9 @@ def _check_crossing(flow: _Flow) -> None:
         for node in flow.crossing(index):
             value = node.meta.get("val")
             if not _is_strided(value):
-                kind = "a sparse tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                kind = (
+                    "a sparse tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                )
                 raise refusal(
                     f"{place_of(node)}: gives {kind} that is used after a split point; only dense "
                     "tensors pass from piece to piece: move the split point, or make it a tensor"
@@ -335,7 +401,23 @@ def _check_writes(flow: _Flow) -> None:
                     "(views of each other) pass a split point; write out of place there, or "
                     "clone() one of them"
                 )
+    _check_assigned(flow)
     _check_strides(flow)
+
+
+def _check_assigned(flow: _Flow) -> None:
+    """A buffer that becomes another tensor belongs to one piece alone."""
+    for buffer, slot in flow.slots.items():
+        if slot in flow.assigned and len(flow.used_by[buffer]) > 1:
+            _refuse_state(flow.assigned[slot][1], slot.name, flow.used_by[buffer])
+
+
+def _refuse_state(writer: Node, name: str, holders: set[int]) -> None:
+    raise refusal(
+        f"{place_of(writer)}: changes {name} in forward, which pieces "
+        f"{', '.join(str(piece) for piece in sorted(holders))} of the traced module use; "
+        "only one piece may: move the split points"
+    )
 
 
 def _check_state(flow: _Flow, storage: int, writer: Node, writing: list[int]) -> None:
@@ -348,11 +430,7 @@ def _check_state(flow: _Flow, storage: int, writer: Node, writing: list[int]) ->
         if storage in storages(node):
             holders |= pieces
     if len(holders) > 1:
-        raise refusal(
-            f"{place_of(writer)}: writes to {names[0]} in forward, which pieces "
-            f"{', '.join(str(i) for i in sorted(holders))} of the traced module use; "
-            "only one piece may: move the split points"
-        )
+        _refuse_state(writer, names[0], holders)
 
 
 def _check_strides(flow: _Flow) -> None:
@@ -373,7 +451,7 @@ class _Draft:
 
     graph: Graph
     copies: dict[Node, Node] = field(default_factory=dict)
-    slots: list[_Slot] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
     takes: list[str] = field(default_factory=list)
     is_renewed: set[Node] = field(default_factory=set)  # received and written to
 
@@ -397,15 +475,16 @@ class _Cutter:
             is_block = node.op == "get_attr" and index in self._flow.used_by.get(node, ())
             if is_block or (node.op != "get_attr" and self._flow.piece_of[node] == index):
                 draft.copies[node] = _copied(draft, node)
-        gives = self._add_outputs(draft, index)
+        assigned = [s for s, (piece, _) in self._flow.assigned.items() if piece == index]
+        gives = self._add_outputs(draft, index, assigned)
         code = GraphModule(self._root, draft.graph)
         _forget_traced_values(code)
         shape = tuple(self._flow.ids.meta["val"].shape) if draft.takes[:1] == [INPUT] else None
         tensors = {slot: self._fake(slot) for slot in draft.slots}
-        module = TracedPiece(code, draft.slots, tensors, shape)
+        module = TracedPiece(code, draft.slots, tensors, assigned, shape)
         return Piece(module, "", tuple(draft.takes), gives)
 
-    def _fake(self, slot: _Slot) -> Tensor:
+    def _fake(self, slot: Slot) -> Tensor:
         if slot.kind is InputKind.CONSTANT_TENSOR:
             constant = self._constants[slot.name]
             assert isinstance(constant, Tensor)
@@ -414,7 +493,7 @@ class _Cutter:
 
     def _add_slots(self, draft: _Draft, index: int) -> None:
         """Its tensors, each once; the first piece has those that nothing uses."""
-        by_slot: dict[_Slot, Node] = {}
+        by_slot: dict[Slot, Node] = {}
         for node, slot in self._flow.slots.items():
             used_by = self._flow.used_by.get(node, {0} if slot.is_persistent else set())
             if index in used_by:
@@ -424,7 +503,7 @@ class _Cutter:
         draft.slots = list(by_slot)
 
     def _add_inputs(self, draft: _Draft, index: int) -> None:
-        """What it takes from pieces before; a copy of what it writes to: the sender keeps its own."""
+        """What it takes from pieces before, and a copy of what it then writes to."""
         flow = self._flow
         taken = [n for n in flow.crossing(index - 1) if index in flow.used_by[n]]
         for node in taken:
@@ -437,9 +516,10 @@ class _Cutter:
                 self._add_call(draft, node, torch.ops.aten.clone.default)
                 draft.is_renewed.add(node)
 
-    def _add_outputs(self, draft: _Draft, index: int) -> tuple[str, ...]:
+    def _add_outputs(self, draft: _Draft, index: int, assigned: list[Slot]) -> tuple[str, ...]:
         """What is used after it, complex tensors as pairs of reals; the names of all that."""
-        flow, results, names = self._flow, [], []
+        flow, names = self._flow, []
+        results: list[Node] = []
         for node in flow.crossing(index):
             if flow.made_in(node) == index or node in draft.is_renewed:
                 self._names[node] = INPUT_RENEWED.format(node.name, index)
@@ -451,6 +531,7 @@ class _Cutter:
         if index == flow.num_pieces - 1:
             results.append(draft.copies[flow.output])
             names.append(OUTPUT)
+        results += [draft.copies[self._flow.assigned[slot][1]] for slot in assigned]
         draft.graph.output(tuple(results))
         return tuple(names)
 
@@ -476,11 +557,11 @@ def _forget_traced_values(code: GraphModule) -> None:
             module.recompile()
 
 
-def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[_Slot, Tensor]:
+def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[Slot, Tensor]:
     """A built module's tensors for a piece. Raises ModelError for a constant that has no value."""
     parameters = dict(built.named_parameters(remove_duplicate=False))
     buffers = dict(built.named_buffers(remove_duplicate=False))
-    tensors: dict[_Slot, Tensor] = {}
+    tensors: dict[Slot, Tensor] = {}
     for slot in piece.slots:
         if slot.kind is InputKind.PARAMETER:
             tensors[slot] = parameters[slot.name]
@@ -491,7 +572,7 @@ def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[_Slot, Tensor]:
     return tensors
 
 
-def _constant(slot: _Slot, built: nn.Module, traced: Tensor) -> Tensor:
+def _constant(slot: Slot, built: nn.Module, traced: Tensor) -> Tensor:
     """The attribute of that name, or the value with which the traced run has made it."""
     attribute = _attribute(built, slot.name.split("."))
     if isinstance(attribute, Tensor):
