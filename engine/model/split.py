@@ -34,7 +34,7 @@ def open_model(
     what a traced module is traced for. Raises ModelError.
     """
     if spec.split == "trace":
-        return _trace(spec, shape, device)
+        return _trace(spec, shape)
     if spec.split_points:
         raise ModelError('split points are for split = "trace" only', "model.split_points")
     if spec.is_factory:
@@ -44,7 +44,7 @@ def open_model(
     return from_name(spec, is_tried)
 
 
-def _trace(spec: ModelSpec, shape: tuple[int, int], device: torch.device) -> Model:
+def _trace(spec: ModelSpec, shape: tuple[int, int]) -> Model:
     from engine.model.traced import traced  # the tracer takes half a second to import
 
     if not spec.is_factory:
@@ -56,7 +56,7 @@ def _trace(spec: ModelSpec, shape: tuple[int, int], device: torch.device) -> Mod
     if not spec.split_points:
         raise ModelError('split = "trace" needs split points', "model.split_points")
     factory = Factory(spec.name, find_factory(spec.name), spec.seed)
-    return traced(factory, spec.split_points, spec.torch_dtype, shape, device)
+    return traced(factory, spec.split_points, spec.torch_dtype, shape)
 
 
 def _from_factory(spec: ModelSpec, is_tried: bool) -> Model:
