@@ -12,6 +12,8 @@ LONGEST = (
     "test_nodes",
     "test_real_repository",
     "test_living_workers",
+    "test_listening",
+    "test_private_folder",
     "test_faults",
     "test_train",
     "test_torch_runtime",

@@ -135,11 +135,21 @@ class Data:
         """
         if self._batches is None or step != self._next_step:
             self.close()
-            self._batches = iter(self._loader(step))
+            self._batches = self._start(step)
         batch = next(self._batches)
         self._next_step = step + 1
         inputs, targets = batch.split()
         return StepBatch(inputs, targets, batch.num_tokens)
+
+    def _start(self, step: int) -> Iterator[FlatBatch]:
+        try:
+            return iter(self._loader(step))
+        except OSError as error:
+            raise DataError(
+                f"num_workers = {self._spec.num_workers}: the loader's processes cannot be "
+                f"started: {error.strerror}; they share memory under /dev/shm: make room there, "
+                "or set num_workers = 0"
+            ) from error
 
     def close(self) -> None:
         """End the loader's processes. Another `step` would start them again."""

@@ -135,14 +135,14 @@ _RANK_BYTES = RECORD_BYTES + 64 * 1024  # its record, its error, where it crashe
 
 @contextlib.contextmanager
 def claimed_node_folder(
-    launch_id: str, num_ranks: int, launch: Path | None = None
+    launch_id: str, num_ranks: int, marker: Path | None = None
 ) -> Iterator[Path]:
     """A launch's folder on this machine, held by this process meanwhile; the ranks make it.
 
-    `launch` is its folder in the store, if it has one. Raises StoreError if there is no place.
+    `marker`: see Claim. Raises StoreError if there is no place.
     """
     folder = place_for(num_ranks).base / f"{launch_id}-0"
-    claim = Claim(folder, launch)
+    claim = Claim(folder, marker)
     try:
         yield folder
     finally:

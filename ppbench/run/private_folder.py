@@ -231,15 +231,16 @@ class Claim:
     """A launch's folder in use, by this process; by several at once."""
 
     def __init__(
-        self, folder: Path, launch: Path | None = None, agent_pid: int | None = None
+        self, folder: Path, marker: Path | None = None, agent_pid: int | None = None
     ) -> None:
         """The folder need not be there yet, the user's must. Raises StoreError.
 
-        `launch`: the launch's folder in the store, where what it leaves is kept if it dies.
+        `marker`: a file in the launch's folder in the store, there until the launch is accounted
+        for; if it dies before, what it leaves is kept beside that.
         `agent_pid`: who starts the ranks again when they have died, where nobody else holds it.
         """
         self._path = lock_path(folder)
-        note = {"launch": launch and str(launch.absolute()), "agent": _process(agent_pid)}
+        note = {"marker": marker and str(marker.absolute()), "agent": _process(agent_pid)}
         try:
             self._descriptor = self._open()
             os.ftruncate(self._descriptor, 0)
@@ -355,15 +356,15 @@ def _note_of(folder: Path) -> dict[str, object]:
 
 
 def _keep(folder: Path) -> None:
-    """Copy what a dead launch has left into the store that it belongs to, if that is still there.
+    """Copy what a dead launch has left into the store that has not accounted for it yet.
 
     That store's next sweep accounts for it. The copy is whole, or it is not there.
     """
-    launch = _note_of(folder).get("launch")
+    marker = _note_of(folder).get("marker")
     source = folder if folder.exists() else folder.with_name(f".{folder.name}")
-    if not isinstance(launch, str) or not Path(launch).is_dir() or not source.exists():
+    if not isinstance(marker, str) or not Path(marker).is_file() or not source.exists():
         return
-    kept = Path(launch) / KEPT
+    kept = Path(marker).with_name(KEPT)
     aside = kept / f".{folder.name}.partial"
     try:
         shutil.rmtree(aside, ignore_errors=True)

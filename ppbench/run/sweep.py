@@ -334,7 +334,7 @@ def job_of(plan: Plan, indices: list[int], store: Store) -> Job:
 def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
     """One start of the agent; the status of each item that has a row when it has ended."""
     folder = store.folder / "launches" / job.launch_id
-    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder) as local:
+    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder / RUNNING) as local:
         return _run_job_in(folder, local, job, on_event)
 
 
