@@ -19,7 +19,7 @@ from ppbench.errors import StoreError, UsageError
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
-from ppbench.store.parquet import as_frame, as_table, write_parquet
+from ppbench.store.parquet import as_frame, as_table, storable, write_parquet
 from ppbench.store.reading import Reader, Skip
 
 LAST = "last"
@@ -81,7 +81,7 @@ class Store:
         for name in TABLES.keys() - tables.keys() - {"runs"}:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
-        parts = [*tables.items(), ("runs", pd.DataFrame([run]))]
+        parts = [*tables.items(), ("runs", pd.DataFrame([storable(run)]))]
         written: list[Path] = []
         try:
             for name, frame in parts:

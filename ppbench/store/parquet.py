@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,6 @@ from ppbench.error_text import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, schema_of
 
-_WITH_WORDS = ("runs", "ranks", "flight")  # tables with text of users and libraries
 _NEEDED = (RUN_ID, "status")  # every version of `runs` has them; all tables have the first
 _EFFECT_BEFORE = {"launch_bind": False}
 """What a setting's absence means in a file that is older than the setting, if not its default."""
@@ -42,25 +41,16 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
-    frame = _with_text_stored(_with_settings_stored(frame), name)
+    frame = _with_settings_stored(frame)
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
 
 
-def _with_text_stored(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Rows whose text can be stored: of a run's error a bounded part, of names no surrogates."""
-    if name not in _WITH_WORDS:
-        return frame
-    columns = [str(column) for column in frame if frame[column].dtype == object]
-    stored = {column: frame[column].map(_encodable) for column in columns}
-    if "error" in columns:
-        stored["error"] = frame["error"].map(_readable_error)
-    return frame.assign(**stored)
-
-
-def _encodable(value: object) -> object:
-    return encodable(value) if isinstance(value, str) else value
+def storable(run: Mapping[str, object]) -> dict[str, object]:
+    """A row of `runs` whose text can be stored: its error bounded, and no lone surrogates."""
+    row = {name: encodable(v) if isinstance(v, str) else v for name, v in run.items()}
+    return {**row, **({"error": _readable_error(run["error"])} if "error" in run else {})}
 
 
 def _readable_error(value: object) -> object:
