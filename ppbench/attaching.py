@@ -46,6 +46,7 @@ from engine.plan.spans import COLUMNS, Span, lane_of
 from engine.run.alignment import SAME_CLOCK, Alignment, Offset, align, measure_offset
 from engine.run.clock import Clock, Mark, clock_for
 from ppbench.analysis.transfers import Receive, hastened_end_ns
+from ppbench.error_text import describe
 from ppbench.errors import PpbenchError, UsageError, first_line
 from ppbench.foreign.record import Account, Told, check_name, named_program, write_run
 from ppbench.foreign.telling import settings_from
@@ -208,7 +209,7 @@ class Attachment:
         try:
             yield
         except Exception as error:
-            self._seen.error = f"{type(error).__name__}: {first_line(error)}"
+            self._seen.error = first_line(describe(error))
             with contextlib.suppress(Exception):
                 self._instrument.remove()
 
@@ -221,7 +222,7 @@ class Attachment:
             if told is not None:
                 self._seen.losses[number] = float(told)
         except Exception as error:
-            _warn(f"the loss of step {number} is not known: {type(error).__name__}: {error}")
+            _warn(f"the loss of step {number} is not known: {describe(error)}")
 
     def _watch_optimizers(self, number: int) -> None:
         """Until the next step begins. By hooks, which others may add and take away in between."""
@@ -465,7 +466,7 @@ def _agree(members: Members, ours: str) -> None:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, PpbenchError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, PpbenchError) else describe(error)
 
 
 def _checked(steps: Iterable[int]) -> frozenset[int]:

@@ -34,7 +34,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e007f]"
+    "\U000e0001\U000e0020-\U000e007f]"
 )
 """Categories Cc (but for newline and tab), Cf, Cs, Zl and Zp of Unicode."""
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from ppbench.error_text import printable
 from ppbench.errors import UsageError
 from ppbench.format import Format
 from ppbench.listing import Field, render
@@ -102,4 +103,4 @@ def _written(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
 
 def tell(text: str) -> None:
     """To the user, not into the results."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

@@ -36,7 +36,7 @@ from ppbench.error_text import (
     trace_of,
     type_name,
 )
-from ppbench.errors import first_line
+from ppbench.errors import PpbenchError, first_line
 from ppbench.run.launch.exits import Exit, last_words, read_ends, signal_name
 from ppbench.run.private_folder import (
     SHARED_MEMORY,
@@ -194,7 +194,8 @@ def write_rank_error(
     than the process is given. `log` names where the whole of a message is that is too long.
     """
     at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
-    _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
+    if not isinstance(error, PpbenchError):  # those say what is in our own words
+        _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
     message = describe(error, log)
     trace = readable(trace_of(error), MOST_OF_TRACE, log)
     status, fix = status_of(error, message), fix_in(message)

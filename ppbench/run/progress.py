@@ -11,6 +11,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from ppbench.error_text import printable
 from ppbench.run.job import Item
 
 
@@ -89,7 +90,7 @@ class PlainDisplay:
         pass
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay:
@@ -137,7 +138,7 @@ class LiveDisplay:
         if status != "ok":
             words = describe(self._items[index], self._axes)
             line = f"{status}: {words} (run {run_id}): {summary}"
-            self._progress.console.print(line, markup=False, soft_wrap=True)
+            self._progress.console.print(printable(line), markup=False, soft_wrap=True)
 
     def end(self) -> None:
         self._progress.stop()

@@ -112,7 +112,11 @@ RUNS: tuple[Column, ...] = (
         pa.string(),
         "`ok`, `oom`, `error`, `crash`, `timeout`, `invalid` or `interrupted`",
     ),
-    Column("error", pa.string(), "what went wrong, when status is not `ok`"),
+    Column(
+        "error",
+        pa.string(),
+        "what went wrong, when status is not `ok`: at most 40,000 printable characters",
+    ),
     Column("error_rank", pa.int64(), "rank where it went wrong; null if that cannot be told"),
     Column(
         "last_actions",

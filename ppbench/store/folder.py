@@ -20,7 +20,7 @@ from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
-from ppbench.store.parquet import as_frame, as_table, write_parquet
+from ppbench.store.parquet import as_frame, as_table, storable, write_parquet
 from ppbench.store.reading import TABLES_STORED, Reader
 
 LAST = "last"
@@ -82,7 +82,7 @@ class Store:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
         stored = ",".join(sorted(name for name, frame in tables.items() if len(frame)))
-        row = {**run, TABLES_STORED: stored}
+        row = {**storable(run), TABLES_STORED: stored}
         parts = [*tables.items(), ("runs", pd.DataFrame([row]))]
         written: list[Path] = []
         try:

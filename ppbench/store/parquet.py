@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -23,7 +23,6 @@ from ppbench.store.damage import DamagedError, names_of
 from ppbench.store.seal import WHOLE_BYTES, check_seal, seal
 from ppbench.store.validity import Flaw, check_columns, check_text, check_version, flaws_in
 
-_WITH_WORDS = ("runs", "ranks", "flight")  # tables with text of users and libraries
 _VERSION = "schema_version"
 WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 """How every file of the store is written."""
@@ -64,25 +63,16 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"columns without a meaning: {sorted(unknown)}"
-    frame = _with_text_stored(_with_settings_stored(frame), name)
+    frame = _with_settings_stored(frame)
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
 
 
-def _with_text_stored(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Rows whose text can be stored: of a run's error a bounded part, of names no surrogates."""
-    if name not in _WITH_WORDS:
-        return frame
-    columns = [str(column) for column in frame if frame[column].dtype == object]
-    stored = {column: frame[column].map(_encodable) for column in columns}
-    if "error" in columns:
-        stored["error"] = frame["error"].map(_readable_error)
-    return frame.assign(**stored)
-
-
-def _encodable(value: object) -> object:
-    return encodable(value) if isinstance(value, str) else value
+def storable(run: Mapping[str, object]) -> dict[str, object]:
+    """A row of `runs` whose text can be stored: its error bounded, and no lone surrogates."""
+    row = {name: encodable(v) if isinstance(v, str) else v for name, v in run.items()}
+    return {**row, **({"error": _readable_error(run["error"])} if "error" in run else {})}
 
 
 def _readable_error(value: object) -> object:

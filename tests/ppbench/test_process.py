@@ -245,7 +245,7 @@ def test_a_reader_that_goes_away_closes_a_command_quietly(ppbench, arguments):
 def test_closed_streams_change_neither_work_nor_exit_code(script, stored):
     for closed in ([0], [1], [2], [0, 1, 2]):
         redirections = " ".join(f"{number}>&-" for number in closed)
-        words = " ".join([sys.executable, script, "ls"])
+        words = f"{sys.executable} {script} ls"
         done = subprocess.run(
             ["sh", "-c", f"{words} {redirections}"], cwd=stored, capture_output=True, text=True,
             check=False, timeout=PATIENCE_S,
