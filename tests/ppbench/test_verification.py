@@ -52,7 +52,7 @@ max_warmup_steps = 1
 steps = 2
 
 [grid]
-model.preset = ["authors:plain", "authors:failing", "authors:leaving", "llama-tiny"]
+model.preset = ["authors:dropping", "authors:failing", "authors:leaving", "llama-tiny"]
 seq_len = [12, 24]
 """
 CASE = Case(
@@ -312,7 +312,7 @@ def ppbench(*arguments, folder):
 
 
 def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swept, runs):
-    both = [runs["authors:plain", length] for length in (12, 24)]
+    both = [runs["authors:dropping", length] for length in (12, 24)]
     assert [run["status"] for run in both] == ["ok", "ok"]
     how = "against the factory's module, unsplit: weights, loss and 28 gradients of 2 steps"
     assert all(run["verified"].startswith(how) for run in both)
@@ -340,6 +340,23 @@ def test_an_authors_module_that_fails_or_dies_alone_makes_its_run_invalid_and_sa
     assert "itself fails when it is called unsplit: RuntimeError: the author's" in failing["error"]
     assert "the process of the unsplit module exited with code 7" in leaving["error"]
     assert {failing["verified"], leaving["verified"]} == {"no: the run failed"}
+
+
+def test_a_run_measures_the_same_whether_it_began_with_a_verification_or_not(swept, runs):
+    folder, _ = swept
+    only = ["--only", "model.preset=authors:dropping", "--rerun", "--no-report"]
+    done = ppbench("sweep", "a.toml", *only, folder=folder)
+    assert done.returncode == 0, done.stderr
+    again = Store(folder / "results").runs()
+    again = again[again["run_id"] > max(run["run_id"] for run in runs.values())]
+    assert len(again) == 2
+    for run in again.to_dict("records"):
+        first = runs["authors:dropping", run["seq_len"]]
+        assert "(before, on this machine)" in run["verified"]
+        for column in ("first_loss", "last_loss"):
+            assert run[column] == first[column]
+        for column in ("peak_memory_bytes", "peak_held_microbatches"):
+            assert run[column] == pytest.approx(first[column], rel=0.02)
 
 
 def test_no_file_of_a_verification_is_left_in_a_launch(swept, runs):

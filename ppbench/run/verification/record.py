@@ -86,7 +86,9 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
         "machine": environment.fingerprint(
             case.device, case.world_size, case.launch_threads_per_rank
         ),
-        "model": _sources() if ":" in case.model_preset else _stamps(Path(case.model_preset)),
+        "model": _sources(case.model_preset)
+        if ":" in case.model_preset
+        else _stamps(Path(case.model_preset)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -109,24 +111,35 @@ def _file(results: Path, key: str) -> Path:
     return results / "verified" / f"{key}.json"
 
 
-def _sources() -> list[tuple[str, str]]:
-    """Hashes of all source files that are loaded here and are neither Python's nor installed.
+def _sources(factory: str) -> list[tuple[str, str]]:
+    """Hashes of the source files that are loaded here and belong neither to Python nor to ppbench,
+    nor to an installed package other than the factory's own.
 
     A factory's module imports others, and which of all these it uses nobody knows. One more than
-    it uses costs a verification. Of an installed package its own sources count too.
+    it uses costs a verification.
     """
-    paths = sysconfig.get_paths()
-    installed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    own = str(Path(__file__).parents[3])
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    package = factory.partition(":")[0].partition(".")[0]
+    files = {
+        str(getattr(module, "__file__", None) or ""): name.partition(".")[0]
+        for name, module in list(sys.modules.items())
+    }
     wanted = (
         file
-        for file in sorted(files)
-        if file.endswith(".py")
-        and not file.startswith(installed)
-        and not file.startswith((f"{own}/engine/", f"{own}/ppbench/"))
+        for file, owner in sorted(files.items())
+        if file.endswith(".py") and (owner == package or not _is_installed(Path(file)))
     )
     return [(file, _hash(Path(file))) for file in wanted]
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file is Python's own, ppbench's or an installed package's: of a known version."""
+    paths, own = sysconfig.get_paths(), Path(__file__).parents[3]
+    known = (paths["stdlib"], paths["platstdlib"], own / "engine", own / "ppbench")
+    return (
+        not file.is_absolute()  # made in memory
+        or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+        or any(file.is_relative_to(folder) for folder in known)
+    )
 
 
 def _downloaded(name: str) -> Path:
