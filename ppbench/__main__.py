@@ -1,0 +1,5 @@
+"""`python -m ppbench` is the command `ppbench`."""
+
+from ppbench.cli import main
+
+main()
