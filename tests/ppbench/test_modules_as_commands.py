@@ -19,7 +19,7 @@ def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("module", ["ppbench", "ppbench.cli"])
 def test_the_module_runs_the_command(module):
-    drawn = ran(module, "schedules", "show", "1f1b", "-p", "2", "-m", "3")
+    drawn = ran(module, "schedules", "draw", "1f1b", "-p", "2", "-m", "3")
     assert (drawn.returncode, drawn.stderr) == (0, "")
     assert "2" in drawn.stdout
     refused = ran(module, "show", "nothing", "--results", "nowhere")

@@ -47,14 +47,14 @@ def test_short_runs_that_take_long_to_begin_do_not_make_long_ones_look_longer():
 
 def test_sequences_of_varying_length_are_not_counted_as_long_as_they_may_be():
     clock = Clock()
-    every = [item(32), item("variable"), item("variable", world_size=1)]
+    every = [item(32), item("variable"), item("variable", world_size=1), item(32, world_size=1)]
     estimate = Estimate(every, clock)
     run(estimate, clock, 0, around_s=5, step_s=0.1)
-    assert estimate.seconds_left() == (pytest.approx(10), True)
-    assert time_left(estimate) == "0:10 or more left"
+    assert estimate.seconds_left() == (pytest.approx(15 + 1), True)
+    assert time_left(estimate) == "0:16 or more left"
     run(estimate, clock, 1, around_s=5, step_s=0.2)  # not 0.1 × 2048 / 32
-    assert estimate.seconds_left() == (pytest.approx(5 + 2), False)
-    assert time_left(estimate) == "0:07 left"
+    assert estimate.seconds_left() == (pytest.approx(5 + 2 + 5 + 1), False)
+    assert time_left(estimate) == "0:13 left"
 
 
 def test_runs_of_another_limit_or_text_are_of_another_kind():
