@@ -123,7 +123,7 @@ def time_left(estimate: Estimate) -> str:
     seconds, has_more = estimate.seconds_left()
     if seconds is None:
         return "-:-- left"
-    clock = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    clock = f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
     return f"{clock} or more left" if has_more else f"{clock} left"
 
 
