@@ -25,6 +25,7 @@ from engine.command.preparation import Job, checked_checkpoint, fabric_of, prepa
 from engine.command.training import Display, Training
 
 if TYPE_CHECKING:
+    from engine.configuration import TrainerConfig
     from engine.trainer import Trainer
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
@@ -93,6 +94,7 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     is_shown = launch.rank == job.last_rank
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
     display.note(_description(job, launch, trainer))
+    display.note(*_bare_stages(job.config, trainer))
     display.note(*_where_it_begins(job.options, checkpoint, first_step))
     training = Training(job.options, launch, trainer, display, progress)
     try:
@@ -117,6 +119,17 @@ def _description(job: Job, launch: Launch, trainer: Trainer) -> str:
         f"{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
         f"{num_microbatches} microbatches of {options.microbatch_size}"
     )
+
+
+def _bare_stages(asked: TrainerConfig, trainer: Trainer) -> list[str]:
+    """A note if stages have no parameters, unless the user has listed the layers of each stage."""
+    sizes = trainer.model.costs.of_stages(trainer.partition)
+    bare = [str(stage) for stage, size in enumerate(sizes) if size == 0]
+    if not bare or isinstance(asked.model.partition, tuple):
+        return []
+    stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
+    remedy = "use fewer ranks, another --partition or other --split-points"
+    return [f"{stages} no parameters: nothing is trained there; {remedy}"]
 
 
 def _where_it_begins(options: Options, checkpoint: Path | None, first_step: int) -> list[str]:

@@ -50,6 +50,11 @@ class Caution(Enum):
         "moment's. See to cooling and power limits, lock the clocks, or raise the quota."
     )
     few_steps = "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
+    bare_stage = (
+        "A stage has no parameters (0 in parameters_per_stage of the run), which no list of layers "
+        "has asked for: its rank trains nothing. Use fewer ranks or stages per rank, another "
+        "model.partition, or other split points."
+    )
     no_warmup = (
         "No warm-up steps: the first measured step includes allocation and caches being filled. "
         "Set measure.warmup_steps to 1 or more."
@@ -77,13 +82,15 @@ def cautions_for(
     has_coarse_clock: bool = False,
     is_busy_machine: bool = False,
     is_throttled: bool = False,
+    has_bare_stage: bool = False,
 ) -> list[Caution]:
     """The cautions that a run's circumstances call for, in order of severity.
 
     `relative_deviation` is the median absolute deviation of the step times over their median;
     `is_not_finite` whether some number was NaN or infinite; `over_plan` an emulated step's time
     over the planned one; `has_coarse_clock` whether clocks may be off by more than some span is
-    long; `is_busy_machine` and `is_throttled` what the telemetry of any rank says.
+    long; `is_busy_machine` and `is_throttled` what the telemetry of any rank says; `has_bare_stage`
+    whether a stage that was not asked for has no parameters.
     """
     holds = {
         Caution.not_finite: is_not_finite,
@@ -94,6 +101,7 @@ def cautions_for(
         Caution.coarse_clock: has_coarse_clock,
         Caution.busy_machine: is_busy_machine,
         Caution.throttled: is_throttled,
+        Caution.bare_stage: has_bare_stage,
         Caution.few_steps: num_steps < MIN_STEPS,
         Caution.no_warmup: warmup_steps == 0,
     }

@@ -496,3 +496,7 @@ def simulate(
     assumed = forecast.Assumptions(read_costs(cost), transfers)
     wanted = Wanted(schedule, ranks, microbatches, stages_per_rank)
     print(forecast.simulate(wanted, assumed, how, has_held=held))
+
+
+if __name__ == "__main__":  # python -m ppbench.cli; imported again, so that every command is there
+    import ppbench.__main__  # noqa: F401  # runs the command

@@ -24,14 +24,18 @@ from engine.model.stage_module import Model, ModelError
 
 
 def open_model(
-    spec: ModelSpec, shape: tuple[int, int], device: torch.device, *, is_tried: bool = False
+    spec: ModelSpec,
+    shape: tuple[int, int],
+    device: torch.device,  # noqa: ARG001  # a trace serves every device; other kinds may not
+    *,
+    is_tried: bool = False,
 ) -> Model:
     """The model of a spec, without weights yet.
 
     An architecture of transformers is first tried, unless it `is_tried` already (`probe`).
 
-    `shape` is that of a microbatch's token ids, `[batch, seq]`, and `device` where it will run:
-    what a traced module is traced for. Raises ModelError.
+    `shape` is that of a microbatch's token ids, `[batch, seq]`: what a traced module is traced
+    for. `device`: where it will run. Raises ModelError.
     """
     if spec.split == "trace":
         return _trace(spec, shape)

@@ -4,8 +4,8 @@
 down every operation. What it would leave out in silence (a custom backward, a hook on a gradient, a
 counter in an attribute, numbers drawn by Python) is refused here, with the line of the code.
 
-Not `torch.distributed.pipelining.pipeline`, which cuts the same graph: it loses a submodule's second
-use, makes every buffer persistent and expects one result.
+Not `torch.distributed.pipelining.pipeline`, which cuts the same graph: it loses the second use of a
+submodule and makes every buffer persistent.
 """
 
 from __future__ import annotations

@@ -474,7 +474,8 @@ class _Cutter:
         for node in self._flow.nodes:
             is_block = node.op == "get_attr" and index in self._flow.used_by.get(node, ())
             if is_block or (node.op != "get_attr" and self._flow.piece_of[node] == index):
-                draft.copies[node] = _copied(draft, node)
+                is_written = not self._flow.writers.keys().isdisjoint(storages(node))
+                draft.copies[node] = _copied(draft, node, is_written=is_written)
         assigned = [s for s, (piece, _) in self._flow.assigned.items() if piece == index]
         gives = self._add_outputs(draft, index, assigned)
         code = GraphModule(self._root, draft.graph)
@@ -544,8 +545,20 @@ INPUT_RENEWED = "{} after piece {}"
 """The name of a value once a piece has made it or written to it."""
 
 
-def _copied(draft: _Draft, node: Node) -> Node:
-    return draft.graph.node_copy(node, lambda source: draft.copies[source])
+def _copied(draft: _Draft, node: Node, *, is_written: bool) -> Node:
+    """The node in the piece's graph.
+
+    Some operations lay their result out otherwise than under fake tensors, for which export leaves
+    out `contiguous()`. So what counts on a layout may copy, unless the copy would miss a write.
+    """
+    made = draft.graph.node_copy(node, lambda source: draft.copies[source])
+    if not is_written and node.target is torch.ops.aten.view.default:
+        made.target = torch.ops.aten.reshape.default
+    if not is_written and node.target is torch.ops.aten.view_as_complex.default:
+        with draft.graph.inserting_before(made):
+            source = made.args[0]
+            made.args = (draft.graph.call_function(torch.ops.aten.contiguous.default, (source,)),)
+    return made
 
 
 def _forget_traced_values(code: GraphModule) -> None:

@@ -40,8 +40,8 @@ from ppbench.run.rows import CaseResult, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, Runtime
 
-OnStep = Callable[[int, int, float], None]
-"""Told after each step how many are done, of how many, and its tokens per second on this rank."""
+OnStep = Callable[[int, int, float, float], None]
+"""Called after each step with how many are done, of how many, its tokens per second and seconds."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class _Steps:
         ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
         duration_s = (max(ends_ns) - min(starts_ns)) / 1e9
         total = max(self._plan.warmup_steps, len(self.warmup_ns)) + self._plan.steps
-        self._on_step(self.num_done, total, result.num_tokens / duration_s)
+        self._on_step(self.num_done, total, result.num_tokens / duration_s, duration_s)
         return result
 
 

@@ -5,7 +5,9 @@ Written to standard error, so that standard output holds the results alone.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
@@ -16,38 +18,96 @@ from ppbench.run.job import Item
 
 
 class Display(Protocol):
-    """Told of what happens, in order."""
+    """Shows what happens, in order."""
 
     def begin(self, items: list[Item], axes: tuple[str, ...]) -> None: ...
     def case_begins(self, index: int) -> None: ...
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None: ...
+    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None: ...
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
     def end(self) -> None: ...
 
 
-class _Estimate:
-    """Time left, from the time per token so far; cases differ mostly in their tokens."""
+class Estimate:
+    """Time left: of each run to come its steps, and around them what finished runs have taken.
 
-    def __init__(self, items: list[Item]) -> None:
-        self._weights = [_tokens(item) for item in items]
-        self._done = 0.0
-        self._started_at = time.monotonic()
+    A step's time is taken from the runs of its kind that have been seen: runs with sequences of one
+    length, or runs over the same data with the same limit to lengths that vary. Only within a kind
+    does a step's time go with its tokens: sequences of varying length are mostly far shorter than
+    the limit.
+    """
+
+    def __init__(self, items: list[Item], now: Callable[[], float] = time.monotonic) -> None:
+        self._items, self._now = items, now
+        self._to_come = set(range(len(items)))
+        self._current: int | None = None
+        self._began_at = now()
+        self._share_done = 0.0
+        self._seconds: dict[int, list[float]] = {}  # of the steps of each run seen
+        self._around: list[float] = []  # of each finished run, its time less that of its steps
+
+    def begin(self, index: int) -> None:
+        """A run begins; the one before it has ended or will be begun again."""
+        self._current, self._share_done, self._began_at = index, 0.0, self._now()
+        self._seconds.pop(index, None)
+
+    def step(self, step: int, num_steps: int, step_s: float) -> None:
+        """The current run has done a step, which took so long."""
+        if self._current is not None:
+            self._seconds.setdefault(self._current, []).append(step_s)
+            self._share_done = step / num_steps
 
     def finish(self, index: int) -> None:
-        self._done += self._weights[index]
+        """A run has ended, as ever it did."""
+        steps_s = sum(self._seconds.get(index, ()))
+        if index == self._current:
+            self._around.append(max(self._now() - self._began_at - steps_s, 0.0))
+        self._to_come.discard(index)
+        self._current = None
 
-    def seconds_left(self, index: int, share: float) -> float | None:
-        done = self._done + self._weights[index] * share
-        if done == 0:
+    def seconds_left(self) -> tuple[float | None, bool]:
+        """Seconds, None if nothing is known; and whether runs of an unseen kind come on top."""
+        known = {index: self._steps_seconds(index) for index in self._to_come}
+        if all(seconds is None for seconds in known.values()) and known:
+            return None, True
+        around = statistics.mean(self._around) if self._around else 0.0
+        total = 0.0
+        for index, seconds in known.items():
+            is_current = index == self._current
+            total += (seconds or 0.0) * (1 - self._share_done if is_current else 1)
+            total += max(around - self._passed_around(), 0.0) if is_current else around
+        return total, None in known.values()
+
+    def _passed_around(self) -> float:
+        """Of the current run's time what was not its steps."""
+        steps_s = sum(self._seconds.get(self._current, ())) if self._current is not None else 0
+        return self._now() - self._began_at - steps_s
+
+    def _steps_seconds(self, index: int) -> float | None:
+        """All steps of a run, by its own if it has some, else by the runs of its kind."""
+        item = self._items[index]
+        if seconds := self._seconds.get(index):
+            return statistics.mean(seconds) * _num_steps(item)
+        seen = [i for i in self._seconds if _kind(self._items[i]) == _kind(item)]
+        if not seen:
             return None
-        elapsed = time.monotonic() - self._started_at
-        return elapsed / done * (sum(self._weights) - done)
+        rates = (
+            statistics.mean(self._seconds[i]) / self._items[i].case.max_tokens_per_step
+            for i in seen
+        )
+        return statistics.mean(rates) * item.case.max_tokens_per_step * _num_steps(item)
 
 
-def _tokens(item: Item) -> float:
-    """All steps of the run, and two for building the model and measuring memory."""
-    num_steps = item.measure.warmup_steps + item.measure.steps + 2
-    return float(item.case.max_tokens_per_step * num_steps)
+def _num_steps(item: Item) -> int:
+    """The steps of the run that are told of."""
+    return item.measure.warmup_steps + item.measure.steps
+
+
+def _kind(item: Item) -> tuple[object, ...]:
+    """What runs have in common whose steps take time in proportion to their longest sequences."""
+    case = item.case
+    if isinstance(case.seq_len, int):
+        return ()
+    return case.data_source, case.data_max_seq_len, case.data_tokenizer
 
 
 def describe(item: Item, axes: tuple[str, ...]) -> str:
@@ -59,10 +119,13 @@ def describe(item: Item, axes: tuple[str, ...]) -> str:
     return ", ".join(words)
 
 
-def _clock_time(seconds: float | None) -> str:
+def time_left(estimate: Estimate) -> str:
+    """Minutes and seconds; what is not known yet is said to be so."""
+    seconds, has_more = estimate.seconds_left()
     if seconds is None:
-        return "-:--"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        return "-:-- left"
+    clock = f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
+    return f"{clock} or more left" if has_more else f"{clock} left"
 
 
 class PlainDisplay:
@@ -72,19 +135,25 @@ class PlainDisplay:
         self._console = console
 
     def begin(self, items: list[Item], axes: tuple[str, ...]) -> None:
-        self._items, self._axes, self._estimate = items, axes, _Estimate(items)
+        self._items, self._axes, self._estimate = items, axes, Estimate(items)
 
     def case_begins(self, index: int) -> None:
+        self._estimate.begin(index)
         words = describe(self._items[index], self._axes)
         self._say(f"case {index + 1} of {len(self._items)}: {words}")
 
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None:
-        pass
+    def step_ends(
+        self,
+        step: int,
+        num_steps: int,
+        tokens_per_s: float,  # noqa: ARG002  # for displays that show it
+        step_s: float,
+    ) -> None:
+        self._estimate.step(step, num_steps, step_s)
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
-        left = _clock_time(self._estimate.seconds_left(index, 0))
-        self._say(f"  {status}, {summary}, run {run_id}, {left} left")
+        self._say(f"  {status}, {summary}, run {run_id}, {time_left(self._estimate)}")
 
     def end(self) -> None:
         pass
@@ -100,7 +169,7 @@ class LiveDisplay:
         self._console = console
 
     def begin(self, items: list[Item], axes: tuple[str, ...]) -> None:
-        self._items, self._axes, self._estimate = items, axes, _Estimate(items)
+        self._items, self._axes, self._estimate = items, axes, Estimate(items)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -114,15 +183,15 @@ class LiveDisplay:
         self._progress.start()
 
     def case_begins(self, index: int) -> None:
-        self._index = index
+        self._estimate.begin(index)
         words = describe(self._items[index], self._axes)
         self._progress.update(
             self._all, description=f"case {index + 1} of {len(self._items)}: {words}"
         )
         self._progress.reset(self._steps, description="step", note="", visible=True)
 
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float) -> None:
-        left = _clock_time(self._estimate.seconds_left(self._index, step / num_steps))
+    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
+        self._estimate.step(step, num_steps, step_s)
         self._progress.update(
             self._steps,
             completed=step,
@@ -130,7 +199,7 @@ class LiveDisplay:
             description=f"step {step} of {num_steps}",
             note=f"{tokens_per_s:,.0f} tokens/s",
         )
-        self._progress.update(self._all, note=f"{left} left")
+        self._progress.update(self._all, note=time_left(self._estimate))
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)

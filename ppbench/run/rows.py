@@ -307,6 +307,14 @@ def has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
     return bool((spans_ns < apart).any())
 
 
+def bare_stages(case: Case, facts: Mapping[str, object]) -> list[int]:
+    """The stages without parameters, unless the user has listed the layers of each stage."""
+    if isinstance(case.model_partition, tuple):
+        return []
+    sizes: list[int] = json.loads(str(facts.get("parameters_per_stage") or "[]"))
+    return [stage for stage, size in enumerate(sizes) if size == 0]
+
+
 def _cautions(
     item: Item,
     figures: Mapping[str, float],
@@ -327,5 +335,6 @@ def _cautions(
         has_coarse_clock=has_coarse_clock(moved, errors),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in result.ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in result.ranks),
+        has_bare_stage=bool(bare_stages(case, result.facts)),
     )
     return ",".join(caution.name for caution in found)

@@ -443,7 +443,8 @@ def show_event(indices: list[int], display: Display, event: Event) -> None:
             display.case_begins(indices[int(event["index"] or 0)])
         case "step":
             step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
-            display.step_ends(step, num_steps, float(event["tokens_per_s"] or 0))
+            speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
+            display.step_ends(step, num_steps, speed, step_s)
         case "row":
             index, status = indices[int(event["index"] or 0)], str(event["status"])
             display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))

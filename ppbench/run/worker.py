@@ -321,9 +321,9 @@ class Worker:
             self._journal.append(event, **details)
             self._on_event({"event": event, **details})
 
-    def _tell_step(self, step: int, num_steps: int, tokens_per_s: float) -> None:
+    def _tell_step(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
         """Tell the controller, between steps, how fast rank 0 saw the last one."""
-        self.tell("step", step=step, num_steps=num_steps, tokens_per_s=tokens_per_s)
+        self.tell("step", step=step, num_steps=num_steps, tokens_per_s=tokens_per_s, step_s=step_s)
 
     def prepare(self, case: Case) -> Member | None:
         """This rank's part of a case, None where it has none.
