@@ -171,14 +171,15 @@ class Store:
         Raises UsageError for a name that is none, StoreError if no row can be read. `last` is the
         last run that can be.
         """
-        known = self._at_least_one(self.runs([RUN_ID]))[RUN_ID]
+        runs = self._at_least_one(self.runs([RUN_ID]))
         while True:
+            known = runs[RUN_ID]
             ids = [self.id_of(name, known) for name in names]
             rows = self.table("runs", ids)
             lost = set(ids) - set(rows[RUN_ID])
             if not lost or LAST not in names or ids[list(names).index(LAST)] not in lost:
                 break
-            known = self._at_least_one(known[~known.isin(lost)])
+            runs = self._at_least_one(runs[~known.isin(lost)])
         if rows.empty:
             raise self._unreadable(ids[0])
         return rows

@@ -367,10 +367,10 @@ class Reader:
             lost |= self._ends_of(path)
         if not lost:
             return
-        ids = [part.rows[RUN_ID] for part in parts]
-        for rows in ids:
-            there = pc.is_in(pa.array(sorted(lost)), value_set=rows.combine_chunks())
-            lost -= set(pa.array(sorted(lost)).filter(there).to_pylist())
+        for part in parts:
+            names = pa.array(sorted(lost), pa.string())  # few, beside the rows of a part
+            found = pc.is_in(names, value_set=part.rows[RUN_ID].combine_chunks())
+            lost -= set(names.filter(found).to_pylist())
         bad = [known for known in self.damaged if known.table == "runs"]
         if any(not known.run_ids for known in bad):
             return  # a damaged file of runs that are not known may have had them

@@ -117,7 +117,7 @@ def read_history(store: Store, wanted: Wanted) -> History:
     series = [
         replace(
             _series(str(case_id), str(fingerprint), clean, dirty, wanted.metric, order),
-            case=texts[str(case_id)],
+            case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
             floor=_floor(store, str(fingerprint), str(case_id), wanted.metric),
         )
@@ -146,6 +146,9 @@ def _runs(store: Store, wanted: Wanted, notes: Notes) -> pd.DataFrame:
     told = runs[runs["commit"].notna()]
     if num := len(runs) - len(told):
         notes.append(f"{counted(num, 'run')} without a commit: left out")
+    if num := int(told["case_id"].isna().sum()):
+        notes.append(f"{counted(num, 'run')} without a case: left out")
+        told = told[told["case_id"].notna()]
     has_figure = (told["status"] != "ok") | told[name].notna()
     if num := int((~has_figure).sum()):
         notes.append(f"{counted(num, 'run')} without {name}: left out")

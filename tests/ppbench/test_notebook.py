@@ -90,7 +90,7 @@ def test_mistakes_say_what_there_is(results: Results, tmp_path: Path) -> None:
 def test_an_unreadable_file_is_warned_of_and_left_out(demo: Store) -> None:
     broken = min((demo.folder / "runs").iterdir())
     broken.write_text("no parquet")
-    with pytest.warns(UserWarning, match="not a readable parquet file"):
+    with pytest.warns(UserWarning, match="damaged, its rows of runs are left out"):
         assert len(ppbench.load(demo.folder)) == 6
 
 

@@ -111,10 +111,10 @@ def test_a_reader_that_has_gone_is_one_clear_error(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(StoreError, match="cannot be written: its reader has gone"):
-        with whole_file(pipe) as file:
-            os.close(reader)
-            file.write(bytes(2**20))
+    gone = pytest.raises(StoreError, match="cannot be written: its reader has gone")
+    with gone, whole_file(pipe) as file:
+        os.close(reader)
+        file.write(bytes(2**20))
 
 
 def test_a_descriptor_is_written_where_it_is(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_standard_output_holds_the_export_and_nothing_else(tmp_path: Path, how: 
     assert done.stdout == (tmp_path / "file").read_bytes()
 
 
-NULLS = """
+NULLS = r"""
 set -e
 mount -t tmpfs tmpfs "$1"
 mknod "$1/null" c 1 3
@@ -147,7 +147,8 @@ cd "$2"
 for words in "export --format csv" "export --format parquet" "report" "timeline $5" "trace $5" \
     "figure throughput" "schedules export gpipe -p 2 -m 2"; do
     case "$words" in schedules*) results= ;; *) results="--results $3" ;; esac
-    "$4" -c "from ppbench.cli import main; main()" $words $results -o "$1/null" || echo "exit $?" >&2
+    "$4" -c "from ppbench.cli import main; main()" $words $results -o "$1/null" \
+        || echo "exit $?" >&2
     [ "$(stat -c %F:%t:%T "$1/null")" = "character special file:1:3" ] || exit 9
 done
 [ "$(ls -A "$1")" = null ]

@@ -173,7 +173,7 @@ def test_a_file_of_another_kind_is_named_and_the_rest_is_read(tmp_path):
     shutil.copy(tmp_path / "steps" / "a.parquet", runs / "steps.parquet")
     problems = []
     assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
-    told = [Path(problem.partition(": skipped, not a readable")[0]).stem for problem in problems]
+    told = [Path(problem.partition(": damaged, ")[0]).stem for problem in problems]
     assert told == ["foreign", "mistyped", "nested", "steps"]
     assert "it has no column run_id" in problems[0]
 
