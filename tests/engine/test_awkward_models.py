@@ -170,7 +170,6 @@ EXACT: dict[str, dict[str, object]] = {
     "tuple_of_one": {},
     "custom_function": {},
     "rotary": {},
-    "stopped": {"optimizer": ADAMW},
     "unused": {"optimizer": ADAMW},
     "half_inside": {},
     "sends_half": {},
@@ -239,10 +238,11 @@ REFUSED_WHERE_CUT = {
     "notes_aside": "3 reads a tensor that 1 has kept aside, which is on another stage",
     "renormed_and_tied": "the forward of 0 changes 0.weight, which 3 on another stage uses too",
     "one_tensor_as_two": "4 writes to its input, whose memory is passed on in another value too",
+    "stopped": "no gradient comes back over the cut after 2",
     "sends_a_number": "1 returns int, which cannot be sent",
     "sends_complex": "1 returns torch.complex128, which cannot be sent",
     "hooked_whole_llama": "LlamaForCausalLM has a forward pre-hook",
-    "hooked_shared_llama": "model.layers.0.mlp.up_proj.weight and model.layers.3.mlp.up_proj.weight",
+    "hooked_shared_llama": "model.layers.0.mlp.up_proj.weight and model.layers.3.mlp.up_proj",
 }
 CUTS = {
     "renormed_and_tied": (2, 2),
