@@ -250,6 +250,7 @@ CUTS = {
     "sends_a_number": (2, 2),
     "sends_complex": (2, 2),
     "borrowed": (2, 3),
+    "stopped": (3, 4),
 }
 
 
