@@ -163,6 +163,7 @@ class CausalLM:
         self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
         self._hooked, self._hooks = frozenset(hooked), _hooks_of(skeleton, self.plan)
         layers = getattr(skeleton.base_model, self.plan.layers)
+        _check_cache(skeleton, f"{self._base}{self.plan.layers}.")
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
         self.vocab_size = int(self.config.vocab_size)
@@ -342,6 +343,25 @@ def plan_of(model: PreTrainedModel) -> Plan:
     if loose:
         raise ModelError(f"architecture {name}: parameters {loose} belong to no part of its plan")
     return plan
+
+
+def _check_cache(model: PreTrainedModel, layers: str) -> None:
+    """Refuse layers that would write to one place of a cache, which training here goes without."""
+    if not getattr(model.config, "use_cache", False):
+        return
+    names: dict[tuple[object, str], str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        index = vars(module).get("layer_idx")
+        if index is None or not name.startswith(layers):
+            continue
+        inside = name.removeprefix(layers).partition(".")[2]
+        first = names.setdefault((index, inside), name)
+        if first != name:
+            raise ModelError(
+                f"{type(model).__name__}: {first} and {name} have the same layer_idx, so a call "
+                "with the model's cache lets the second see the keys of the first; set "
+                "config.use_cache = False, as for training, or give each its own"
+            )
 
 
 def _hooks_of(model: PreTrainedModel, plan: Plan) -> dict[str, str]:

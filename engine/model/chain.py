@@ -282,6 +282,7 @@ class Chain:
             self._check_sendable(name, seen.values[name])
         self._check_apart(seen, names, cut)
         needed = self._needed(seen, cut)
+        self._check_trained(seen, names, needed, cut)
         return tuple(
             TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
             for name in names
@@ -312,6 +313,22 @@ class Chain:
                         f"another value too, across a cut after {self._called(cut - 1)}; cut "
                         "elsewhere (partition), or do not write in place"
                     )
+
+    def _check_trained(
+        self, seen: Survey, names: tuple[str, ...], needed: set[tuple[str, int]], cut: int
+    ) -> None:
+        """Refuse a cut before which weights want a gradient and none comes back."""
+        trained = [
+            (name, place) in needed
+            for name in names
+            for place, tensor in enumerate(tensors_of(seen.values[name]))
+            if tensor.requires_grad
+        ]
+        if trained and not any(trained):
+            raise self._error(
+                f"no gradient comes back over the cut after {self._called(cut - 1)}, because what "
+                "follows detaches its input; cut elsewhere (partition), or freeze what is before"
+            )
 
     def _maker(self, name: str) -> int:
         return next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)

@@ -85,10 +85,12 @@ def survey(
         owned.append(set(own))
         result.names |= {key: result.names.get(key, name) for key, name in own.items()}
     watch = _Watch(result, owned)
+    watch.keep(tensor for index in range(len(pieces)) for tensor in names(index).values())
     for call in range(2):
         result.values = dict(values)
         for index, piece in enumerate(pieces):
-            _survey_piece(index, piece, run, result, watch.begin(call, index))
+            watch.begin(call, index, piece.module)
+            _survey_piece(index, piece, run, result, watch)
     watch.finish(pieces)
     return result
 
@@ -128,8 +130,10 @@ def _survey_piece(
         run(index, local)
     pairs = zip(inputs, versions, strict=True)
     result.written[index] = {name for (name, t), version in pairs if t._version != version}
+    now = {id(tensor) for tensor in (*piece.module.parameters(), *piece.module.buffers())}
     for tensor, version in zip(state, state_versions, strict=True):
-        if tensor._version != version:
+        is_changed = tensor._version != version or id(tensor) not in now
+        if is_changed and address(tensor) in result.names:
             result.changed.setdefault(address(tensor), index)
     outputs = [tensor for name in piece.gives for tensor in tensors_of(local[name])]
     result.flows[index] = _flows(leaves, outputs)
@@ -173,11 +177,16 @@ class _Watch(TorchDispatchMode):
         """Memory -> the call and piece that made it; None for what was there before."""
         self._alive: list[torch.UntypedStorage] = []  # a tensor may get another
         self._same: dict[int, int] = {}  # memory of a view -> what it is a view of
-        self._strange: dict[tuple[int, int], Tensor] = {}  # (user, memory) -> the tensor
+        self._kept: dict[int, set[int]] = {}  # what a piece's modules held before its calls
+        self._strange: dict[tuple[int, int], int] = {}  # (user, memory) -> the call
 
-    def begin(self, call: int, piece: int) -> _Watch:
+    def begin(self, call: int, piece: int, module: nn.Module) -> None:
         self._call, self._piece = call, piece
-        return self
+        self._kept.setdefault(piece, set()).update(_kept_by(module))
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Let their memory not be taken by others, even where a module lets go of it."""
+        self._alive += [tensor.untyped_storage() for tensor in tensors if _has_memory(tensor)]
 
     def own(self, tensors: Iterable[Tensor]) -> None:
         """Take these for made by the piece that is to run."""
@@ -222,24 +231,22 @@ class _Watch(TorchDispatchMode):
         if memory in self._result.names:
             self._result.users.setdefault(memory, set()).add(self._piece)
             if memory not in self._owned[self._piece]:
-                self._strange[self._piece, memory] = tensor
+                self._strange[self._piece, memory] = self._call
         elif self._makers.setdefault(memory) not in (None, (self._call, self._piece)):
-            self._strange[self._piece, memory] = tensor
+            self._strange[self._piece, memory] = self._call
 
     def finish(self, pieces: Sequence[Surveyed]) -> None:
         """Turn what was strange into links; what a module keeps in itself is its own."""
-        kept = [_kept_by(piece.module) for piece in pieces]
-        for user, memory in self._strange:
-            if memory in kept[user]:
-                continue
+        for (user, memory), call in self._strange.items():
             if memory in self._result.names:
                 owner = next(i for i, own in enumerate(self._owned) if memory in own)
                 self._result.links.append(Link(user, owner, self._result.names[memory]))
                 continue
-            maker = self._makers[memory]
-            if maker is not None and maker[0] == self._call:
-                self._result.links.append(Link(user, maker[1], ""))
-            else:
+            made_in, maker = self._makers[memory] or (call, user)
+            is_kept = memory in self._kept[user]
+            if maker != user and (is_kept or made_in == call):
+                self._result.links.append(Link(user, maker, ""))
+            elif not is_kept and made_in != call:
                 self._result.kept_outside.append(user)
         for index, piece in enumerate(pieces):
             for tensor in _running_statistics(piece.module):

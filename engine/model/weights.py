@@ -204,10 +204,16 @@ def _set_from_constructors(
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """What `from_pretrained` does: buffers keep theirs, such as the frequencies of positions."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+    """What `from_pretrained` does: buffers that are no state, such as frequencies, keep theirs."""
+    state = [
+        buffer
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
+    for tensor in (*model.parameters(), *state):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def copy_tensors(source: nn.Module, model: nn.Module) -> None:

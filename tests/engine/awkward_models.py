@@ -182,7 +182,7 @@ class AddsInPlace(nn.Module):
 
 
 def in_place() -> nn.Sequential:
-    return chain(AddsInPlace(), mixer(), nn.ReLU(inplace=True), AddsInPlace(), mixer())
+    return chain(AddsInPlace(), mixer(), nn.ReLU(inplace=True), mixer(), AddsInPlace(), mixer())
 
 
 def in_place_behind_a_view() -> nn.Sequential:
@@ -593,6 +593,7 @@ def llama(num_layers: int = 4) -> LlamaForCausalLM:
             num_attention_heads=2,
             num_key_value_heads=2,
             max_position_embeddings=64,
+            use_cache=False,
             attn_implementation="sdpa",
         )
     )
@@ -601,6 +602,13 @@ def llama(num_layers: int = 4) -> LlamaForCausalLM:
 def shared_layer() -> LlamaForCausalLM:
     model = llama()
     model.model.layers[3] = model.model.layers[0]
+    return model
+
+
+def shared_layer_with_cache() -> LlamaForCausalLM:
+    """Its second use sees the keys of its first, which no training wants."""
+    model = shared_layer()
+    model.config.use_cache = True
     return model
 
 
