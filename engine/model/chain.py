@@ -212,6 +212,7 @@ class Chain:
                     self._pieces, values, lambda index: self._pieces[index].memory(), self._run_fake
                 )
             self._check_output(seen.values[OUTPUT], (batch, seq_len))
+            self._check_trained(seen.values[OUTPUT])
             self._surveys[batch, seq_len] = seen
         return self._surveys[batch, seq_len]
 
@@ -235,6 +236,13 @@ class Chain:
             given = f"a tensor {list(logits.shape)}"
         expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
         raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
+
+    def _check_trained(self, logits: Tensor) -> None:
+        if not logits.requires_grad:
+            raise self._error(
+                "the logits depend on no parameter that requires a gradient, so there is nothing "
+                "to train; do not detach what they are computed from, or freeze less"
+            )
 
     def _check_links(self, seen: Survey, stage_of: list[int]) -> None:
         """Refuse what would be missing on a stage, or be there only as a fake tensor."""
@@ -282,7 +290,6 @@ class Chain:
             self._check_sendable(name, seen.values[name])
         self._check_apart(seen, names, cut)
         needed = self._needed(seen, cut)
-        self._check_trained(seen, names, needed, cut)
         return tuple(
             TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
             for name in names
@@ -313,22 +320,6 @@ class Chain:
                         f"another value too, across a cut after {self._called(cut - 1)}; cut "
                         "elsewhere (partition), or do not write in place"
                     )
-
-    def _check_trained(
-        self, seen: Survey, names: tuple[str, ...], needed: set[tuple[str, int]], cut: int
-    ) -> None:
-        """Refuse a cut before which weights want a gradient and none comes back."""
-        trained = [
-            (name, place) in needed
-            for name in names
-            for place, tensor in enumerate(tensors_of(seen.values[name]))
-            if tensor.requires_grad
-        ]
-        if trained and not any(trained):
-            raise self._error(
-                f"no gradient comes back over the cut after {self._called(cut - 1)}, because what "
-                "follows detaches its input; cut elsewhere (partition), or freeze what is before"
-            )
 
     def _maker(self, name: str) -> int:
         return next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)

@@ -126,10 +126,9 @@ class Stage:
 
     def _propagate(self, held: _Held, output_gradients: Tensors | None) -> Tensors:
         without = [p for p in self._parameters if p.grad is None]
-        received = (None,) if output_gradients is None else self._for_outputs(output_gradients)
-        pairs = [(e, g) for e, g in zip(held.edges, received, strict=True) if e is not None]
-        if pairs:
-            torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
+        edges, gradients = self._to_follow(held.edges, output_gradients)
+        if edges:
+            torch.autograd.backward(edges, gradients)
         input_gradients = () if self.module.is_first else _gradients_of(held.leaves)
         self._separate(
             [p for p in without if p.grad is not None],
@@ -137,18 +136,25 @@ class Stage:
         )
         return input_gradients
 
-    def _for_outputs(self, output_gradients: Tensors) -> tuple[Tensor | None, ...]:
-        """With None for the outputs that have no gradient: zeros would be another thing.
+    def _to_follow(
+        self, edges: tuple[GradientEdge | None, ...], output_gradients: Tensors | None
+    ) -> tuple[list[GradientEdge], list[Tensor] | None]:
+        """Where the backward begins, and with which gradients; None: with 1, that of the loss.
 
-        An optimizer leaves alone what has no gradient, and decays what has one of zeros.
+        Outputs that the loss does not depend on are left out: zeros would be another thing. An
+        optimizer leaves alone what has no gradient, and decays what has one of zeros.
         """
+        if output_gradients is None:
+            return [edge for edge in edges if edge is not None], None
         assert self._sends is not None
-        gradients = iter(output_gradients)
-        received = (next(gradients) if s.dtype.is_floating_point else None for s in self._sends)
-        return tuple(
-            gradient if spec.has_gradient else None
-            for spec, gradient in zip(self._sends, received, strict=True)
-        )
+        floating = iter(output_gradients)
+        received = [next(floating) if s.dtype.is_floating_point else None for s in self._sends]
+        begins = [
+            (edge, gradient)
+            for edge, gradient, spec in zip(edges, received, self._sends, strict=True)
+            if edge is not None and gradient is not None and spec.has_gradient
+        ]
+        return [edge for edge, _ in begins], [gradient for _, gradient in begins]
 
     def _separate(self, parameters: list[nn.Parameter], messages: Tensors) -> None:
         """Part the parameters' first gradients from what will be read after the next backward."""

@@ -392,6 +392,77 @@ def stopped() -> nn.Sequential:
     return chain(mixer(), mixer(), Stop(), mixer(), mixer())
 
 
+def stopped_before_a_frozen_end() -> nn.Sequential:
+    model = chain(mixer(), Stop())
+    model[3].requires_grad_(False)
+    return model
+
+
+def frozen_front() -> nn.Sequential:
+    """No value that leaves the first four children wants a gradient."""
+    model = chain(mixer(), nn.Tanh(), mixer(), mixer(), mixer())
+    model[:4].requires_grad_(False)
+    return model
+
+
+class Pair(nn.Module):
+    """Two branches, of which the first is trained by its own weight only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = mixer(), mixer()
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        first, second = x if isinstance(x, tuple) else (x, x)
+        return self.first(first), self.second(second)
+
+
+class StopOne(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return x[0].detach(), x[1]
+
+
+class Add(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        return x[0] + x[1]
+
+
+def one_branch_stopped() -> nn.Sequential:
+    return chain(Pair(), Pair(), StopOne(), Pair(), Add())
+
+
+class WithScore(nn.Module):
+    """Gives a single number too, which wants a gradient and which nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Parameter(torch.tensor(0.5))
+        self.mixer = mixer()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mixer(x), (x.mean() * self.score).reshape(1)
+
+
+class PassOn(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return x[0].tanh(), x[1]
+
+
+def one_number_unused() -> nn.Sequential:
+    return chain(WithScore(), PassOn(), PassOn(), First(), mixer())
+
+
+class Quantise(nn.Module):
+    """Only whole numbers leave it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+
+def quantised() -> nn.Sequential:
+    return chain(mixer(), Quantise(), nn.Identity(), nn.Embedding(WIDTH, WIDTH), mixer())
+
+
 class Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()

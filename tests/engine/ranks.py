@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -44,15 +45,20 @@ class Ranks:
         """Call `function(fabric, is_member, *arguments)` on all ranks; the members' results."""
         for rank, pipe in enumerate(self._pipes):
             pipe.send((function, rank < world_size, arguments))
-        answers = [self._answer(pipe, rank) for rank, pipe in enumerate(self._pipes)]
-        for rank, (failure, _) in enumerate(answers):  # all of them are read before one is raised
+        deadline = time.monotonic() + PATIENCE_S
+        answers = [self._answer(pipe, deadline) for pipe in self._pipes]
+        for rank, (failure, _) in enumerate(answers):  # what one fails of, others may wait for
             assert failure is None, f"rank {rank} failed:\n{failure}"
-        return [result for _, result in answers[:world_size]]
+        for rank, (_, results) in enumerate(answers):
+            assert results, f"rank {rank} did not answer: the pipeline hangs"
+        return [results[0] for _, results in answers[:world_size]]
 
-    def _answer(self, pipe: Connection, rank: int) -> tuple[str | None, Any]:
-        assert pipe.poll(PATIENCE_S), f"rank {rank} did not answer: the pipeline hangs"
-        answer: tuple[str | None, Any] = pipe.recv()
-        return answer
+    def _answer(self, pipe: Connection, deadline: float) -> tuple[str | None, list[Any]]:
+        """The failure, or the result as the only one; nothing of a rank that hangs."""
+        if not pipe.poll(max(0.0, deadline - time.monotonic())):
+            return None, []
+        failure, result = pipe.recv()
+        return failure, [result]
 
     def stop(self) -> None:
         for pipe in self._pipes:
