@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.model.chain import Chain
 from engine.model.data import Data, DataSpec, load_tokenizer
 from engine.model.partition import Costs, balance, partition_layers
 from engine.model.spec import ModelSpec
@@ -147,6 +148,8 @@ def partition_of(config: TrainerConfig, model: Model, num_stages: int) -> list[r
 def messages_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[Message]:
     """What each stage but the last sends for one microbatch, at its longest."""
     data = data_spec_of(config, model)
+    if config.recompute and isinstance(model, Chain):
+        model.check_recomputation(data.microbatch_size, data.longest)
     return model.messages(partition, data.microbatch_size, data.longest)
 
 

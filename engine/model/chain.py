@@ -204,6 +204,22 @@ class Chain:
         self._check_state(seen, stage_of)
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
+    def check_recomputation(self, batch: int, seq_len: int) -> None:
+        """Refuse pieces that write to what others see: their recomputed forwards run on clones."""
+        seen = self._survey(batch, seq_len)
+        for index, written in seen.written.items():
+            changed = {address(t) for name in written for t in tensors_of(seen.values[name])}
+            for later in range(index, self.num_layers):
+                names = self._pieces[later].takes
+                taken = {id(t): t for name in names for t in tensors_of(seen.values[name])}
+                num_seen = sum(address(tensor) in changed for tensor in taken.values())
+                if num_seen > (len(changed) if later == index else 0):
+                    raise self._error(
+                        f"{self._called(index)} writes to its input, whose memory "
+                        f"{self._called(later)} reads too, which it cannot when recomputed; set "
+                        "recompute = false, or do not write in place"
+                    )
+
     def _survey(self, batch: int, seq_len: int) -> Survey:
         if (batch, seq_len) not in self._surveys:
             with self._factory.fake:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from engine.model.stage_module import StageModule
@@ -53,18 +53,28 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or (self._writes is False and self._changing == []):
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
-        if self._writes is not False:
-            args, kwargs = tree_map(_clone, (args, kwargs))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        versions, buffers = [tensor._version for tensor in given], self._kept_buffers()
+        forward = self._forward if self._writes is False else self._on_clones
+        buffers = self._kept_buffers()
         contexts = functools.partial(_contexts, buffers)
-        result = checkpoint(
-            self._forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
-        )
-        if self._writes is None:
-            self._writes = versions != [tensor._version for tensor in given]
+        result = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
         if self._changing is None:
             self._changing = [key for key, old in buffers.items() if not _is_still(key, old)]
+        return result
+
+    def _on_clones(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer on clones of its inputs, which stay as they were for the second forward."""
+        clones: dict[int, Tensor] = {}  # what is given twice stays one
+
+        def clone(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return clones.setdefault(id(value), value.clone())
+
+        args, kwargs = tree_map(clone, (args, kwargs))
+        versions = [tensor._version for tensor in clones.values()]
+        result = self._forward(*args, **kwargs)
+        if self._writes is None:
+            self._writes = versions != [tensor._version for tensor in clones.values()]
         return result
 
     def _kept_buffers(self) -> Buffers:
@@ -74,10 +84,6 @@ class _Recomputed:
             named = [(m, name) for m in self._layer.modules() for name in m._buffers]
             keys = [(m, name) for m, name in named if m._buffers[name] is not None]
         return {(m, name): getattr(m, name).detach().clone() for m, name in keys}
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _is_still(key: tuple[nn.Module, str], old: Tensor) -> bool:

@@ -309,6 +309,26 @@ def one_tensor_as_two() -> nn.Sequential:
     return chain(mixer(), mixer(), Both(), WritesOne())
 
 
+def one_object_as_two() -> nn.Sequential:
+    """Cut where it is one value."""
+    return chain(mixer(), Both(), WritesOne(), mixer(), mixer(), mixer())
+
+
+class WithView(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, x.flip(-1).view_as(x), x.view_as(x)
+
+
+class WritesUnderView(nn.Module):
+    def forward(self, x: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        x[0].mul_(3)
+        return x[0] + x[1] + x[2]
+
+
+def writes_under_a_view() -> nn.Sequential:
+    return chain(mixer(), WithView(), WritesUnderView(), mixer())
+
+
 def several_outputs() -> nn.Sequential:
     return nn.Sequential(*chain(mixer()), Both())
 
@@ -616,7 +636,8 @@ _CALLS = [0]
 
 def another_each_time() -> nn.Sequential:
     _CALLS[0] += 1
-    return chain(*(mixer() for _ in range(_CALLS[0])))
+    inner = WIDTH + _CALLS[0]
+    return chain(nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH))
 
 
 def copied() -> nn.Sequential:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -233,7 +234,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_trained_as_something_else_is_refused(ranks, name):
-    """On two ranks, and where a module is only built, not cut: on one."""
+    """On two ranks, and where nothing is cut: on one."""
     for world_size in (2, 1):
         reasons = ranks.run(world_size, attempt, settings_of(name, world_size))
         assert all(REFUSED[name] in reason for reason in reasons), reasons
@@ -273,16 +274,29 @@ def test_what_cannot_be_cut_is_refused_and_exact_on_one_rank(ranks, name):
 def attempt(fabric, is_member: bool, settings: TrainerConfig) -> str | None:
     """Why a configuration is refused, before anything is trained."""
     try:
-        connect(settings, fabric)
-        if is_member and settings.world_size == 1:
-            Trainer(settings, fabric)
+        settings = connect(settings, fabric)
+        if is_member:
+            Trainer(settings, fabric).close()
     except ModelError as error:
         return str(error)
     return "" if is_member else None
 
 
 @pytest.mark.parametrize(
-    "name", ["in_place", "spectrally_normed", "statistics", "averaging", "hooked_weights", "thrice"]
+    "name",
+    [
+        "in_place",
+        "in_place_behind_a_view",
+        "in_place_on_ids",
+        "one_object_as_two",
+        "spectrally_normed",
+        "statistics",
+        "averaging",
+        "hooked_weights",
+        "thrice",
+        "stopped",
+        "recurrent",
+    ],
 )
 def test_recomputation_of_an_awkward_model_is_exact(ranks, name):
     """Its second forward sees the input and the buffers of the first, and changes neither."""
@@ -292,16 +306,24 @@ def test_recomputation_of_an_awkward_model_is_exact(ranks, name):
         assert_equal(ours, theirs, 1e-10)
 
 
+def test_recomputation_is_refused_of_what_writes_to_memory_that_others_read(ranks):
+    """A view beside its source, in one value; without recomputation it is exact."""
+    settings = settings_of("writes_under_a_view", 1)
+    assert_equal(ranks.run(1, train, settings), unsplit(settings), 1e-10)
+    (reason,) = ranks.run(1, attempt, dataclasses.replace(settings, recompute=True))
+    assert "3 writes to its input, whose memory 3 reads too" in reason
+
+
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_dropout_is_drawn_from_the_seed_of_step_and_rank(ranks, world_size, recompute):
     """In the order of microbatches: the author's module draws the same from one state per rank."""
-    settings = settings_of("dropped", world_size, recompute=recompute, schedule="1f1b")
+    partition = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}[world_size]
+    settings = settings_of(
+        "dropped", world_size, recompute=recompute, schedule="1f1b", partition=partition
+    )
     ours = ranks.run(world_size, train, settings)
-    num_children = len(awkward_models.dropped())
-    cuts = {1: (), 2: (3,), 3: (2, 5)}[world_size]
-    assert num_children == 7
-    streams = _Streams(settings.model.seed, cuts)
+    streams = _Streams(settings.model.seed, tuple(itertools.accumulate(partition[:-1])))
     assert_equal(ours, unsplit(settings, streams.around), 1e-10)
 
 
