@@ -510,10 +510,11 @@ def _stage_of(trainer: Trainer, index: int) -> Stage:
     config, module = trainer.config, trainer.modules[index]
     row = trainer.lowered.actions[trainer.rank]
     sends = None if module.is_last else trainer.messages[index]
+    receives = None if module.is_first else trainer.messages[index - 1]
     autocast = autocast_of(config.autocast, trainer.device)
     has_split = any(action.op is Op.I and action.stage == index for action in row)
     is_split = has_split and not config.compile  # what is compiled is left whole
-    return Stage(module, sends, autocast, is_split=is_split)
+    return Stage(module, sends, autocast, receives=receives, is_split=is_split)
 
 
 def _held_messages(trainer: Trainer) -> Messages:

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import cross_entropy
 
 from engine.model.data import IGNORED
-from engine.model.stage_module import Message, StageModule
+from engine.model.stage_module import Message, ModelError, StageModule
 from engine.run.backward import Deferral, Product, accumulate, defer_linears, separate_gradients
 
 Tensors = tuple[Tensor, ...]
@@ -43,16 +43,19 @@ class Stage:
         sends: Message | None,
         autocast: AbstractContextManager[object],
         *,
+        receives: Message | None = None,
         is_split: bool = False,
     ) -> None:
         """`sends` is what goes to the next stage, None on the last; its dtypes are kept to.
+        `receives` is what comes from the stage before; None on the first, or where it may be that
+        no gradient goes back.
 
         `autocast` is entered for each forward and must be reentrant. `is_split` lets W have the
         weight gradients of linears, whose forward it replaces; without it I does all and W nothing,
         as it must be where the module is compiled.
         """
         self.module = module
-        self._sends, self._autocast = sends, autocast
+        self._sends, self._receives, self._autocast = sends, receives, autocast
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
         self._tokens_per_step = 0
@@ -129,7 +132,7 @@ class Stage:
         edges, gradients = self._to_follow(held.edges, output_gradients)
         if edges:
             torch.autograd.backward(edges, gradients)
-        input_gradients = () if self.module.is_first else _gradients_of(held.leaves)
+        input_gradients = () if self.module.is_first else self._gradients_of(held.leaves)
         self._separate(
             [p for p in without if p.grad is not None],
             (*input_gradients, *(output_gradients or ())),
@@ -156,6 +159,28 @@ class Stage:
         ]
         return [edge for edge, _ in begins], [gradient for _, gradient in begins]
 
+    def _gradients_of(self, leaves: Tensors) -> Tensors:
+        """Of the floating-point inputs; zeros for those that the loss does not depend on."""
+        floating = [leaf for leaf in leaves if leaf.is_floating_point()]
+        gradients = tuple(leaf.grad for leaf in floating if leaf.grad is not None)
+        if len(gradients) == len(floating):
+            return gradients
+        self._check_absent(leaves)
+        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
+
+    def _check_absent(self, leaves: Tensors) -> None:
+        """Raises ModelError where the stage before was told that a gradient would come back."""
+        for leaf, spec in zip(leaves, self._receives or (), strict=self._receives is not None):
+            if spec.has_gradient and leaf.is_floating_point() and leaf.grad is None:
+                layers = self.module.layers
+                raise ModelError(
+                    f"layers {layers.start} to {layers.stop - 1}: no gradient comes back to the "
+                    "stage before, because a layer detaches its input or runs without gradients; "
+                    "weights before it would be trained with zeros; train on one rank, or cut "
+                    "after that layer (partition)",
+                    "model.partition",
+                )
+
     def _separate(self, parameters: list[nn.Parameter], messages: Tensors) -> None:
         """Part the parameters' first gradients from what will be read after the next backward."""
         if parameters:
@@ -174,11 +199,6 @@ def loss_of(logits: Tensor, targets: Tensor, tokens_per_step: int) -> Tensor:
         logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
     )
     return total / tokens_per_step
-
-
-def _gradients_of(leaves: Tensors) -> Tensors:
-    floating = (leaf for leaf in leaves if leaf.is_floating_point())
-    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
 
 
 def compile_layers(module: StageModule) -> None:

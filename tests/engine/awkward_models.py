@@ -765,3 +765,31 @@ def frozen_llama() -> LlamaForCausalLM:
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[0].requires_grad_(False)
     return model
+
+
+def stopped_llama() -> LlamaForCausalLM:
+    """As if its first layers were run without gradients."""
+    model = llama()
+    model.model.layers[2].register_forward_hook(lambda _m, _x, y: y.detach())
+    return model
+
+
+class Backless(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+class Stopping(nn.Module):
+    """Lets no gradient through, which only its backward knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Backless.apply(x)
+
+
+def stopped_in_its_backward() -> nn.Sequential:
+    return chain(mixer(), mixer(), Stopping(), mixer())

@@ -271,6 +271,23 @@ def test_what_cannot_be_cut_is_refused_and_exact_on_one_rank(ranks, name):
     assert_equal(ranks.run(1, train, alone), unsplit(alone), 1e-10)
 
 
+@pytest.mark.parametrize("name", ["stopped_llama", "stopped_in_its_backward"])
+def test_a_gradient_that_turns_out_not_to_come_back_ends_the_first_step(ranks, name):
+    """Zeros instead would let the weights before decay. Two stages of one rank, then a whole."""
+    looped = settings_of(name, 1, optimizer=ADAMW, schedule="interleaved_1f1b", stages_per_rank=2)
+    (reason,) = ranks.run(1, attempt_a_step, looped)
+    assert "no gradient comes back to the stage before" in reason
+    alone = settings_of(name, 1, optimizer=ADAMW)
+    assert_equal(ranks.run(1, train, alone), unsplit(alone), 1e-10)
+
+
+def attempt_a_step(fabric, is_member: bool, settings: TrainerConfig) -> str | None:
+    try:
+        return train(fabric, is_member, settings)
+    except ModelError as error:
+        return str(error)
+
+
 def attempt(fabric, is_member: bool, settings: TrainerConfig) -> str | None:
     """Why a configuration is refused, before anything is trained."""
     try:
