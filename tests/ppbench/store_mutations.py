@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,10 @@ class Mutation:
     is_certain: bool
 
 
-def all_versions(folder: Path) -> None:
-    """A store with a run of each version of the tables."""
-    for version in sorted(STORES.glob("v*")):
-        shutil.copytree(version, folder, dirs_exist_ok=True)
+def some_versions(folder: Path, versions: Iterable[str]) -> None:
+    """A store with a run of each of these versions of the tables."""
+    for version in versions:
+        shutil.copytree(STORES / version, folder, dirs_exist_ok=True)
 
 
 def mutate(folder: Path, rng: random.Random) -> Mutation:
