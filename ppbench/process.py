@@ -65,6 +65,8 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         try:
             code = command()
         except SystemExit as end:  # of the library that reads arguments
+            if isinstance(end.code, str):
+                _say(end.code)
             code = end.code if isinstance(end.code, int) else USAGE if end.code else 0
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -282,7 +282,7 @@ class CausalLM:
         """Let every name of a shared weight have the one that was filled."""
         present = dict(model.named_parameters(remove_duplicate=False))
         for target, source in self._sources.items():
-            if target in present:
+            if target in present and source in present:
                 module, _, name = target.rpartition(".")
                 setattr(model.get_submodule(module), name, present[source])
 

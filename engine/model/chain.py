@@ -66,7 +66,8 @@ class Piece:
             if is_state
             else dict(self.module.named_parameters(remove_duplicate=False))
         )
-        return {f"{self.prefix}{name}": tensor for name, tensor in own.items()}
+        tensors = {name: tensor for name, tensor in own.items() if isinstance(tensor, Tensor)}
+        return {f"{self.prefix}{name}": tensor for name, tensor in tensors.items()}
 
     def memory(self) -> dict[str, Tensor]:
         """Its parameters and all buffers, by full name."""

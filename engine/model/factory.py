@@ -45,9 +45,7 @@ class Factory:
         self.name, self._call, self._seed = name, call, seed
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._first: dict[int, int] = {}  # registration -> first registration of that parameter
-        self._index: dict[
-            str, int
-        ] = {}  # name -> first registration, of those that were registered
+        self._index: dict[str, int] = {}  # name -> first registration of what was registered
         self._is_built_whole = False
         self.skeleton = self._build_skeleton()
         self.canonical = first_names(self.skeleton.named_parameters(remove_duplicate=False))
@@ -122,7 +120,7 @@ class Factory:
             is_dropped = self._first.get(index) in others and parameter.device.type == "cpu"
             return _placeholder(parameter) if is_dropped else None
 
-        watch = _Placeholders(is_drawn=bool(owned))
+        watch = _Placeholders()
         try:
             with seeded(self._seed), _on_registration(drop), watch:
                 module = self._called()
@@ -192,9 +190,8 @@ class _Placeholders(TorchDispatchMode):
     have it.
     """
 
-    def __init__(self, *, is_drawn: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._is_drawn = is_drawn
         self.was_read = False  # by an operation whose result is a value
 
     def __torch_dispatch__(
@@ -207,7 +204,7 @@ class _Placeholders(TorchDispatchMode):
         kwargs = kwargs or {}
         if not any(_is_meta(value) for value in tree_iter((args, kwargs))):
             return func(*args, **kwargs)
-        if self._is_drawn and torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags:
             real_args, real_kwargs = tree_map(_scratch, (args, kwargs))
             func(*real_args, **real_kwargs)
         try:

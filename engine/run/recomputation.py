@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from engine.model.stage_module import StageModule
+from engine.model.stage_module import ModelError, StageModule
 
 Buffers = dict[tuple[nn.Module, str], Tensor]
 
@@ -46,20 +46,33 @@ class _Recomputed:
 
     def __init__(self, layer: nn.Module) -> None:
         self._forward = layer.forward
-        self._layer = layer
+        self._layer, self._modules = layer, list(layer.modules())
         self._writes: bool | None = None  # to its input
         self._changing: list[tuple[nn.Module, str]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or (self._writes is False and self._changing == []):
+        if torch.compiler.is_compiling():
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+        before = self._states()
+        result = self._checkpointed(*args, **kwargs)
+        changed = [key for key, state in self._states().items() if state != before.get(key)]
+        if self._changing is None:
+            self._changing = changed
+        elif late := [name for module, name in changed if (module, name) not in self._changing]:
+            raise ModelError(
+                f"recompute: a forward of {type(self._layer).__name__} changes its buffer "
+                f"{late[0]}, which the first forward did not; it would be changed twice. Train "
+                "without recomputation, or change the buffer in every forward",
+                "train.recompute",
+            )
+        return result
+
+    def _checkpointed(self, *args: Any, **kwargs: Any) -> Any:
+        if self._writes is False and self._changing == []:
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         forward = self._forward if self._writes is False else self._on_clones
-        buffers = self._kept_buffers()
-        contexts = functools.partial(_contexts, buffers)
-        result = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-        if self._changing is None:
-            self._changing = [key for key, old in buffers.items() if not _is_still(key, old)]
-        return result
+        contexts = functools.partial(_contexts, self._kept_buffers())
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def _on_clones(self, *args: Any, **kwargs: Any) -> Any:
         """The layer on clones of its inputs, which stay as they were for the second forward."""
@@ -79,16 +92,17 @@ class _Recomputed:
 
     def _kept_buffers(self) -> Buffers:
         """Clones of the buffers that a forward changes; of all as long as these are not known."""
-        keys = self._changing
-        if keys is None:
-            named = [(m, name) for m in self._layer.modules() for name in m._buffers]
-            keys = [(m, name) for m, name in named if m._buffers[name] is not None]
+        keys = self._states() if self._changing is None else self._changing
         return {(m, name): getattr(m, name).detach().clone() for m, name in keys}
 
-
-def _is_still(key: tuple[nn.Module, str], old: Tensor) -> bool:
-    now = key[0]._buffers[key[1]]
-    return now is not None and now.shape == old.shape and torch.equal(now, old)
+    def _states(self) -> dict[tuple[nn.Module, str], tuple[int, int]]:
+        """Which tensor each buffer is, and how often it has been written to."""
+        return {
+            (module, name): (id(buffer), buffer._version)
+            for module in self._modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
 
 
 def _contexts(

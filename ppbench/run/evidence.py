@@ -209,13 +209,21 @@ def _write_error(folder: Path, record: RankError) -> None:
     aside.replace(path)
 
 
+def _read_error(path: Path) -> RankError | None:
+    """None for what another version wrote, or what is not whole."""
+    try:
+        return RankError(**json.loads(path.read_text()))
+    except (TypeError, ValueError, OSError):
+        return None
+
+
 def collect(folder: Path, launch: Path) -> Evidence:
     """What lies in a node's folder, and what the agent noted in the launch's.
 
     The folder is moved aside, so that what comes next is not taken for it; see `forget`.
     """
     source = folder if folder.exists() else _aside(folder)  # whoever collected it was killed
-    errors = [RankError(**json.loads(p.read_text())) for p in source.glob("error-rank*.json")]
+    errors = [_read_error(path) for path in source.glob("error-rank*.json")]
     records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {
         int(path.name.removeprefix("fault-rank")): readable(text, MOST_OF_TRACE)
@@ -227,7 +235,7 @@ def collect(folder: Path, launch: Path) -> Evidence:
         platform.node(),
         time.time_ns() - time.monotonic_ns(),
         sorted((r for r in records if r is not None), key=lambda record: record.rank),
-        sort_errors(errors),
+        sort_errors([error for error in errors if error is not None]),
         faults,
         read_sighting(source),
         exits,
@@ -261,10 +269,9 @@ STORE_FAILED = "store"
 def store_error(folder: Path) -> str | None:
     """Why the launch's results cannot be stored, if that is so."""
     for path in folder.glob("error-rank*.json"):
-        with contextlib.suppress(OSError):
-            error = RankError(**json.loads(path.read_text()))
-            if error.status == STORE_FAILED:
-                return error.message
+        error = _read_error(path)
+        if error is not None and error.status == STORE_FAILED:
+            return error.message
     return None
 
 

@@ -362,15 +362,21 @@ def _keep(folder: Path) -> None:
     """
     marker = _note_of(folder).get("marker")
     source = folder if folder.exists() else folder.with_name(f".{folder.name}")
-    if not isinstance(marker, str) or not Path(marker).is_file() or not source.exists():
+    if not isinstance(marker, str):
         return
-    kept = Path(marker).with_name(KEPT)
-    aside = kept / f".{folder.name}.partial"
+    with contextlib.suppress(OSError):  # a store that cannot be reached, or not by this user
+        if Path(marker).is_file() and source.exists():
+            _copy_whole(source, Path(marker).with_name(KEPT), folder.name)
+
+
+def _copy_whole(source: Path, kept: Path, name: str) -> None:
+    """Copy a folder; nothing of it stays where there is no room, or no right to it."""
+    aside = kept / f".{name}.partial"
     try:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(source, aside)
-        aside.rename(kept / folder.name)
-    except (OSError, shutil.Error):  # no room there, or no right to it
+        aside.rename(kept / name)
+    except (OSError, shutil.Error):
         shutil.rmtree(aside, ignore_errors=True)
 
 

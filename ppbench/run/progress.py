@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rich.console import Console
@@ -42,23 +42,24 @@ class Estimate:
         self._current: int | None = None
         self._began_at = now()
         self._share_done = 0.0
-        self._seconds: dict[int, list[float]] = {}  # of the steps of each run seen
+        self._steps: dict[int, tuple[float, int]] = {}  # of each run seen: seconds and how many
         self._around: list[float] = []  # of each finished run, its time less that of its steps
 
     def begin(self, index: int) -> None:
         """A run begins; the one before it has ended or will be begun again."""
         self._current, self._share_done, self._began_at = index, 0.0, self._now()
-        self._seconds.pop(index, None)
+        self._steps.pop(index, None)
 
     def step(self, step: int, num_steps: int, step_s: float) -> None:
         """The current run has done a step, which took so long."""
         if self._current is not None:
-            self._seconds.setdefault(self._current, []).append(step_s)
+            seconds, count = self._steps.get(self._current, (0.0, 0))
+            self._steps[self._current] = (seconds + step_s, count + 1)
             self._share_done = step / num_steps
 
     def finish(self, index: int) -> None:
-        """A run has ended, as ever it did."""
-        steps_s = sum(self._seconds.get(index, ()))
+        """A run has ended, well or not."""
+        steps_s, _ = self._steps.get(index, (0.0, 0))
         if index == self._current:
             self._around.append(max(self._now() - self._began_at - steps_s, 0.0))
         self._to_come.discard(index)
@@ -66,7 +67,8 @@ class Estimate:
 
     def seconds_left(self) -> tuple[float | None, bool]:
         """Seconds, None if nothing is known; and whether runs of an unseen kind come on top."""
-        known = {index: self._steps_seconds(index) for index in self._to_come}
+        rates = self._rates()
+        known = {index: self._steps_seconds(index, rates) for index in self._to_come}
         if all(seconds is None for seconds in known.values()) and known:
             return None, True
         around = statistics.mean(self._around) if self._around else 0.0
@@ -78,27 +80,34 @@ class Estimate:
         return total, None in known.values()
 
     def _passed_around(self) -> float:
-        """Of the current run's time what was not its steps."""
-        steps_s = sum(self._seconds.get(self._current, ())) if self._current is not None else 0
+        """Seconds of the current run that were not its steps."""
+        current = -1 if self._current is None else self._current
+        steps_s, _ = self._steps.get(current, (0.0, 0))
         return self._now() - self._began_at - steps_s
 
-    def _steps_seconds(self, index: int) -> float | None:
+    def _rates(self) -> dict[tuple[object, ...], float]:
+        """By kind, seconds of a step over its tokens: the mean of the runs seen, each once."""
+        by_kind: dict[tuple[object, ...], list[float]] = {}
+        for index, (seconds, count) in self._steps.items():
+            item = self._items[index]
+            rate = seconds / count / item.case.max_tokens_per_step
+            by_kind.setdefault(_kind(item), []).append(rate)
+        return {kind: statistics.fmean(rates) for kind, rates in by_kind.items()}
+
+    def _steps_seconds(self, index: int, rates: Mapping[tuple[object, ...], float]) -> float | None:
         """All steps of a run, by its own if it has some, else by the runs of its kind."""
         item = self._items[index]
-        if seconds := self._seconds.get(index):
-            return statistics.mean(seconds) * _num_steps(item)
-        seen = [i for i in self._seconds if _kind(self._items[i]) == _kind(item)]
-        if not seen:
+        if index in self._steps:
+            seconds, count = self._steps[index]
+            return seconds / count * _num_steps(item)
+        rate = rates.get(_kind(item))
+        if rate is None:
             return None
-        rates = (
-            statistics.mean(self._seconds[i]) / self._items[i].case.max_tokens_per_step
-            for i in seen
-        )
-        return statistics.mean(rates) * item.case.max_tokens_per_step * _num_steps(item)
+        return rate * item.case.max_tokens_per_step * _num_steps(item)
 
 
 def _num_steps(item: Item) -> int:
-    """The steps of the run that are told of."""
+    """The steps of a run that report their progress."""
     return item.measure.warmup_steps + item.measure.steps
 
 

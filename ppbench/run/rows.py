@@ -115,14 +115,8 @@ def write_result(job: Job, item: Item, begun: Begun, result: CaseResult) -> floa
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
         "cautions": _cautions(item, figures, planned_ns, moved, result),
     }
-    tables = {
-        "steps": steps,
-        "ranks": ranks,
-        "edges": edges(moved),
-        **_timed(spans, attribution),
-        **_watched(result, origin_ns),
-    }
-    store.write_run(run, tables)
+    measured = {"steps": steps, "ranks": ranks, "edges": edges(moved)}
+    store.write_run(run, {**measured, **_timed(spans, attribution), **_watched(result, origin_ns)})
     return figures["tokens_per_s"]
 
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.presets import PRESETS
 from ppbench.run.verification.exchange import Request, Way
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+COMPLEX_DTYPES = {
+    torch.float64: torch.complex128,
+    torch.float32: torch.complex64,
+    torch.bfloat16: torch.complex64,
+}
 
 
 def author_module(request: Request, way: Way) -> nn.Module:
@@ -42,9 +47,9 @@ def reads_checkpoint(request: Request) -> bool:
 def initial_weights(request: Request, way: Way, module: nn.Module) -> dict[str, Tensor]:
     """The state that training must begin with, by name, as far as it is defined.
 
-    A checkpoint's is its content. A factory's is what it sets, each random draw being seeded by
-    its number; what a second call sets otherwise is not defined. Where transformers initialises,
-    each of its modules is seeded by its name. `module` is the author's, fresh.
+    A checkpoint's is its content. A factory's is what a call of it sets right after seeding; what a
+    second such call sets otherwise is not defined. Where transformers initialises, each of its
+    modules is seeded by its name. `module` is the author's, fresh.
     """
     state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
     if reads_checkpoint(request):
@@ -68,14 +73,25 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
     if os.getcwd() not in sys.path:  # noqa: PTH109  # as `python -m` has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     factory = getattr(importlib.import_module(name), attribute)
-    with torch.random.fork_rng(devices=[]), _SeededDraws(request.seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(request.seed)
+        random.seed(request.seed)
+        np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the one that factories draw from
         module: nn.Module = factory()
-    if not hasattr(module, "base_model_prefix"):
-        return module.to(dtype)
-    for parameter in module.parameters():  # as `from_pretrained`, which leaves buffers as they are
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if hasattr(module, "base_model_prefix") and not _is_state(module, name):
+            continue  # as `from_pretrained`, which leaves frequencies and their like as they are
+        if tensor.is_complex():  # which `nn.Module.to` would make real
+            tensor.data = tensor.data.to(COMPLEX_DTYPES[dtype])
+        elif tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
     return module
+
+
+def _is_state(module: nn.Module, name: str) -> bool:
+    """Whether a tensor is part of what a checkpoint holds."""
+    prefix, _, own = name.rpartition(".")
+    return own not in module.get_submodule(prefix)._non_persistent_buffers_set
 
 
 def _from_name(request: Request, dtype: torch.dtype) -> nn.Module:
@@ -99,26 +115,6 @@ def _from_name(request: Request, dtype: torch.dtype) -> nn.Module:
         config, dtype=dtype, trust_remote_code=consent
     )
     return drawn
-
-
-class _SeededDraws(TorchDispatchMode):
-    """Seeds each random operation by the model's seed and the operation's number, from 0."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._seed, self._number = seed, 0
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],  # torch's signature
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            torch.default_generator.manual_seed(_seed(f"{self._seed}:{self._number}", 7))
-            self._number += 1
-        return func(*args, **(kwargs or {}))
 
 
 def _seed(text: str, num_bytes: int, *, signed: bool = False) -> int:

@@ -293,7 +293,8 @@ def _ways(case: Case, *, is_full: bool) -> tuple[list[Way], str]:
     config = trainer_config(case)
     num_parameters = model_of(config, torch.device(case.device)).num_parameters
     ways, reason = [], ""
-    for dtype, size in (("float64", 8), ("float32", 4), (case.model_dtype, 2)):
+    for dtype in ("float64", "float32", case.model_dtype):
+        size = getattr(torch, dtype).itemsize
         needed, free = num_parameters * size * _COPIES, _free_bytes(case.device)
         if needed > _MOST_OF_FREE * free:
             sizes = (f"{number / 2**30:.1f}" for number in (needed, free))
