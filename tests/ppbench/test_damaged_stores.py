@@ -319,7 +319,7 @@ def _is_of_other_runs(original: Original, mutation: Mutation, words: Words) -> b
     if mutation.path.parent.name != "compacted":
         return False
     is_steps = mutation.path.parent.parent.name == "steps"
-    has_steps = "steps" in words[1] or words[0] in ("report", "notebook", "export")
+    has_steps = "steps" in " ".join(words[:2]) or words[0] in ("report", "notebook", "export")
     return mutation.kind == "later" or (is_steps and not has_steps)
 
 
