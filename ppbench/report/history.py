@@ -410,8 +410,13 @@ def _embedded(store: Store, pairs: Iterator[_Pair]) -> tuple[dict[_Pair, _Embedd
 
 
 def _drawn(store: Store, pair: _Pair, name: str) -> _Embedded:
-    runs = [run for _, run in store.table("runs", pair.run_ids).iterrows()]
-    line = timeline(store, runs, pair.names)
+    rows = store.table("runs", pair.run_ids)
+    if rows.empty:
+        raise StoreError(f"{store.folder}: the rows of runs {', '.join(pair.run_ids)} are damaged")
+    name_of = dict(zip(pair.run_ids, pair.names, strict=True))
+    line = timeline(
+        store, [run for _, run in rows.iterrows()], [name_of[run_id] for run_id in rows["run_id"]]
+    )
     detail = line.detail
     columns = None if detail is None else (detail.name, pack_bytes(detail.columns))
     return _Embedded(name, packed_figure(line.figure), int(line.figure.layout.height), columns)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,7 +140,7 @@ class Reader:
             parts.append(self.rows_in(self.files(name).compacted, name, missing, columns))
             rows = pa.concat_tables(parts)
             if name != "runs":
-                self._find_missing(name, rows, missing)
+                self.find_missing(name, set(rows[RUN_ID].unique().to_pylist()), missing)
             return _in_order(rows, run_ids)
 
         return steadily(self._folder, look)
@@ -342,9 +343,8 @@ class Reader:
             return None
         return pa.concat_tables(parts)
 
-    def _find_missing(self, name: str, rows: pa.Table, run_ids: list[str]) -> None:
-        """Report tables of runs that were stored and are there no more."""
-        there = set(rows[RUN_ID].unique().to_pylist())
+    def find_missing(self, name: str, there: AbstractSet[str], run_ids: Iterable[str]) -> None:
+        """Report the runs that were stored with rows of a table, and are not among those there."""
         lost = [run_id for run_id in run_ids if run_id not in there]
         if not lost or any(
             known.table == name and known.path.parent.name == COMPACTED for known in self.damaged

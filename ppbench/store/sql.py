@@ -8,7 +8,6 @@ nothing at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,24 +46,37 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
     except ImportError:
         raise UsageError(f"query: needs duckdb, which is not installed: {_INSTALL}") from None
     reader = Reader(folder, on_skip)
-    suspects: set[Path] = set()
+    run_ids = _runs_before(reader)
+    tables = _Tables(reader, set())
 
     def look() -> pd.DataFrame | duckdb.Error:
         while True:
             try:
                 with duckdb.connect(":memory:") as database:
-                    return _answer(database, _Tables(reader, suspects), text)
+                    return _answer(database, tables, text)
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 # Perhaps of a file that is damaged where only the answer needs it.
-                found = _damaged_files(reader, text) - suspects
+                found = _damaged_files(reader, text) - tables.suspects
                 if not found:
                     return error if isinstance(error, duckdb.Error) else duckdb.Error(str(error))
-                suspects.update(found)
+                tables.suspects.update(found)
 
     answer = steadily(folder, look)
     if isinstance(answer, duckdb.Error):
         raise UsageError(f"query: {str(answer).strip()}") from answer
+    for name, there in tables.runs_of.items():
+        if name != "runs":
+            reader.find_missing(name, there, run_ids)
     return answer
+
+
+def _runs_before(reader: Reader) -> list[str]:
+    """The runs that are stored now: one that is stored during the query is missing nowhere.
+
+    Runs that have steps and no row are reported.
+    """
+    rows = reader.runs([RUN_ID], (), None)
+    return [str(run_id) for run_id in rows[RUN_ID].to_pylist()]
 
 
 def _answer(database: duckdb.DuckDBPyConnection, tables: _Tables, text: str) -> pd.DataFrame:
@@ -118,10 +130,12 @@ def _literal(value: object) -> str:
 class _Tables:
     """The tables of a store as duckdb sees them."""
 
-    def __init__(self, reader: Reader, suspects: AbstractSet[Path]) -> None:
+    def __init__(self, reader: Reader, suspects: set[Path]) -> None:
         """`suspects` are files that are damaged somewhere; their sound rows are read here."""
         self._reader = reader
-        self._suspects = suspects
+        self.suspects = suspects
+        self.runs_of: dict[str, set[str]] = {}
+        """The runs that have rows in each table that was asked for."""
 
     def parts(self, name: str) -> Iterator[_Part]:
         """The rows of a table, each run's in one part. To be called within `steadily`."""
@@ -139,13 +153,14 @@ class _Tables:
             found, ids = self._opened(path, name)
             yield _Part(found, frozenset(seen & ids))
             seen |= ids
+        self.runs_of[name] = seen
 
     def _is_own(self, path: Path, name: str) -> bool:
         """Whether a file has the documented columns, or some, and only rows of its own run.
 
         Then duckdb reads of it what it needs; what is different is read, judged and cast here.
         """
-        if path in self._suspects:
+        if path in self.suspects:
             return False
         try:
             with TableFile(path, name) as file, damage_in(path):
@@ -158,7 +173,7 @@ class _Tables:
 
     def _opened(self, path: Path, name: str) -> tuple[Any, set[str]]:
         """The rows of a file of many runs, and the runs that they are of."""
-        if path not in self._suspects:
+        if path not in self.suspects:
             try:
                 with TableFile(path, name) as file:
                     if file.footer.is_sealed and _is_documented(file.schema, name):
