@@ -18,6 +18,7 @@ from rich.status import Status
 from ppbench import explain as explaining
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.analysis.post_mortem import in_words
+from ppbench.config.bare_stages import notes_on_stages
 from ppbench.config.case import untold
 from ppbench.config.places import Launcher
 from ppbench.config.selection import Only
@@ -155,7 +156,13 @@ def list_cases(file: Path, overrides: Sequence[str], only: Only, how: Format) ->
     read = read_sweep(file, overrides, default_device())
     planned = dataclasses.replace(read, cases=only.select(read.cases))
     columns = ["case_id", *(planned.axes or WORKLOAD)]
+    _note_stages(planned)
     return render(planned_cases(planned), how, columns)
+
+
+def _note_stages(read: Sweep) -> None:
+    for note in notes_on_stages((case for case, _ in read.cases), read.facts):
+        tell(f"note: {note}")
 
 
 def sweep(
@@ -177,6 +184,7 @@ def sweep(
     if reports is not None:
         check_writable(reports, "--reports")
     command = _command_line(file, overrides, results, reports)
+    _note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     plan = run_missing(read, store, choice, command)
     runs = runs_of(plan, store)
     path = None

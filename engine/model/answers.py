@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.model.partition import Costs
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -40,6 +42,7 @@ class Facts:
     num_parameters: int | None = None
     tokenizer_size: int | None = None  # the highest id, plus one; None: text is read as bytes
     problem: Problem | None = None
+    costs: Costs | None = None  # parameters of each layer, and before and after the layers
 
 
 @dataclass(frozen=True)

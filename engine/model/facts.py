@@ -44,7 +44,8 @@ def facts_of(identity: Identity) -> Facts:
         model = open_model(spec, TRACED_SHAPE, torch.device("cpu"))
     except ModelError as error:
         return Facts(problem=Problem(error.key, str(error)))
-    facts = Facts(model.num_layers, model.max_positions, model.vocab_size, model.num_parameters)
+    sizes = (model.num_layers, model.max_positions, model.vocab_size, model.num_parameters)
+    facts = Facts(*sizes, costs=model.costs)
     try:
         tokenizer = load_tokenizer(
             identity.tokenizer,

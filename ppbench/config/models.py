@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from engine.model.answers import Facts, Identity, Problem
+from engine.model.partition import Costs
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case
 from ppbench.errors import UsageError
@@ -50,11 +51,14 @@ def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
 
 def _of_preset(name: str) -> Facts:
     preset = PRESETS[name]
+    table = preset.vocab_size * preset.hidden_size
+    layers = (preset.layer_parameters,) * preset.num_hidden_layers
     return Facts(
         preset.num_hidden_layers,
         preset.max_position_embeddings,
         preset.vocab_size,
         preset.num_parameters,
+        costs=Costs(layers, table, preset.hidden_size + table),
     )
 
 
@@ -84,4 +88,7 @@ def _fact(answer: dict[str, object]) -> Facts:
     problem = answer.get("problem")
     if isinstance(problem, dict):
         return Facts(problem=Problem(str(problem["key"]), str(problem["message"])))
+    costs = answer.get("costs")
+    if isinstance(costs, dict):
+        answer = {**answer, "costs": Costs(tuple(costs["layers"]), costs["before"], costs["after"])}
     return Facts(**answer)  # type: ignore[arg-type]  # our own process wrote it

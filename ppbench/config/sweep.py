@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.model.answers import Facts, Identity
 from ppbench.config.case import Case, Measure
 from ppbench.config.places import Slurm, Torchrun
 from ppbench.config.track import Track
@@ -20,3 +22,4 @@ class Sweep:
     torchrun: Torchrun = field(default_factory=Torchrun)
     slurm: Slurm = field(default_factory=Slurm)
     track: Track = field(default_factory=Track)
+    facts: Mapping[Identity, Facts] = field(default_factory=dict)  # of the models looked at

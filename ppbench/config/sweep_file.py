@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.model.answers import Problem
+from engine.model.answers import Facts, Identity, Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
 from ppbench.config.assignment import LISTS, checked_value, is_list_of_values, parse_assignment
 from ppbench.config.case import Case, Measure, setting_of
@@ -102,7 +102,7 @@ def read_sweep(
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases, axes)
-    _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
+    facts = _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
     return Sweep(
         str(tree["name"]),
         str(file),
@@ -111,6 +111,7 @@ def read_sweep(
         Torchrun(**checked.launch.torchrun.model_dump()),
         Slurm(**checked.launch.slurm.model_dump()),
         _track_of(source, checked.track),
+        facts,
     )
 
 
@@ -383,8 +384,11 @@ def _check_possible(
     planned: Sequence[Planned],
     *,
     is_of_this_tree: bool,
-) -> None:
-    """Refuse the first case that nothing can run. Models are looked at only if the rest is fine."""
+) -> Mapping[Identity, Facts]:
+    """Refuse the first case that nothing can run; returns the facts of the models.
+
+    Models are looked at only if the rest is fine.
+    """
     problems = [problems_of_settings(*one, is_of_this_tree=is_of_this_tree) for one in planned]
     _refuse(source, axes, planned, [next(some, None) for some in problems])
     if not is_of_this_tree:
@@ -399,6 +403,7 @@ def _check_possible(
         for case, _ in planned
     )
     _refuse(source, axes, planned, [next(problems, None) for problems in fits])
+    return facts
 
 
 def _refuse(

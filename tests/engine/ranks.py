@@ -2,6 +2,9 @@
 
 Importing torch and transformers costs seconds per process; a case costs milliseconds. So they are
 imported once, by the server of `warm_processes`, and the ranks are its forks.
+
+A rank that fails amid a collective leaves the others waiting for it, and an answer that comes late
+would be taken for that of the next call: after a failure the pool is made anew.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ import gc
 import multiprocessing
 import os
 import socket
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
 Function = Callable[..., Any]
 PATIENCE_S = 120
+GRACE_S = 10
+"""How long ranks may take to answer once another has failed."""
 
 
 def warm_processes() -> ForkServerContext:
@@ -29,15 +33,21 @@ def warm_processes() -> ForkServerContext:
 
 class Ranks:
     def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._start()
+
+    def _start(self) -> None:
         context = warm_processes()
         port = _free_port()
         self._pipes: list[Connection] = []
         self._processes = []
-        for rank in range(num_ranks):
+        for rank in range(self._num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, num_ranks, port, theirs))
+            arguments = (rank, self._num_ranks, port, theirs)
+            process = context.Process(target=_serve, args=arguments)
             process.daemon = True
             process.start()
+            theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -45,26 +55,50 @@ class Ranks:
         """Call `function(fabric, is_member, *arguments)` on all ranks; the members' results."""
         for rank, pipe in enumerate(self._pipes):
             pipe.send((function, rank < world_size, arguments))
-        deadline = time.monotonic() + PATIENCE_S
-        answers = [self._answer(pipe, deadline) for pipe in self._pipes]
-        for rank, (failure, _) in enumerate(answers):  # what one fails of, others may wait for
-            assert failure is None, f"rank {rank} failed:\n{failure}"
-        for rank, (_, results) in enumerate(answers):
-            assert results, f"rank {rank} did not answer: the pipeline hangs"
-        return [results[0] for _, results in answers[:world_size]]
+        answers = self._answers()
+        failures = [f"rank {r} failed:\n{words}" for r, (words, _) in answers.items() if words]
+        missing = sorted(set(range(self._num_ranks)) - answers.keys())
+        if missing:
+            failures.append(f"ranks {missing} did not answer: the pipeline hangs")
+        if failures:
+            self._restart()
+        assert not failures, "\n".join(failures)
+        return [answers[rank][1] for rank in range(world_size)]
 
-    def _answer(self, pipe: Connection, deadline: float) -> tuple[str | None, list[Any]]:
-        """The failure, or the result as the only one; nothing of a rank that hangs."""
-        if not pipe.poll(max(0.0, deadline - time.monotonic())):
-            return None, []
-        failure, result = pipe.recv()
-        return failure, [result]
+    def _answers(self) -> dict[int, tuple[str | None, Any]]:
+        """The answers by rank; once a rank has failed, of those that do not wait for it."""
+        answers: dict[int, tuple[str | None, Any]] = {}
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        has_failed = False
+        while waiting:
+            ready = wait(list(waiting), GRACE_S if has_failed else PATIENCE_S)
+            if not ready:
+                break
+            for pipe in (pipe for pipe in list(waiting) if pipe in ready):
+                rank = waiting.pop(pipe)
+                answers[rank] = _received(pipe)
+                has_failed |= answers[rank][0] is not None
+        return answers
+
+    def _restart(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(10)
+        self._start()
 
     def stop(self) -> None:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
             process.join(10)
+
+
+def _received(pipe: Connection) -> tuple[str | None, Any]:
+    try:
+        answer: tuple[str | None, Any] = pipe.recv()
+    except (EOFError, ConnectionError):
+        return "it has died", None
+    return answer
 
 
 def _free_port() -> int:

@@ -18,6 +18,7 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 POINTS = ("second", "third")
+PER_CALL = 5
 EXACT = (
     "Frame",
     "Twice",
@@ -161,9 +162,16 @@ def _merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def run_all(ranks, every: list[TrainerConfig]) -> dict[TrainerConfig, list[Result | str]]:
-    world_size = every[0].world_size
-    by_rank = ranks.run(world_size, train, every)
-    return {each: [part[i] for part in by_rank] for i, each in enumerate(every)}
+    """Each configuration's results by rank; few to a call, whose answer is waited for patiently."""
+    results: dict[TrainerConfig, list[Result | str]] = {}
+    for some in batched(every, PER_CALL):
+        by_rank = ranks.run(every[0].world_size, train, some)
+        results.update({each: [part[i] for part in by_rank] for i, each in enumerate(some)})
+    return results
+
+
+def batched(every: list[TrainerConfig], size: int) -> list[list[TrainerConfig]]:
+    return [every[i : i + size] for i in range(0, len(every), size)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

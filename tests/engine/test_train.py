@@ -220,6 +220,19 @@ def test_a_run_that_breaks_down_says_so_at_once_with_step_and_rank():
     assert re.match(r"caution: step [23]: .* is not finite on rank 0 \(NaN or infinite\)", caution)
 
 
+@pytest.mark.parametrize(
+    ("partition", "noted"),
+    [("uniform", ["stage 5 has no parameters"]), ("0,1,1,1,1,0,0", [])],
+    ids=["by accident", "as asked for"],
+)
+def test_a_stage_without_parameters_is_noted_unless_it_was_asked_for(partition, noted):
+    stages = ["--schedule", "looped_bfs", "--stages-per-rank", "7", "--partition", partition]
+    done = finish(start(ALONE, *TINY, *stages, "--max-steps", "1"))
+    assert done.code == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "no parameters" in line]
+    assert [note.partition(":")[0] for note in notes] == noted
+
+
 def test_help_names_its_groups():
     done = finish(start(ALONE, "--help"))
     assert done.code == 0

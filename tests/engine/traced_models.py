@@ -182,6 +182,23 @@ class Frame(nn.Module):
         return x + skip
 
 
+class Normalised(Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = Norm()
+
+
+class Paired(Frame):
+    """Two values pass from the split point on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = Pair()
+
+    def middle(self, x: tuple[Tensor, Tensor], skip: Tensor) -> Tensor:
+        return x[0] * x[1] + skip
+
+
 class Twice(Frame):
     def middle(self, x: Tensor, skip: Tensor) -> Tensor:
         return self.first(torch.tanh(x)) + self.second(skip)
