@@ -67,6 +67,8 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         except SystemExit as end:  # of the library that reads arguments
             if isinstance(end.code, str):
                 _say(end.code)
+            elif end.code == INTERRUPTED:  # what it makes of a KeyboardInterrupt
+                _say("stopped")
             code = end.code if isinstance(end.code, int) else USAGE if end.code else 0
         sys.stdout.flush()
     except KeyboardInterrupt:
