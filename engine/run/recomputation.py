@@ -53,10 +53,12 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
-        before = self._states()
-        result = self._checkpointed(*args, **kwargs)
+        before, kept = self._states(), self._kept_buffers()
+        result = self._checkpointed(kept, *args, **kwargs)
         changed = [key for key, state in self._states().items() if state != before.get(key)]
-        if self._changing is None:
+        if self._changing is None:  # not every kernel counts what it writes, such as BatchNorm's
+            others = [key for key in kept if key not in changed]
+            changed += [key for key in others if not torch.equal(getattr(*key), kept[key])]
             self._changing = changed
         elif late := [name for module, name in changed if (module, name) not in self._changing]:
             raise ModelError(
@@ -67,11 +69,11 @@ class _Recomputed:
             )
         return result
 
-    def _checkpointed(self, *args: Any, **kwargs: Any) -> Any:
+    def _checkpointed(self, kept: Buffers, *args: Any, **kwargs: Any) -> Any:
         if self._writes is False and self._changing == []:
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         forward = self._forward if self._writes is False else self._on_clones
-        contexts = functools.partial(_contexts, self._kept_buffers())
+        contexts = functools.partial(_contexts, kept)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def _on_clones(self, *args: Any, **kwargs: Any) -> Any:
