@@ -499,4 +499,6 @@ def simulate(
 
 
 if __name__ == "__main__":  # python -m ppbench.cli; imported again, so that every command is there
-    import ppbench.__main__  # noqa: F401  # runs the command
+    from ppbench import __main__ as entry
+
+    entry.main()

@@ -3,6 +3,7 @@
 import collections
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_mutation_is_accepted_or_refused_in_one_line_that_tells_where(folder, 
 
 def run_main(monkeypatch, *arguments):
     """The command's own entry point, in this process; returns its exit code."""
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["ppbench", *arguments])
     with pytest.raises(SystemExit) as caught:
         cli.main()

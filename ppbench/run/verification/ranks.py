@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from engine.configuration import TrainerConfig, data_of, model_of, tokenizer_of
 from engine.connection import broadcast
+from engine.flight import Phase
 from engine.model.factory import find_factory
 from engine.model.presets import PRESETS
 from engine.model.stage_module import StageModule
@@ -401,6 +402,7 @@ def take_steps(member: Member, plan: Plan) -> Taken | None:
 
 
 def _gathered(member: Member, ours: Any) -> list[Any]:
+    member.flight.enter(Phase.WAITS)
     theirs: list[Any] = [None] * len(member.ranks)
     dist.all_gather_object(theirs, ours, group=member.group)
     return theirs
