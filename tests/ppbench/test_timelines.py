@@ -69,7 +69,6 @@ def test_a_run_without_a_plan_says_how_to_get_one(tmp_path) -> None:
 def test_a_run_without_spans_is_left_out_and_the_others_are_drawn(tmp_path) -> None:
     store = two_runs(tmp_path)
     (tmp_path / "spans" / f"{store.runs().iloc[0]['run_id']}.parquet").unlink()
-    assert titles(store) is not None  # it draws what is left, and raises nothing
     (group,) = groups(store, store.runs(), ("schedule",))
     assert group.timeline.name == "1f1b"
 
