@@ -11,7 +11,7 @@ from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
 
 from ppbench import commands
 from ppbench.config.case import Case
-from ppbench.errors import UsageError
+from ppbench.errors import StoreError, UsageError
 from ppbench.report.timelines import groups, timeline
 from ppbench.store import Store
 
@@ -68,7 +68,11 @@ def test_a_run_without_a_plan_says_how_to_get_one(tmp_path) -> None:
 
 def test_a_run_without_spans_is_left_out_and_the_others_are_drawn(tmp_path) -> None:
     store = two_runs(tmp_path)
-    (tmp_path / "spans" / f"{store.runs().iloc[0]['run_id']}.parquet").unlink()
+    damaged, sound = (run for _, run in store.runs().iterrows())
+    (tmp_path / "spans" / f"{damaged['run_id']}.parquet").unlink()
+    with pytest.raises(StoreError, match="its spans are not in the store"):
+        timeline(store, [damaged], ["afab"])
+    assert timeline(store, [damaged, sound], ["afab", "1f1b"]).run_ids == (sound["run_id"],)
     (group,) = groups(store, store.runs(), ("schedule",))
     assert group.timeline.name == "1f1b"
 
