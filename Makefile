@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import is compiled once
+
 .PHONY: demo test test-all lint format bench faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report

@@ -1,8 +1,8 @@
-"""Does the attribution find a cause that was put in, and how large it is?
+"""Tests whether the attribution finds a cause that was put in, and its size.
 
 Emulated ranks with one cause each, 4 ranks and 8 microbatches of 1F1B, run by the command line as
-anyone would. The truth is a replay of what was set, without any measurement. A slow stage and a
-slow link are told by what making them like the others saves; of jitter the part is compared.
+a user would. The truth is a replay of what was set, without any measurement. A slow stage and a
+slow link are judged by the time that making them like the others saves, jitter by its share.
 
 Run on a quiet machine: python -m benchmarks.attribution
 """
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
-from engine.plan.lower import channel_of, lower
+from engine.plan.lower import edge_of, lower
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations
@@ -66,7 +66,7 @@ def idle_ns(
     thirds = tuple(round(ms * MS) for ms in thirds_ms)
     plan = Emulation(Durations(thirds, thirds, thirds), jitter)
     sends = [action for action in ACTIONS if action.op in SEND_OPS]
-    moving = {send: round(link_ms.get(min(channel_of(send)), 0) * MS) for send in sends}
+    moving = {send: round(link_ms.get(min(edge_of(send)), 0) * MS) for send in sends}
 
     def of_step(step: int) -> int:
         compute = {a: plan.duration_ns(a, step) for a in ACTIONS if a.op in COMPUTE_OPS}

@@ -37,8 +37,8 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
 from benchmarks.turns import results_in_turns
 from engine.flight import Record, read_record
-from ppbench.run.evidence import node_folder
-from ppbench.run.watchdog import flight_path
+from ppbench.run.failures.evidence import node_folder
+from ppbench.run.failures.watchdog import flight_path
 from ppbench.store import Store
 
 WORLD_SIZE = 2

@@ -38,7 +38,7 @@ from engine.run.clock import HostClock
 from engine.run.emulation import Emulation
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import NOTHING
+from engine.run.recording import Recording
 from engine.trainer import Trainer, TrainerConfig
 from engine.configuration import lowered_of
 
@@ -63,7 +63,7 @@ for line in sys.stdin:
     dist.barrier()
     began = time.perf_counter()
     for _ in range(int(count)):
-        trainers[name].step(step, NOTHING)
+        trainers[name].step(step, Recording.flight_only)
         step += 1
     dist.barrier()
     print((time.perf_counter() - began) / int(count), flush=True)

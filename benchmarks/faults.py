@@ -33,9 +33,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.flight import Phase, read_record
-from ppbench.run.evidence import node_folder
+from ppbench.run.failures.evidence import node_folder
+from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import Event, Journal
-from ppbench.run.watchdog import flight_path
 from ppbench.store import TABLES, Store
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv")
@@ -71,8 +71,8 @@ INSTEAD = "instead"
 """The controller, as the victim that was drawn was not there yet."""
 MODULES = {
     "agent": "ppbench.run.launch.agent",
-    "watchdog": "ppbench.run.watchdog",
-    "sampler": "ppbench.run.sampler",
+    "watchdog": "ppbench.run.failures.watchdog",
+    "sampler": "ppbench.run.machine.sampler",
 }
 MOMENTS = ("start-up", "step", "store", "between")
 START_UP_S = 10.0

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.surroundings import ROOT, Surroundings
-from ppbench.analysis.stats import median_interval
+from ppbench.statistics.step_times import median_interval
 
 RESULTS = ROOT / "benchmarks" / "results"
 _SHORT_LIST = re.compile(r"\[\n([^\[\]{}]*?)\n\s*\]")

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
-from ppbench.config.sweep_file import read_sweep
-from ppbench.run.overhead import Rounds, measure_overhead
+from ppbench.config.reader import read_sweep
+from ppbench.run.sweep.overhead import Rounds, measure_overhead
 
 SWEEP = ROOT / "sweeps" / "1f1b_vs_afab.toml"
 SETTINGS = ["world_size=2", "num_microbatches=8", "seq_len=128"]

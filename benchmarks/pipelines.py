@@ -33,7 +33,7 @@ from engine.rank_store import store_of_ranks
 from engine.run.clock import HostClock
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import BARE
+from engine.run.recording import Recording
 from engine.trainer import Build, Trainer, TrainerConfig, connect
 from ppbench.run.runtimes.single import Unsplit
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline
@@ -44,8 +44,10 @@ SINGLE = "1f1b"
 
 
 class Arm(NamedTuple):
-    """What is timed. `single` is the unsplit model on one rank while the other does nothing, `both`
-    on each of the two at the same time.
+    """One of the things that are timed.
+
+    `single` is the unsplit model on one rank while the other does nothing, `both` is the unsplit
+    model on each of the two at the same time.
     """
 
     runtime: str
@@ -86,8 +88,9 @@ class Regime:
         )
 
     def limit(self, schedule: str) -> float:
-        """The least part of an unsplit step that two ranks take, when nothing but the schedule
-        counts: `(m + p - 1) / (m p)` for 1f1b, for others what the simulator says with F = I = W.
+        """The least share of an unsplit step that two ranks take if only the schedule counts.
+
+        It is `(m + p - 1) / (m p)` for 1f1b, and what the simulator says with F = I = W for others.
         """
         program = self._program(schedule)
         each_ns = 1000 * program.num_stages  # which every number of stages per rank divides
@@ -225,7 +228,7 @@ def _timed(trainer: Trainer | None) -> Callable[[], float]:
 
     def work() -> None:
         if trainer is not None:
-            trainer.step(next(steps), BARE)
+            trainer.step(next(steps), Recording.off)
         dist.barrier()
 
     def timed() -> float:

@@ -30,7 +30,7 @@ from benchmarks.pipelines import (
     steps,
 )
 from benchmarks.surroundings import read_surroundings
-from ppbench.config.runtimes import SPLIT, TORCH_SCHEDULES
+from ppbench.config.feasibility import SPLIT, TORCH_SCHEDULES
 
 EACH = Goal(at_least=1.0, low_at_least=0.98)
 

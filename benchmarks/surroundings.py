@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.errors import RepositoryError
-from ppbench.repository import Repository
-from ppbench.run.environment import read_environment
+from ppbench.git import Repository
+from ppbench.run.machine.environment import read_environment
 
 ROOT = Path(__file__).parents[1]
 OWN_FILES = ("benchmarks/results", "benchmarks/README.md")
@@ -61,7 +61,7 @@ def read_surroundings() -> Surroundings:
 
 def _commit() -> tuple[str | None, bool]:
     try:
-        state = Repository.around(ROOT).state(apart_from=OWN_FILES)
+        state = Repository.around(ROOT).state(excluded=OWN_FILES)
     except RepositoryError:
         return None, False
     return state.commit, state.is_dirty

@@ -27,7 +27,7 @@ from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
-from ppbench.report.timeline_page import write_plan
+from ppbench.report.pages.timeline import write_plan
 
 RANKS = 64
 SPANS_PER_MICROBATCH = 2 * RANKS + 4 * (RANKS - 1)  # F and B; both ends of each message

@@ -14,7 +14,7 @@ from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import Turns
 from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from ppbench.config.runtimes import SPLIT as SPLIT_OF_TORCH
+from ppbench.config.feasibility import SPLIT as SPLIT_OF_TORCH
 
 AGAINST = "1f1b"
 

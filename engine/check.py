@@ -29,8 +29,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from engine.configuration import TrainerConfig
-from engine.model.answers import Check
 from engine.model.data import DataSpec
+from engine.model.descriptions import Check
 from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError

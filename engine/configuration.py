@@ -1,4 +1,4 @@
-"""What a trainer is asked to do, and what follows from it before anything has weights."""
+"""A trainer's configuration, and what follows from it before anything has weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
-from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, channel_of, lower
-from engine.plan.lower import Channel as Edge
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Edge, Policy, edge_of, lower
 from engine.plan.program import Program
 from engine.plan.rules import check
 from engine.plan.schedules.registry import build_program
@@ -81,7 +80,7 @@ def lowered_of(config: TrainerConfig) -> Program:
 def edges_of(lowered: Program) -> list[Edge]:
     """Every channel of the program, in one order on all ranks."""
     transfers = (a for row in lowered.actions for a in row if a.op not in COMPUTE_OPS)
-    return sorted({channel_of(transfer) for transfer in transfers})
+    return sorted({edge_of(transfer) for transfer in transfers})
 
 
 def model_of(config: TrainerConfig, device: torch.device) -> Model:
@@ -146,7 +145,7 @@ def partition_of(config: TrainerConfig, model: Model, num_stages: int) -> list[r
 
 
 def messages_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[Message]:
-    """What each stage but the last sends for one microbatch, at its longest."""
+    """Return what each stage but the last sends for one microbatch, at its longest."""
     data = data_spec_of(config, model)
     if config.recompute and isinstance(model, Chain):
         model.check_recomputation(data.microbatch_size, data.longest)

@@ -46,7 +46,7 @@ def connect(config: TrainerConfig, fabric: Fabric) -> TrainerConfig:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks must know of the model."""
+    """Facts of the model that all ranks must know."""
 
     config: TrainerConfig
     shared: list[Ranks]  # those who share a weight, one entry per weight that several ranks share
@@ -54,7 +54,7 @@ class Agreement:
 
 
 def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
-    """As `connect`, but with all that was agreed on.
+    """Connect the ranks as `connect` does, and return all that was agreed on.
 
     With one rank nothing is communicated, and the others, which will not train, agree to anything.
     """
@@ -96,7 +96,7 @@ def ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
 
 
 def broadcast(decide: Callable[[], Decided]) -> Decided:
-    """What rank 0 decides, or its exception, on every rank. Blocks until it has."""
+    """Return rank 0's decision, or raise its exception, on every rank. Blocks until then."""
     told: list[Decided | Exception | None] = [None]
     if dist.get_rank() == 0:
         try:

@@ -15,7 +15,7 @@ from engine.model.data import StepBatch
 from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import SPANS, Watch
+from engine.run.recording import Recording
 from engine.trainer import StepResult
 
 
@@ -71,11 +71,11 @@ class EmulatedTrainer:
         )
         self._batch = self._nominal_batch()
 
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""
         for stage in self.stages.values():
             stage.step = step
-        self._executor.run(step, self._batch, watch)
+        self._executor.run(step, self._batch, recording)
         spans = self._executor.collect_spans(step)
         return StepResult(None, self._batch.num_tokens, 0.0, None, spans)
 
@@ -90,7 +90,7 @@ class EmulatedTrainer:
             channel.close()
 
     def _nominal_batch(self) -> StepBatch:
-        """As many tokens as a step trains on; their ids are looked at by nobody."""
+        """Return a batch of the right size; its token ids are never read."""
         data = self.config.data
         microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
         microbatches = (microbatch,) * data.num_microbatches

@@ -23,7 +23,7 @@ from typing import Protocol
 
 
 class Phase(IntEnum):
-    """What a rank does when it is not at an action of its program."""
+    """A phase of a rank's work outside the actions of its program."""
 
     WAITS = 0
     CONNECTS = 1
@@ -86,19 +86,19 @@ def reserve(descriptor: int, num_bytes: int) -> None:
 
 
 class Flight(Protocol):
-    """What whoever runs a step notes."""
+    """Takes the notes of whatever runs a step."""
 
     def begin_step(self, step: int) -> None:
-        """What follows belongs to a step."""
+        """Note that a step begins."""
 
     def come_to(self, index: int) -> None:
-        """To the action at this index of the rank's lowered row."""
+        """Note that the rank has come to the action at this index of its lowered row."""
 
     def work(self) -> None:
-        """What it came to has its input, and is worked on."""
+        """Note that this action has its input and is worked on."""
 
     def enter(self, phase: Phase) -> None:
-        """To something that is no action."""
+        """Note that the rank has come to a phase outside its actions."""
 
 
 class NoFlight:
@@ -173,7 +173,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Record:
-    """What a rank left: the last entry is where it is, or was when it died."""
+    """A rank's record: the last entry is where it is, or was when it died."""
 
     rank: int
     pid: int
@@ -184,7 +184,7 @@ class Record:
 
 
 def read_deadline(slots: memoryview) -> int:
-    """When the case must be over, 0 if there is no such time."""
+    """The time when the case must be over; 0 if there is none."""
     return int(slots[_DEADLINE])
 
 

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses to listen on: one, and never all of them.
+"""Chooses the address of this machine to listen on: one, and never all of them.
 
 Torch's store obeys whoever reaches it, and what is read from it is unpickled; gloo and NCCL know
 no passwords either. So they listen on the interface that was given, by the address at which the

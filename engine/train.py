@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 3 -m engine.train --data text:corpus.txt --max-tokens 1000000
 
-1 `command.options`      read, and checked by each rank before it talks to another
-2 `command.launch`       the ranks meet; what is wrong on any of them ends all, and is said once
-3 `command.preparation`  what a rank can find out alone
-4 `command.training`     step, show, save, until the goal is reached
+1 `cli.options`      read, and checked by each rank before it talks to another
+2 `cli.launch`       the ranks meet; what is wrong on any of them ends all, and is said once
+3 `cli.preparation`  what a rank can find out alone
+4 `cli.training`     step, show, save, until the goal is reached
 
 Steps go to standard output, all else to standard error.
 """
@@ -19,10 +19,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.command.launch import Launch, RefusedError, is_known
-from engine.command.options import Options
-from engine.command.preparation import Job, checked_checkpoint, fabric_of, prepare
-from engine.command.training import Display, Training
+from engine.cli.launch import Launch, RefusedError, is_known
+from engine.cli.options import Options
+from engine.cli.preparation import Job, checked_checkpoint, fabric_of, prepare
+from engine.cli.training import Display, Training
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig

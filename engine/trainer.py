@@ -48,9 +48,9 @@ from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
 from engine.run.recomputation import recompute_layers
+from engine.run.recording import Recording
 from engine.run.snapshot import SnapshotError, State
 from engine.run.stage import Stage, compile_layers
-from engine.run.watch import NOTHING, SPANS, Watch
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
@@ -61,7 +61,7 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one rank knows of a step."""
+    """One rank's results of a step."""
 
     loss: float | None  # mean per token; on the rank of the last stage
     num_tokens: int  # targets that counted, over all microbatches
@@ -73,14 +73,14 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: the number of its next step, and the tokens of those before."""
+    """A run's progress: the number of its next step, and the tokens of those before."""
 
     step: int = 0
     num_tokens: int = 0
 
 
 class Runner(Protocol):
-    """What runs a step's microbatches forward and backward on this rank: the executor, or others.
+    """Runs a step's microbatches forward and backward on this rank: the executor, or others.
 
     It leaves the gradients of the step's mean loss per token in `.grad` of the trainer's modules.
     """
@@ -91,7 +91,7 @@ class Runner(Protocol):
 
     @property
     def lowered(self) -> Program:
-        """What all ranks run, with its transfers; known when a step has been run."""
+        """The program of all ranks, with transfers; known after the first step."""
 
     @property
     def messages(self) -> Messages | None:
@@ -100,7 +100,7 @@ class Runner(Protocol):
     def enter(self, phase: Phase) -> None:
         """Note what the rank comes to beside its actions."""
 
-    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
+    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         """One step; returns its mean loss per token where the last stage is."""
 
     def perform(
@@ -162,7 +162,6 @@ class Trainer:
         }
         self._unite_shared_weights()
         self._shared = self._find_shared(placement.ranks)
-        self._used_everywhere: set[nn.Parameter] = set()
         self._prepare_modules()
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
@@ -174,12 +173,12 @@ class Trainer:
         """The computations of the step, as they are run."""
         return self.runner.lowered.compute_only()
 
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank.
 
-        What is trained does not depend on `watch`.
+        What is trained does not depend on `recording`.
         """
-        loss, num_tokens = self._accumulate_gradients(step, watch)
+        loss, num_tokens = self._accumulate_gradients(step, recording)
         rate = self.config.optimizer.learning_rate_at(step)
         self.runner.enter(Phase.UPDATES)
         self._measure_norm()
@@ -190,12 +189,12 @@ class Trainer:
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
-        loss, _ = self._accumulate_gradients(step, NOTHING)
+        loss, _ = self._accumulate_gradients(step, Recording.flight_only)
         self.runner.collect_spans(step)
         return None if loss is None else loss.item()
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """What of this rank was not finite in the last step, in words; None if all was.
+        """Name what was not finite on this rank in the last step; None if all was finite.
 
         Its gradients as they were before clipping; `has_weights`: its weights as well. Where
         gradients are clipped their norm is known already, else this reads each of them once. Not
@@ -230,6 +229,10 @@ class Trainer:
             for name, parameter in module.own_parameters().items():
                 owned.setdefault(parameter, name)
         return {name: parameter for parameter, name in owned.items()}
+
+    def check_storable(self) -> None:
+        """Collective. Raises SnapshotError on every rank if some weight could not be saved."""
+        self._together(lambda: snapshot.check_storable(self._restored().model))
 
     def save(self, folder: Path, progress: Progress) -> Path:
         """Write a checkpoint into a folder of them; returns its own folder.
@@ -279,7 +282,7 @@ class Trainer:
         return Progress(checked.state.step, checked.state.num_tokens)
 
     def _restored(self) -> restoring.Target:
-        """What this rank takes from a checkpoint, by name in the unsplit model."""
+        """Return what this rank takes from a checkpoint, by name in the unsplit model."""
         state: dict[str, Tensor] = {}
         parameters: dict[str, nn.Parameter] = {}
         for stage, module in self.modules.items():
@@ -299,20 +302,23 @@ class Trainer:
             raise SnapshotError(str(error)) from error
 
     def _together(self, work: Callable[[], Result]) -> Result:
-        """Do what may find the checkpoint wanting: then on every rank alike. Collective."""
+        """Do what may fail on one rank: then it fails on every rank alike. Collective."""
         result: Result | None = None
         problem: str | None = None
+        cause: Exception | None = None
         try:
             result = work()
         except SnapshotError as error:
             problem = str(error)
+        except Exception as error:  # the others wait for this rank, whatever it is
+            problem, cause = f"rank {self.rank}: {type(error).__name__}: {error}", error
         for found in self.gather(problem):
             if found is not None:
-                raise SnapshotError(found)
+                raise SnapshotError(found) from cause
         return cast(Result, result)
 
     def _tokenizer_identity(self) -> str | None:
-        """What the tokenizer is, for a run that goes on; None where no text is read."""
+        """Return the tokenizer's identity, for resuming; None where no text is read."""
         if self.config.data.source == "synthetic":
             return None
         return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
@@ -327,12 +333,12 @@ class Trainer:
         self._data.close()
         self.runner.close()
 
-    def _accumulate_gradients(self, step: int, watch: Watch) -> tuple[Tensor | None, int]:
+    def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
         self._zero_gradients()
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
-        loss = self.runner.run(step, batch, watch)
+        loss = self.runner.run(step, batch, recording)
         self.runner.enter(Phase.SUMS)
         self._sum_shared_gradients()
         return loss, batch.num_tokens
@@ -374,23 +380,23 @@ class Trainer:
     def _sum_shared_gradients(self) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
         for parameter, ranks, _ in self._shared:
-            if self._has_gradient(parameter, ranks):
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self.fabric.sum_over(parameter.grad, ranks)
+            parameter.grad = self._sum_of_gradients(parameter, ranks)
 
-    def _has_gradient(self, parameter: nn.Parameter, ranks: Ranks) -> bool:
-        """Whether any owner has one: one of zeros is not the same, it lets the weight decay.
+    def _sum_of_gradients(self, parameter: nn.Parameter, ranks: Ranks) -> Tensor | None:
+        """None if no owner has used the parameter: with zeros its weights would decay.
 
-        Asked until all owners have had one in the same step; a use is not lost between steps.
+        An owner without a gradient adds zeros that are negative, and one with a gradient sees that
+        its first element is no such zero. Negative zeros alone add up to a negative zero, so the
+        sum itself tells whether there was a gradient.
         """
-        if parameter in self._used_everywhere:
-            return True
-        count = torch.full((1,), float(parameter.grad is not None), device=self.device)
-        self.fabric.sum_over(count, ranks)
-        if int(count) == len(ranks):
-            self._used_everywhere.add(parameter)
-        return int(count) > 0
+        is_used = parameter.grad is not None
+        total = torch.full_like(parameter, -0.0) if parameter.grad is None else parameter.grad
+        first = total[(slice(0, 1),) * total.dim()]
+        if is_used:
+            first += 0.0  # -0.0 + 0.0 is 0.0
+        self.fabric.sum_over(total, ranks)
+        is_used = is_used or not torch.signbit(torch.real(first)).all()
+        return total if is_used else None
 
     def _unite_shared_weights(self) -> None:
         """Stages of this rank that share a weight hold one parameter: it trains as one."""
@@ -425,7 +431,7 @@ class Trainer:
         }
 
     def _part(self, stage: int) -> snapshot.Part:
-        """What this stage adds to a checkpoint; a shared weight is its first owner's."""
+        """Return what this stage adds to a checkpoint; a shared weight is its first owner's."""
         others = {
             name
             for weight in self.shared_weights

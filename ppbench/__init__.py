@@ -1,8 +1,7 @@
 """Benchmarking and profiling of pipeline-parallel training: sweeps, figures, reports, history.
 
-Importing it costs nothing: torch is imported only by the workers and by `attach`, which a training
-script takes from here, and pandas and plotly only by what is used of `load` and `figures`, which a
-notebook takes.
+Every command is a function here too, which returns data. Importing the package costs nothing: each
+name is imported when it is first asked for. See docs/library.md.
 """
 
 from __future__ import annotations
@@ -10,25 +9,55 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as of `typing`, which takes longer to import than all else up to `main`
 if TYPE_CHECKING:
     from ppbench import figures
-    from ppbench.attaching import attach
+    from ppbench.commits.check import check
+    from ppbench.commits.compare import compare
+    from ppbench.commits.noise import noise
+    from ppbench.commits.series import history
+    from ppbench.explanation import explain
+    from ppbench.external.attach import attach
+    from ppbench.prediction import simulate
     from ppbench.results import load
+    from ppbench.run.sweep.result import sweep
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attach", "figures", "load"]
+__all__ = [
+    "__version__",
+    "attach",
+    "check",
+    "compare",
+    "explain",
+    "figures",
+    "history",
+    "load",
+    "noise",
+    "simulate",
+    "sweep",
+]
+_PLACES = {
+    "attach": "ppbench.external.attach",
+    "check": "ppbench.commits.check",
+    "compare": "ppbench.commits.compare",
+    "explain": "ppbench.explanation",
+    "figures": "ppbench",
+    "history": "ppbench.commits.series",
+    "load": "ppbench.results",
+    "noise": "ppbench.commits.noise",
+    "simulate": "ppbench.prediction",
+    "sweep": "ppbench.run.sweep.result",
+}
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> object:
-    """`attach`, `load` and `figures`, imported when they are first asked for."""
+    """A name of `__all__`, imported when it is first asked for."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    if name == "attach":
-        return importlib.import_module("ppbench.attaching").attach
     if name == "figures":
         return importlib.import_module("ppbench.figures")
-    if name == "load":
-        return importlib.import_module("ppbench.results").load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "attach", "figures", "load"]
+    return sorted({*globals(), *_PLACES})

@@ -10,12 +10,29 @@
     └── SweepInterruptedError 130  stopped from the keyboard, or told to end
 
 A message says what, where, what was expected and the fix, in that order.
+
+Text of errors, fit to be stored and shown: named by type, bounded, printable.
+
+    describe(error)       "RuntimeError: not today", also where the exception cannot say so itself
+    trace_of(error)       its traceback, whole
+    readable(text, most)  head and tail of it, with every control character escaped
+    system_problem(error) what the system refused, on one line, with the fix
+
+An exception's `__str__` is the user's code: it may raise, never return, or answer ten megabytes.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import itertools
+import os
+import re
+import resource
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 
 LONGEST_WORD = 100
 """Of a word that a known one is looked for by: comparing takes time with the square of it."""
@@ -23,10 +40,22 @@ LONGEST_LINE = 500
 """Characters of an error's first line that a list or a headline shows."""
 
 
+class ExitCode(IntEnum):
+    """Every exit code of a command."""
+
+    ok = 0
+    regression = 1
+    inexact = 1  # `ppbench models check`: a split model differs from the unsplit one
+    usage = 2
+    insufficient = 3  # too few launches, or none, for an answer
+    failed_runs = 4
+    interrupted = 130
+
+
 class PpbenchError(Exception):
     """Shown to the user as its message alone; `exit_code` is the process's."""
 
-    exit_code = 2
+    exit_code = ExitCode.usage
 
 
 class UsageError(PpbenchError):
@@ -48,7 +77,7 @@ class RepositoryError(UsageError):
 class NotMeasuredError(UsageError):
     """A commit, or what else is to be compared, has no runs in the store."""
 
-    exit_code = 3
+    exit_code = ExitCode.insufficient
 
 
 class StoreError(PpbenchError):
@@ -58,13 +87,13 @@ class StoreError(PpbenchError):
 class LaunchError(PpbenchError):
     """The workers could not be started or ended without doing their work."""
 
-    exit_code = 4
+    exit_code = ExitCode.failed_runs
 
 
 class SweepInterruptedError(PpbenchError):
     """The sweep was stopped; the message says what is kept and how to go on."""
 
-    exit_code = 130
+    exit_code = ExitCode.interrupted
 
 
 def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
@@ -83,3 +112,243 @@ def first_line(text: object) -> str:
     """The first line of an error, cut where it is long; its trace or a log comes after."""
     line = str(text).strip().partition("\n")[0].rstrip()
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+
+
+MOST_OF_MESSAGE = 4_000
+MOST_OF_TRACE = 8_000
+MOST_OF_ERROR = 40_000
+"""Characters stored of an exception's message, of its traceback, of a run's whole error."""
+PATIENCE_S = 2.0
+"""How long an exception may take to say what it is."""
+_MOST_CAUSES = 3
+_MOST_OF_CAUSE = 500
+_MOST_OF_NAME = 200
+_NOTICE = 200
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0001\U000e0020-\U000e007f]"
+)
+"""Categories Cc (but for newline and tab), Cf, Cs, Zl and Zp of Unicode."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal or browser would act on escaped; newlines and tabs stay."""
+    return _UNSAFE.sub(_escaped, text.replace("\r\n", "\n"))
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates escaped, as of a path that is not UTF-8."""
+    return _SURROGATE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def bounded(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
+    """At most so many characters: head and tail, and between them how many are left out.
+
+    `log` says where all of it is.
+    """
+    if len(text) <= most:
+        return text
+    head = (most - _NOTICE) * 2 // 3
+    tail = most - _NOTICE - head
+    where = f"; the whole is in {log}" if log else ""
+    notice = f"[{len(text) - head - tail:,} characters left out{where}]"[: _NOTICE - 2]
+    return f"{text[:head]}\n{notice}\n{text[-tail:]}"
+
+
+def readable(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
+    """Bounded and printable."""
+    return bounded(printable(bounded(text, most, log)), most, log)
+
+
+def type_name(error: BaseException) -> str:
+    """The name of the exception's class, whatever its metaclass says."""
+    name = type.__dict__["__name__"].__get__(type(error))
+    return printable(str(name)[:_MOST_OF_NAME])
+
+
+def describe(error: BaseException, log: str = "") -> str:
+    """`Type: message`, readable, with the exceptions of a group and explicit causes named too.
+
+    Returns within some seconds, and raises nothing.
+    """
+    text = _within(PATIENCE_S, lambda: _described(error, log))
+    if text is None:
+        return f"{type_name(error)}: (its message was not made within {PATIENCE_S:g} s)"
+    return bounded(printable(text), 3 * MOST_OF_MESSAGE, log)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback as Python prints it; without messages where they cannot be made."""
+    text = _within(PATIENCE_S, lambda: "".join(traceback.format_exception(error)))
+    if text is None:
+        places = traceback.format_tb(error.__traceback__)
+        text = "".join(["Traceback (most recent call last):\n", *places, type_name(error), "\n"])
+    return text
+
+
+def _within(seconds: float, call: Callable[[], str]) -> str | None:
+    """The result of a call to user code, None if it raises or does not come to an end in time."""
+    results: list[str] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException:
+            results.clear()
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads may be started
+        run()
+    else:
+        thread.join(seconds)
+    return results[0] if results else None
+
+
+def _described(error: BaseException, log: str) -> str:
+    text = _message(error, MOST_OF_MESSAGE, log)
+    if isinstance(error, BaseExceptionGroup):
+        leaves = list(_leaves(error))
+        members = [_message(leaf, _MOST_OF_CAUSE) for leaf in leaves[:_MOST_CAUSES]]
+        rest = [f"and {len(leaves) - _MOST_CAUSES} more"] if len(leaves) > _MOST_CAUSES else []
+        text = f"{text}: {'; '.join([*members, *rest])}"
+    causes = itertools.islice(explicit_causes(error), _MOST_CAUSES)
+    return "; caused by ".join([text, *(_message(cause, _MOST_OF_CAUSE) for cause in causes)])
+
+
+def _message(error: BaseException, most: int, log: str = "") -> str:
+    name = type_name(error)
+    try:
+        text = str.__str__(str(error))  # of a subclass of str, the plain text
+    except BaseException as problem:  # whatever user code raises, SystemExit as well
+        return f"{name}: (its message cannot be shown: {type_name(problem)} in __str__)"
+    return f"{name}: {bounded(text, most, log)}" if text else name
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of a group that are no groups themselves."""
+    pending = [error]
+    while pending:
+        first = pending.pop()
+        if isinstance(first, BaseExceptionGroup):
+            pending += reversed(first.exceptions)
+        else:
+            yield first
+
+
+def explicit_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the causes of an exception, from the nearest on, each once."""
+    seen = {id(error)}
+    cause = error.__cause__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
+
+
+def led_to(error: BaseException) -> Iterator[BaseException]:
+    """The exception, those of its group, and its explicit causes; not what it was raised beside."""
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        yield from _leaves(error)
+    yield from explicit_causes(error)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """The exception, the members of its group, and all that led to them; each once."""
+    pending, seen = [error], set[int]()
+    while pending:
+        first = pending.pop(0)
+        if id(first) in seen:
+            continue
+        seen.add(id(first))
+        yield first
+        members = first.exceptions if isinstance(first, BaseExceptionGroup) else ()
+        context = None if first.__suppress_context__ else first.__context__
+        pending += [one for one in (*members, first.__cause__, context) if one is not None]
+
+
+def _files() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"a process may have {soft:,} open here; raise that with: ulimit -n 65536"
+
+
+_MEMORY = "free some memory, or raise the limit with: ulimit -v unlimited"
+_PROCESSES = "end some of this user's processes, or raise the limit with: ulimit -u"
+_FIXES: dict[int, Callable[[], str]] = {
+    errno.EMFILE: _files,
+    errno.ENFILE: lambda: "the machine has no more; raise fs.file-max",
+    errno.EFBIG: lambda: "raise the limit on file sizes with: ulimit -f unlimited",
+    errno.ENOMEM: lambda: _MEMORY,
+    errno.EAGAIN: lambda: _PROCESSES,
+    errno.ENOSPC: lambda: "make room on the disk, or choose another place",
+    errno.EDQUOT: lambda: "make room within the quota, or choose another place",
+    errno.EACCES: lambda: "change its permissions, or choose another place",
+    errno.EPERM: lambda: "change its permissions, or choose another place",
+    errno.EROFS: lambda: "choose another place",
+    errno.ENAMETOOLONG: lambda: "choose a shorter path",
+    errno.ENOTDIR: lambda: "a part of the path is a file; choose another place",
+}
+_LIMITS = {
+    "Too many open files": errno.EMFILE,
+    "File too large": errno.EFBIG,
+    "No space left on device": errno.ENOSPC,
+    "Cannot allocate memory": errno.ENOMEM,
+    "failed to map segment": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+    "Resource temporarily unavailable": errno.EAGAIN,
+}
+"""What libraries say of a limit of the system, in exceptions of their own or in a log."""
+
+
+def fix_of(number: int | None) -> str:
+    """`; raise that with: ulimit -n 65536`, for the end of a message; empty if none is known."""
+    fix = _FIXES.get(number or 0)
+    return "" if fix is None else f"; {fix()}"
+
+
+def limit_in(text: str) -> str | None:
+    """`Too many open files; raise ...` if the text, as of a log, tells of a limit; else None."""
+    number = _limit_of(text)
+    return None if number is None else f"{os.strerror(number)}{fix_of(number)}"
+
+
+def fix_in(text: str) -> str:
+    """The fix alone, as of `fix_of`, for a message that says already what the limit is."""
+    return fix_of(_limit_of(text))
+
+
+def _limit_of(text: str) -> int | None:
+    return next((number for words, number in _LIMITS.items() if words in text), None)
+
+
+def system_problem(error: BaseException) -> str | None:
+    """Return what the system refused, where, and the fix; None for another kind of error."""
+    for one in chain_of(error):
+        if isinstance(one, OSError) and one.errno is not None:
+            return _refused(one)
+        if isinstance(one, MemoryError):
+            return f"out of memory; {_MEMORY}"
+        limit = limit_in(_message(one, MOST_OF_MESSAGE))  # as in a library's own exception
+        if limit is not None:
+            return limit
+    return None
+
+
+def _refused(error: OSError) -> str:
+    words = error.strerror or os.strerror(error.errno or 0)
+    if error.filename is None or isinstance(error.filename, int):
+        return f"{words}{fix_of(error.errno)}"
+    return f"{os.fsdecode(error.filename)}: {words}{fix_of(error.errno)}"

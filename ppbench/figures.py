@@ -15,16 +15,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN
+from ppbench.display.cases import Axes, by_case, ok_runs, varying_axes
+from ppbench.display.formats import Theme
 from ppbench.errors import UsageError, nearest
-from ppbench.format import Theme
-from ppbench.report import charts, levels
-from ppbench.report.cases import Axes, by_case, ok_runs, varying_axes
+from ppbench.report import charts
+from ppbench.report.charts.canvas import styled
 from ppbench.report.charts.idleness import PART_COLUMNS
+from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.charts.speed import has_scaling
-from ppbench.report.gantt import PATH, gantt
-from ppbench.report.themes import styled
-from ppbench.report.timeline_page import run_names
-from ppbench.report.timelines import steps_of
+from ppbench.report.pages.timeline import run_names
+from ppbench.report.timeline.gantt import PATH, gantt
+from ppbench.report.timeline.timelines import steps_of
 from ppbench.results import Results
 from ppbench.store import check_ok
 
@@ -123,7 +124,7 @@ def levels_of_memory(
     if table.empty:
         raise UsageError(f"run {row['run_id']}: its memory over time is not in the store")
     ranks = results.table("ranks", [row["run_id"]])
-    return _styled(levels.memory(table, ranks), theme)
+    return _styled(memory_over_time(table, ranks), theme)
 
 
 OF_RUNS: dict[str, Callable[..., go.Figure]] = {

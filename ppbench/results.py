@@ -10,13 +10,16 @@ Columns and units are those of the store, documented in `results/README.md`.
 from __future__ import annotations
 
 import functools
+import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from ppbench.config.case import unknown_settings
+from ppbench.display.tables import as_records
 from ppbench.errors import UsageError, nearest
 from ppbench.store import LAST, TABLES, Store, last_sweep_of
 
@@ -123,6 +126,56 @@ class Results:
     def __repr__(self) -> str:
         schedules = ", ".join(dict.fromkeys(map(str, self.runs["schedule"])))
         return f"Results({len(self)} runs in {self.store.folder}; {schedules})"
+
+
+STAGE_LISTS = {
+    "num_layers": "layers_per_stage",
+    "num_parameters": "parameters_per_stage",
+    "stage_share": "stage_shares",
+}
+"""A column of the table of stages, and the run's column that holds it as a list."""
+NOT_VERIFIED = "no: nothing is recorded"
+"""The verification of runs of older versions and of training that ppbench did not start."""
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """Everything that a store holds of one run."""
+
+    row: dict[str, object]
+    """Its row of `runs`, missing values None, and where its `profiles` are."""
+    stages: pd.DataFrame
+    ranks: pd.DataFrame
+    steps: pd.DataFrame
+    flight: pd.DataFrame
+    """What each rank was doing when a run failed; no rows of one that did not."""
+
+    @property
+    def unknown_settings(self) -> frozenset[str]:
+        """The settings that are not known of a run that ppbench did not start."""
+        return unknown_settings(self.row["settings_told"])
+
+
+def details_of(store: Store, name: str) -> RunDetails:
+    """The details of the run called by its id, a unique prefix of it, or `last`.
+
+    Raises UsageError.
+    """
+    run = store.find(name)
+    profiles = store.profiles_of(run["run_id"])
+    row = as_records(pd.DataFrame([run]))[0]
+    row["profiles"] = str(profiles) if profiles.is_dir() else None
+    row["verified"] = row["verified"] or NOT_VERIFIED
+    tables = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps", "flight"))
+    return RunDetails(row, _stages_of(row), *tables)
+
+
+def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
+    """What the partition gave to each stage; a list that an older version did not store is null."""
+    lists = {name: row[column] for name, column in STAGE_LISTS.items()}
+    columns = {name: json.loads(str(text)) for name, text in lists.items() if text is not None}
+    stages = pd.DataFrame(columns).reindex(columns=list(STAGE_LISTS))
+    return stages.rename_axis("stage").reset_index()
 
 
 def load(results: str | Path = "results") -> Results:

@@ -1,13 +1,13 @@
-"""Every runtime by name: the one place to add a line when a runtime is added.
+"""Every runtime by name; a new one is a line here.
 
-A name and where its factory is; what stands there is imported on the ranks alone, by those that run
-it. Another package adds one by an entry point of the group `ppbench.runtimes`, whose name is the
-runtime's and whose value is the factory:
+A name maps to the place of its factory, which only the ranks that run it import. Another package
+adds a runtime by an entry point of the group `ppbench.runtimes`, whose name is the runtime's and
+whose value is the factory:
 
     [project.entry-points."ppbench.runtimes"]
     mine = "my_package.runtime:MyRuntime"
 
-A name of ours cannot be taken by another package.
+Another package cannot take one of our names.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ GROUP: Final = "ppbench.runtimes"
 ENGINE: Final = "engine"
 
 RUNTIMES: dict[str, str] = {
-    ENGINE: "ppbench.run.runtimes.engine:EngineRuntime",
+    ENGINE: "ppbench.run.runtimes.trained:EngineRuntime",
     "torch": "ppbench.run.runtimes.torch_pipelining:TorchRuntime",
     "single": "ppbench.run.runtimes.single:SingleRuntime",
 }
 
 
 def is_known(name: str) -> bool:
-    """Looks at what is installed only for a name that is not ours."""
+    """Whether a runtime exists; installed packages are searched only for other names."""
     return name in RUNTIMES or name in _installed()
 
 
 def known_runtimes() -> list[str]:
-    """Ours first, then those of installed packages."""
+    """All names: ours first, then those of installed packages."""
     return [*RUNTIMES, *sorted(_installed().keys() - RUNTIMES.keys())]
 
 
 def load_factory(name: str) -> object:
-    """What makes a runtime: `(case, agreement, fabric, flight) -> ppbench.run.runtimes.Runtime`.
+    """The factory of a runtime: `(case, agreement, fabric, flight) -> Runtime`.
 
-    Raises KeyError for a name that is not known, and whatever importing it raises.
+    Raises KeyError for an unknown name, and whatever importing the factory raises.
     """
     if name not in RUNTIMES:
         return _installed()[name].load()
@@ -48,9 +48,9 @@ def load_factory(name: str) -> object:
 
 
 def entry_of(name: str) -> EntryPoint | None:
-    """What an installed package says of its runtime; None for ours and for what is not there."""
+    """The entry point of an installed package's runtime; None for ours and unknown names."""
     return None if name in RUNTIMES else _installed().get(name)
 
 
 def _installed() -> dict[str, EntryPoint]:
-    return {one.name: one for one in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(group=GROUP)}

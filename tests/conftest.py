@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
+from collections.abc import Iterator
 
 import pytest
+import warm
 
 LONGEST = (
     "test_failures",
@@ -20,12 +23,16 @@ LONGEST = (
     "test_overhead",
     "test_check",
     "test_learning",
-    "test_store_compaction",
+    "test_compaction",
     "test_attach",
     "test_runtimes",
     "test_cli",
 )
 """Files that take half a minute or more. Begun last, one would go on alone when all is done."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a shell's background: what tests start would ignore Ctrl-C too, which some send.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 multiprocessing.set_forkserver_preload(
     [
@@ -43,7 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="run randomised campaigns with all their examples; without it, with a sample of them",
+        help="run randomised campaigns with all their examples rather than a sample of them, and "
+        "every case of the mechanisms that take long to show",
+    )
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="write what commands print and write anew, as what tests/ppbench/recorded has",
     )
 
 
@@ -53,8 +66,38 @@ def is_thorough(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--thorough"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first."""
+@pytest.fixture(scope="session")
+def is_recording(request: pytest.FixtureRequest) -> bool:
+    """Whether outputs are recorded anew rather than compared with what was recorded."""
+    return bool(request.config.getoption("--record"))
+
+
+@pytest.fixture(scope="session")
+def _warm_server() -> Iterator[warm.Server]:
+    with warm.server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def warm_starts(_warm_server: warm.Server) -> Iterator[None]:
+    """Processes that a module starts have what takes long imported (warm.py)."""
+    with warm.starts_from(_warm_server):
+        yield
+
+
+@pytest.fixture
+def fresh_starts() -> Iterator[None]:
+    """Processes that this test starts are fresh, whatever the others of the module do."""
+    with warm.starts_from(None):
+        yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, and what is for `--thorough` with that alone."""
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 

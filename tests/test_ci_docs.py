@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from ppbench.cli import app
+from ppbench.cli.app import app
 
 FOLDER = Path(__file__).parents[1] / "docs" / "ci"
 GITHUB = yaml.safe_load((FOLDER / "github-actions.yml").read_text())

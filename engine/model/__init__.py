@@ -1,1 +1,1 @@
-"""What a stage is made of: named configurations, the partition, the split model, the data."""
+"""The parts of a stage: named configurations, the partition, the split model, the data."""

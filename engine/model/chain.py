@@ -34,7 +34,7 @@ from engine.model.storages import address
 from engine.model.survey import Survey, Values, survey, tensors_of
 
 SMALL = (1, 16)
-"""Of the token ids of a microbatch, where no other is known."""
+"""The shape of a microbatch's token ids where no other is known."""
 
 INPUT = "input"
 OUTPUT = "output"
@@ -77,7 +77,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a value is put together from tensors and None."""
+    """The structure of a value that is made of tensors and None."""
 
     spec: TreeSpec
     is_tensor: tuple[bool, ...]
@@ -370,7 +370,7 @@ class Chain:
         )
 
     def _layouts_at(self, cut: int) -> dict[str, Layout]:
-        """Of the values that cross and may be other than a tensor."""
+        """Return the layouts of the values that cross a cut and are not tensors."""
         structured = {n for piece in self._pieces if piece.is_one_value for n in piece.gives}
         layouts = {}
         for name in structured.intersection(self._crossing(cut)) - {OUTPUT}:
@@ -485,7 +485,7 @@ def _line(error: Exception) -> str:
 
 
 def _vocab_size(factory: Factory) -> int:
-    """That of the first embedding."""
+    """Return the size of the first embedding's vocabulary."""
     for module in factory.skeleton.modules():
         if isinstance(module, nn.Embedding):
             return module.num_embeddings

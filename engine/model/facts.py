@@ -1,4 +1,4 @@
-"""What a sweep must know of models before anything is started: sizes, limits, or what is wrong.
+"""Prints what a sweep must know of models before it starts: sizes, limits, or a problem.
 
     python -m engine.model.facts < requests.json
 
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from engine.model.answers import Facts, Identity, Problem
 from engine.model.data import DataError, load_tokenizer
+from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import ModelError
 
 TRACED_SHAPE = (1, 16)
-"""Of the microbatch that a module is traced with, to see whether it can be."""
+"""The shape of the microbatch that a module is traced with, to see whether it can be."""
 
 
 def spec_of(identity: Identity) -> ModelSpec:

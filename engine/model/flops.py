@@ -1,4 +1,4 @@
-"""What a formula for a model's FLOPs per token needs: weights that multiply, attention's widths.
+"""Counts the facts that a formula for a model's FLOPs per token needs.
 
 Tried out rather than read from a configuration, whose attributes each architecture names and
 combines in its own way: the whole model runs once on the meta device, without weights, with an
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from engine.model.answers import Attention, FlopFacts
 from engine.model.chain import Chain
+from engine.model.descriptions import Attention, FlopFacts
 from engine.model.stage_module import Model
 
 if TYPE_CHECKING:

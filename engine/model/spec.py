@@ -1,4 +1,4 @@
-"""Which model is trained, and how it is cut: what a configuration says of it."""
+"""The part of a configuration that names the model and says how it is cut."""
 
 from __future__ import annotations
 

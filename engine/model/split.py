@@ -1,4 +1,4 @@
-"""What a model's name means, and the model ready to be split.
+"""Finds the kind of model that a name means, and opens it ready to be split.
 
 name                                       becomes
 preset                                     a Llama configuration of `presets`, random weights

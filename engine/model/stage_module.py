@@ -28,7 +28,7 @@ class ModelError(ValueError):
         self.key = key
 
     def __reduce__(self) -> tuple[type[ModelError], tuple[str, str]]:
-        """With its key, when one rank tells the others."""
+        """Keep the key when the error is sent to other ranks."""
         return type(self), (str(self), self.key)
 
 
@@ -49,7 +49,7 @@ def message_bytes(message: Message) -> int:
 
 
 def gradient_message(message: Message) -> Message:
-    """What comes back for a message: a gradient for each floating-point tensor."""
+    """Return the message that comes back: a gradient for each floating-point tensor."""
     return tuple(spec for spec in message if spec.dtype.is_floating_point)
 
 
@@ -89,7 +89,7 @@ class StageModule(nn.Module):
         return outputs
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What the stage computes."""
+        """Compute the stage's outputs."""
         raise NotImplementedError
 
     @property
@@ -127,7 +127,7 @@ class Model(Protocol):
         """The weights that several stages own under this partition."""
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
-        """What each stage but the last sends for one microbatch."""
+        """Return what each stage but the last sends for one microbatch."""
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         """One stage with its weights on `device`, and nothing of the others anywhere."""

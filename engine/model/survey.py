@@ -31,7 +31,7 @@ Values = dict[str, Any]
 
 
 class Surveyed(Protocol):
-    """What is asked of a piece."""
+    """The interface of a piece that is surveyed."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -53,7 +53,7 @@ class Link:
 
 @dataclass
 class Survey:
-    """What was seen; pieces by their index."""
+    """The results of the survey; pieces by their index."""
 
     values: Values = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Survey:
     saved: set[int] = field(default_factory=set)  # memory that a backward reads
     written: dict[int, set[str]] = field(default_factory=dict)  # piece -> values it writes to
     flows: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """Of each piece, which of the tensors given get their gradient from which of those taken."""
+    """For each piece, the tensors given that get their gradient from tensors taken."""
 
 
 def survey(
@@ -258,7 +258,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _running_statistics(module: nn.Module) -> Iterator[Tensor]:
-    """Of norms, whose kernels change them without saying so."""
+    """Yield the running statistics of norms, whose kernels change them without a trace."""
     for inner in module.modules():
         if isinstance(inner, _NormBase) and inner.track_running_stats:
             yield from inner.buffers(recurse=False)

@@ -169,7 +169,9 @@ def load_tokenizer(
 
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of what a tokenizer makes of text: its vocabulary, and the ids of a sample."""
-    vocabulary = sorted(tokenizer.get_vocab().items())
+    # Some tokenizers have bytes as words, which JSON cannot hold.
+    words = tokenizer.get_vocab().items()
+    vocabulary = sorted((w if isinstance(w, str) else repr(w), index) for w, index in words)
     sample = tokenizer(_SAMPLE)["input_ids"]
     return hashlib.sha256(json.dumps([vocabulary, sample]).encode()).hexdigest()[:16]
 

@@ -129,9 +129,9 @@ class TracedPiece(nn.Module):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> TracedPiece:  # torch's signature
-        """As every module's, but constants keep their dtype, and complex tensors stay complex."""
+        """Move and cast the piece like any module, except that constants keep their dtype."""
         device = fn(torch.empty(0, device=self._traced_device)).device
-        super()._apply(lambda t: t.to(device) if t.is_complex() else fn(t), recurse)
+        super()._apply(fn, recurse)
         self._traced_constants = {s: t.to(device) for s, t in self._traced_constants.items()}
         if device != self._traced_device:
             _move(self.__dict__["_traced_code"], device)
@@ -187,7 +187,7 @@ def cut_graph(
 
 
 class _Flow:
-    """Which piece each node of the graph is in, and what it reads and writes."""
+    """The piece that each node of the graph is in, and what it reads and writes."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ _TORCHS = str(Path(torch.__file__).parent)
 
 
 def place_of(node: Node) -> str:
-    """Where in the author's code a node comes from: file and line, and the submodule."""
+    """Return the place in the author's code that a node comes from: file, line and submodule."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     files = [line for line in reversed(lines) if line.startswith("File ")]
     line = next((line for line in files if _TORCHS not in line), files[0] if files else "")
@@ -467,7 +467,7 @@ class _Cutter:
         self._names: dict[Node, str] = {flow.ids: INPUT}
 
     def piece(self, index: int) -> Piece:
-        """Of the pieces, in order, the next."""
+        """Make the next of the pieces; they are made in order."""
         draft = _Draft(Graph())
         self._add_slots(draft, index)
         self._add_inputs(draft, index)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Op(StrEnum):
-    """What an action does. `B` equals `I` followed by `W`."""
+    """The kinds of actions. `B` equals `I` followed by `W`."""
 
     F = "F"  # forward of one microbatch through one stage
     B = "B"  # full backward: input gradient and weight gradients

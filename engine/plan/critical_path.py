@@ -51,7 +51,7 @@ class _WayBack:
         return rows[-max(done)[1]][-1] if done else None
 
     def before(self, action: Action) -> Action | None:
-        """What ended for this action to start; None for the first of the step."""
+        """Return what ended for this action to start; None for the first of the step."""
         if action.op not in COMPUTE_OPS:
             return self._before_send(action)
         rank, position = self._place(action)
@@ -71,7 +71,7 @@ class _WayBack:
         return send if send in self._sends else maker
 
     def _until_free(self, action: Action, end_ns: int) -> tuple[Action, int]:
-        """What a rank is busy with when it has begun `action`, and until when."""
+        """Return what a rank is busy with when it has begun `action`, and until when."""
         send = outgoing(action, self._program)
         if send in self._sends and not self._simulation.transfers.overlaps:
             return send, self._sends[send][1]

@@ -1,4 +1,4 @@
-"""How much memory a row of a program needs at its worst, from what single actions need.
+"""Predicts the peak memory of a program's row from the costs of single actions.
 
 A rank's bytes are walked along its row of the lowered program:
 
@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import Channel, channel_of, incoming, outgoing
+from engine.plan.lower import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Lane, Span
 
@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one action does to the bytes allocated."""
+    """The effect of one action on the bytes allocated."""
 
     rise_bytes: int  # at its highest, above its start
     net_bytes: int  # at its end, above its start
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """By stage and op. OPT stands under `NO_INDEX`; what was not measured costs nothing.
+    """Costs by stage and op. OPT is under `NO_INDEX`; what was not measured costs nothing.
 
     `first` is the first action of its kind, which may make gradients; `later` the second, missing
     where a program has one microbatch.
@@ -145,20 +145,21 @@ class _Inbox:
     """Posted receives whose messages are still outside the rank's own memory, by channel."""
 
     def __init__(self) -> None:
-        self._posted: dict[Channel, deque[Action]] = {}
+        self._posted: dict[Edge, deque[Action]] = {}
         self._copied: set[Action] = set()  # out of their turn
 
     def post(self, receive: Action) -> None:
-        self._posted.setdefault(channel_of(receive), deque()).append(receive)
+        self._posted.setdefault(edge_of(receive), deque()).append(receive)
 
     def take(self, receive: Action) -> list[Action]:
-        """The receives whose messages are copied out when this one's is taken: it and those that
-        stand before it on its channel; none if that has been done.
+        """Return the receives whose messages are copied out when this one's is taken.
+
+        They are it and those before it on its channel; none if that has been done.
         """
         if receive in self._copied:
             self._copied.remove(receive)
             return []
-        posted, copied = self._posted[channel_of(receive)], []
+        posted, copied = self._posted[edge_of(receive)], []
         while (first := posted.popleft()) != receive:
             copied.append(first)
         self._copied.update(copied)
@@ -166,7 +167,7 @@ class _Inbox:
 
 
 class _Walk:
-    """What is allocated after each action."""
+    """Follows a program and counts the bytes that are allocated after each action."""
 
     def __init__(
         self, lowered: Program, static_bytes: int, costs: Costs, messages: Messages
@@ -175,7 +176,7 @@ class _Walk:
         self._level = self.peak_bytes = static_bytes
         self._done: set[StageOp] = set()
         self._to_send: dict[Action, int] = {}
-        self._queued: dict[Channel, int] = {}  # what the channel's next SEND lets go of
+        self._queued: dict[Edge, int] = {}  # what the channel's next SEND lets go of
         self._inbox = _Inbox()
 
     def do(self, action: Action) -> None:
@@ -206,7 +207,7 @@ class _Walk:
     def _send(self, send: Action) -> None:
         sent_bytes = self._to_send.pop(send, 0)
         if self._messages.is_queued:
-            channel = channel_of(send)
+            channel = edge_of(send)
             sent_bytes, self._queued[channel] = self._queued.get(channel, 0), sent_bytes
         self._add(-sent_bytes)
 
@@ -268,7 +269,7 @@ def _first_two(compute: Sequence[Span]) -> dict[StageOp, list[int]]:
 
 
 def _handed_bytes(blocks: Iterable[Block], compute: Sequence[Span]) -> list[int]:
-    """By span, the bytes that it allocated and that were let go between spans: once sent."""
+    """Return the bytes that each span allocated and that were freed between spans, once sent."""
     starts = [span.start_ns for span in compute]
 
     def position(time_ns: int) -> int | None:
@@ -297,5 +298,5 @@ def _level_at(timeline: Sequence[Level], time_ns: int) -> int:
 
 
 def _position(timeline: Sequence[Level], time_ns: int) -> int:
-    """How many levels begin up to a time."""
+    """Return how many levels begin up to a time."""
     return bisect.bisect_right(timeline, time_ns, key=lambda level: level.time_ns)

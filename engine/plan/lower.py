@@ -34,25 +34,25 @@ class Policy(StrEnum):
     JUST_IN_TIME = "just_in_time"
 
 
-class Channel(NamedTuple):
+class Edge(NamedTuple):
     """A directed edge between stages of two ranks; its messages arrive in the order sent."""
 
     source: int
     target: int
 
 
-def channel_of(transfer: Action) -> Channel:
+def edge_of(transfer: Action) -> Edge:
     """The stage edge that a SEND or RECV action uses. A RECV names the receiving stage."""
     stage = transfer.stage
     match transfer.op:
         case Op.SEND_F:
-            return Channel(stage, stage + 1)
+            return Edge(stage, stage + 1)
         case Op.RECV_F:
-            return Channel(stage - 1, stage)
+            return Edge(stage - 1, stage)
         case Op.SEND_B:
-            return Channel(stage, stage - 1)
+            return Edge(stage, stage - 1)
         case Op.RECV_B:
-            return Channel(stage + 1, stage)
+            return Edge(stage + 1, stage)
         case _:
             raise ValueError(f"{transfer} is not a transfer")
 
@@ -94,25 +94,25 @@ def lower(
     lowered = program
     if not program.has_transfers:
         ahead = look_ahead if policy is Policy.EARLY else 0
-        sent = _messages_by_channel(program)
+        sent = _messages_by_edge(program)
         rows = tuple(_lower_row(program, row, sent, ahead) for row in program.actions)
         lowered = Program(program.schedule, program.placement, program.num_microbatches, rows)
     prove_no_deadlock(lowered)
     return lowered
 
 
-def _messages_by_channel(program: Program) -> dict[Channel, list[int]]:
-    """For each channel, the microbatches in the order in which its sender produces them."""
-    sent: dict[Channel, list[int]] = {}
+def _messages_by_edge(program: Program) -> dict[Edge, list[int]]:
+    """Return, for each edge, the microbatches in the order in which its sender produces them."""
+    sent: dict[Edge, list[int]] = {}
     for row in program.actions:
         for action in row:
             if (send := outgoing(action, program)) is not None:
-                sent.setdefault(channel_of(send), []).append(send.microbatch)
+                sent.setdefault(edge_of(send), []).append(send.microbatch)
     return sent
 
 
 def _lower_row(
-    program: Program, row: tuple[Action, ...], sent: dict[Channel, list[int]], look_ahead: int
+    program: Program, row: tuple[Action, ...], sent: dict[Edge, list[int]], look_ahead: int
 ) -> tuple[Action, ...]:
     posted = _receive_positions(program, row, sent, look_ahead)
     lowered: list[Action] = []
@@ -125,13 +125,13 @@ def _lower_row(
 
 
 def _receive_positions(
-    program: Program, row: tuple[Action, ...], sent: dict[Channel, list[int]], look_ahead: int
+    program: Program, row: tuple[Action, ...], sent: dict[Edge, list[int]], look_ahead: int
 ) -> dict[int, list[Action]]:
     """Compute position -> the receives posted in front of it, those needed first standing first."""
-    consumers: dict[Channel, dict[int, tuple[int, Action]]] = {}
+    consumers: dict[Edge, dict[int, tuple[int, Action]]] = {}
     for position, action in enumerate(row):
         if (receive := incoming(action, program)) is not None:
-            by_microbatch = consumers.setdefault(channel_of(receive), {})
+            by_microbatch = consumers.setdefault(edge_of(receive), {})
             by_microbatch[receive.microbatch] = (position, receive)
     posted: dict[int, list[tuple[int, Action]]] = {}
     for channel, by_microbatch in consumers.items():
@@ -228,10 +228,10 @@ class _Rendezvous:
 
     def _check_same_message(self, head: Action, opposite: Action) -> None:
         """One edge's next SEND and RECV must be of one microbatch, or a wrong one is delivered."""
-        if channel_of(head) != channel_of(opposite):
+        if edge_of(head) != edge_of(opposite):
             return
         send, receive = sorted((head, opposite), key=lambda action: action.op in RECV_OPS)
-        channel = channel_of(send)
+        channel = edge_of(send)
         reason = (
             f"channel {channel.source}->{channel.target} would deliver microbatch "
             f"{send.microbatch} to it"
@@ -248,7 +248,7 @@ class _Rendezvous:
         return self._program.placement.ranks[counterpart(transfer).stage]
 
     def _line(self, rank: int, transfer: Action) -> _Line:
-        channel = channel_of(transfer)
+        channel = edge_of(transfer)
         source, target = (self._program.placement.ranks[stage] for stage in channel)
         match self._sharing:
             case Sharing.STAGE_EDGE:
@@ -286,7 +286,7 @@ class _Rendezvous:
         return ProgramError(self._program, rank, self._program.actions[rank].index(action), reason)
 
     def _wait_of(self, rank: int, action: Action) -> tuple[tuple[int, Action] | None, str]:
-        """What a blocked action waits for, and that in words; None where it waits for nothing."""
+        """Return what a blocked action waits for, also in words; None if it waits for nothing."""
         if action.op in COMPUTE_OPS:
             receive = incoming(action, self._program)
             assert receive is not None  # else it would not be blocked
@@ -332,7 +332,7 @@ def check_delivery_between_ranks(lowered: Program) -> None:
         for position, action in enumerate(row):
             if action.op in COMPUTE_OPS:
                 continue
-            source, target = (ranks[stage] for stage in channel_of(action))
+            source, target = (ranks[stage] for stage in edge_of(action))
             if action.op in RECV_OPS:
                 posted.setdefault((source, target), []).append((rank, position))
             else:

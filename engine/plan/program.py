@@ -20,7 +20,7 @@ from engine.plan.action import COMPUTE_OPS, Action, parse_action, parse_cell
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank owns each stage: `ranks[stage]`."""
+    """The rank that owns each stage: `ranks[stage]`."""
 
     ranks: tuple[int, ...]
     world_size: int
@@ -167,26 +167,3 @@ def from_json(text: str) -> Program:
     rows = tuple(tuple(parse_action(cell) for cell in row) for row in data["actions"])
     placement = Placement(tuple(data["placement"]), len(rows))
     return Program(data["schedule"], placement, data["num_microbatches"], rows)
-
-
-def draw(program: Program, mark: tuple[int, int] | None = None, context: int = 8) -> str:
-    """The program as a grid, a row per rank; `mark` is a (rank, position) shown in brackets.
-
-    With a mark, only `context` columns on either side of it are drawn.
-    """
-    first, last = 0, max((len(row) for row in program.actions), default=0)
-    if mark is not None:
-        first, last = max(0, mark[1] - context), mark[1] + context + 1
-    rows = [
-        [_drawn(action, (rank, first + i) == mark) for i, action in enumerate(row[first:last])]
-        for rank, row in enumerate(program.actions)
-    ]
-    width = max((len(cell) for row in rows for cell in row), default=0)
-    return "\n".join(
-        f"rank {rank}: " + " ".join(cell.ljust(width) for cell in row).rstrip()
-        for rank, row in enumerate(rows)
-    )
-
-
-def _drawn(action: Action, is_marked: bool) -> str:
-    return f"[{action}]" if is_marked else str(action)

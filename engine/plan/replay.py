@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action
-from engine.plan.lower import Channel, channel_of, counterpart, incoming
+from engine.plan.lower import Edge, counterpart, edge_of, incoming
 from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 
@@ -37,7 +37,7 @@ class Replay:
 
     @property
     def makespan_ns(self) -> int:
-        """From the first start to the last end of a computation."""
+        """The time from the first start to the last end of a computation."""
         first = min((start for start, _ in self.compute.values()), default=0)
         return max((end for _, end in self.compute.values()), default=0) - first
 
@@ -50,7 +50,7 @@ class Replay:
         return sums
 
     def idle_ns(self) -> list[int]:
-        """What is left of the makespan, by rank."""
+        """Return the part of the makespan without computation, by rank."""
         makespan_ns = self.makespan_ns
         return [makespan_ns - compute_ns for compute_ns in self.compute_ns()]
 
@@ -85,7 +85,7 @@ def replay(
 
 
 class _Walk:
-    """How far each rank has come, and which ends of which messages are ready."""
+    """The progress of each rank, and the ends of messages that are ready."""
 
     def __init__(
         self, lowered: Program, compute_ns: Mapping[Action, int], moving_ns: Mapping[Action, int]
@@ -94,7 +94,7 @@ class _Walk:
         self._position = [0] * lowered.world_size
         self._now = [0] * lowered.world_size
         self._posted: dict[Action, int] = {}  # by SEND: when its first end was ready
-        self._channel_free: dict[Channel, int] = {}
+        self._channel_free: dict[Edge, int] = {}
         self.compute: Times = {}
         self.messages: Times = {}
 
@@ -129,7 +129,7 @@ class _Walk:
         if first is None:
             self._posted[send] = now
             return []
-        channel = channel_of(send)
+        channel = edge_of(send)
         start = max(first, now, self._channel_free.get(channel, 0))
         end = start + self._moving_ns.get(send, 0)
         self._channel_free[channel] = end

@@ -1,4 +1,4 @@
-"""What makes a program legal, and the reason when it is not.
+"""The rules of a legal program, and the reason when it breaks one.
 
 Everything is said in facts. An action needs facts and makes facts true:
 
@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, Action, Op
-from engine.plan.program import Program, draw
+from engine.plan.drawing import draw
+from engine.plan.program import Program
 
 
 class ProgramError(ValueError):

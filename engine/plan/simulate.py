@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.plan.action import Action, Op
-from engine.plan.lower import channel_of, outgoing
+from engine.plan.lower import edge_of, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import play, steps_of
 from engine.plan.spans import Lane, Span
@@ -86,7 +86,7 @@ class Simulation:
 
     @property
     def makespan_ns(self) -> int:
-        """From the first start to the last end of a compute action."""
+        """The time from the first start to the last end of a compute action."""
         first = min((starts[0] for starts in self.start_ns if starts), default=0)
         return max((ends[-1] for ends in self.end_ns if ends), default=0) - first
 
@@ -136,7 +136,7 @@ class Simulation:
                 yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, end, 0)
         ranks, num_bytes = self.program.placement.ranks, self.transfers.message_bytes
         for send, start, end in self.messages():
-            channel = channel_of(send)
+            channel = edge_of(send)
             receive = Op.RECV_F if send.op is Op.SEND_F else Op.RECV_B
             ends = (
                 (channel.source, Lane.SEND, send.op),
@@ -189,7 +189,7 @@ def _crossing_links(placement: Placement) -> frozenset[int]:
 
 
 def peak_activations(program: Program) -> list[int]:
-    """For each rank, the most activations it holds at once, each of one microbatch of a stage.
+    """Return the most activations that each rank holds at once, each of a stage's microbatch.
 
     A forward adds one; the action that makes W true (B or W) releases it.
     """

@@ -32,7 +32,7 @@ _TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 @dataclass(frozen=True)
 class Offset:
-    """How far this rank's clock was ahead of rank 0's at a moment: `offset_ns` +- `error_ns`."""
+    """This rank's clock ahead of rank 0's at a moment, by `offset_ns` +- `error_ns`."""
 
     at_ns: int  # on rank 0's clock
     offset_ns: int
@@ -74,8 +74,9 @@ def _interval(ping: Ping, at_ns: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Takes this rank's times to rank 0's clock; right within `error_ns` between the two offsets
-    that it was made from.
+    """Takes this rank's times to rank 0's clock.
+
+    It is right within `error_ns` between the two offsets that it was made from.
     """
 
     line: Line  # from rank 0's clock to this rank's
@@ -83,13 +84,14 @@ class Alignment:
 
     @property
     def offset_ns(self) -> int:
-        """How far this rank's clock was ahead of rank 0's, halfway."""
+        """This rank's clock ahead of rank 0's in the middle of the time, in nanoseconds."""
         return self.line.second_ns - self.line.first_ns
 
     @property
     def drift_ppb(self) -> int:
-        """Nanoseconds that it gained on rank 0's in a second. No better known than the offsets:
-        to within twice `error_ns` over the time between them.
+        """Nanoseconds that this clock gains on rank 0's in a second.
+
+        It is known no better than the offsets: to within twice `error_ns` over the time between.
         """
         return round(self.line.drift * _BILLION)
 
@@ -113,7 +115,7 @@ _IDENTITY = Alignment(Line(0, 0, 0.0, 0), is_shared=True)
 
 
 def align(before: Offset, after: Offset) -> Alignment:
-    """From the offsets of this rank before and after what was timed."""
+    """Return the alignment from this rank's offsets before and after what was timed."""
     if before.is_shared:
         return _IDENTITY
     return Alignment(line_through(_tie(before), _tie(after)), is_shared=False)
@@ -124,8 +126,9 @@ def _tie(offset: Offset) -> Tie:
 
 
 class Control(Protocol):
-    """How ranks talk beside what is timed: a `Fabric` that has connected them, or what has a group
-    of its own over them.
+    """The way in which ranks talk beside what is timed.
+
+    It is a `Fabric` that has connected them, or something with a group of its own over them.
     """
 
     def gather_objects(self, ours: str | None, ranks: Ranks) -> list[str | None]:

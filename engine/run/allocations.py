@@ -1,4 +1,4 @@
-"""What is allocated and freed on this rank while something runs, on the host's monotonic clock.
+"""Records what this rank allocates and frees, on the host's monotonic clock.
 
 CPU: the allocation events of the profiler. They see the thread that runs the step and autograd's;
 other threads' allocations are left out, as are their frees. CUDA: the history of the caching
@@ -46,7 +46,7 @@ class _Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What changed from `start_ns` on, in order; None where no history is kept."""
+    """Return the changes from `start_ns` on, in order; None where no history is kept."""
 
     start_ns: int
     changes: list[Change] | None
@@ -72,7 +72,7 @@ def _mark(device: torch.device) -> list[_Mark]:
 
 
 def tied(changes: list[Change], first: list[_Mark], last: list[_Mark]) -> list[Change] | None:
-    """What lies between the marks, in monotonic time; None where they were not recorded.
+    """Return what lies between the marks, in monotonic time; None if they were not recorded.
 
     A mark counts to the moment of its allocation; its free follows at once.
     """
@@ -120,7 +120,7 @@ class _CpuProfile:
         self.changes = sorted(self._allocations(), key=lambda change: change.time_ns)
 
     def _allocations(self) -> Iterator[Change]:
-        """From the tree of events, since only it has addresses."""
+        """Yield allocations from the tree of events, since only it has addresses."""
         assert self._profile.profiler is not None
         results = self._profile.profiler.kineto_results
         assert results is not None

@@ -98,7 +98,7 @@ def separate_gradients(parameters: Iterable[Tensor], others: Iterable[Tensor]) -
 
 
 class _Context(Protocol):
-    """What autograd carries from a forward to its backward."""
+    """The values that autograd carries from a forward to its backward."""
 
     deferred: tuple[Tensor, Tensor | None, Deferral | None]
     needs_input_grad: tuple[bool, ...]

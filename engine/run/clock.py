@@ -1,4 +1,4 @@
-"""When things happened: marks taken during a step, read as nanoseconds after it.
+"""Clocks: marks are taken during a step, and read as nanoseconds after it.
 
 Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On CUDA it is an
 event on the current stream; events are read when the step is over, along a line through two ties to
@@ -143,13 +143,13 @@ class Bracket(NamedTuple):
         return self.after_ns - self.before_ns
 
     def tie(self, device_ns: int, device_error_ns: int) -> Tie:
-        """With the device's own time of it: the host's is the middle, half the width the error."""
+        """Tie it to the device's time: the host's is the middle, the error half the width."""
         half_ns = -(-self.width_ns // 2)
         return Tie(device_ns, self.after_ns - half_ns, half_ns + device_error_ns)
 
 
 def line_of_events(before: Bracket, after: Bracket, elapsed_ms: float) -> Line:
-    """From nanoseconds since the first of two events, `elapsed_ms` apart, to the host's clock.
+    """Map nanoseconds since the first of two events, `elapsed_ms` apart, to the host's clock.
 
     Events tell time in steps of their own, and as a float32: it holds 24 bits of the milliseconds.
     Both count twice, for the mark that is read and for the second event.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
-from engine.plan.lower import Channel as Edge
+from engine.plan.lower import Edge
 from engine.plan.simulate import Durations
 from engine.run.stage import Tensors
 
@@ -28,7 +28,7 @@ _PR_SET_TIMERSLACK = 29  # in nanoseconds; see prctl(2)
 
 @dataclass(frozen=True)
 class Emulation:
-    """How long each stage takes, and how much that varies; how much longer messages take.
+    """The time that each stage takes, its variation, and the delay of messages.
 
     A duration is multiplied by 1 + `jitter` times a standard normal number, and by no less than 0.
     The numbers follow from `seed`, the step and the action.
@@ -40,7 +40,7 @@ class Emulation:
     link_ns: tuple[int, ...] = ()  # of the link from each stage to the next, both ways
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
-        """By how much the messages of each edge are held up."""
+        """Return by how much the messages of each edge are delayed."""
         return {edge: self.link_ns[min(edge)] for edge in edges} if self.link_ns else {}
 
     @functools.cached_property

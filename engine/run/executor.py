@@ -26,21 +26,20 @@ from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import COMPUTE_OPS, Action, Op
-from engine.plan.lower import Channel as Edge
-from engine.plan.lower import channel_of, incoming, outgoing
+from engine.plan.lower import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.p2p.channel import Channel
+from engine.run.recording import Recording
 from engine.run.stage import Tensors
-from engine.run.watch import SPANS, Watch
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 
 class StageRunner(Protocol):
-    """What the executor asks of a stage: `engine.run.stage.Stage`, or one that only takes time."""
+    """The interface of a stage: `engine.run.stage.Stage`, or one that only takes time."""
 
     @property
     def is_first(self) -> bool:
@@ -105,14 +104,14 @@ class Executor:
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []
         self._batch: StepBatch | None = None
-        self._watch = SPANS
+        self._recording = Recording.spans
         self.peak_held = 0
 
     def enter(self, phase: Phase) -> None:
         """Note what the rank comes to beside its actions."""
         self._flight.enter(phase)
 
-    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
+    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         """Execute one step's actions. `batch` is on the stages' device.
 
         Returns the step's mean loss per token (a scalar on the device) where the last stage is,
@@ -120,7 +119,7 @@ class Executor:
         """
         self._batch = batch
         self._losses.clear()
-        self._begin_watch(watch)
+        self._begin_recording(recording)
         self._flight.begin_step(step)
         for stage in self._stages.values():
             stage.begin_step(batch.num_tokens)
@@ -129,14 +128,14 @@ class Executor:
             self._operations[action.op](action)
         return torch.stack(self._losses).sum() if self._losses else None
 
-    def _begin_watch(self, watch: Watch) -> None:
-        """With spans, ties the clock's marks to its time, which may synchronise the device."""
-        self._watch = watch
-        self._flight = self._record if watch.has_flight else NO_FLIGHT
+    def _begin_recording(self, recording: Recording) -> None:
+        """Begin recording. With spans, tie the clock's marks, which may synchronise the device."""
+        self._recording = recording
+        self._flight = self._record if recording.has_flight else NO_FLIGHT
         self._timed.clear()
         for channel in self._channels.values():
-            channel.is_timed = watch.has_spans
-        if watch.has_spans:
+            channel.is_timed = recording.has_spans
+        if recording.has_spans:
             self._clock.begin_step()
 
     def perform(
@@ -144,7 +143,7 @@ class Executor:
     ) -> Result:
         """Do an action's work, with a span of its own where there are spans."""
         self._flight.work()
-        if not self._watch.has_spans:
+        if not self._recording.has_spans:
             return self._in_range(action, work, *arguments)
         start = self._clock.mark()
         result = self._in_range(action, work, *arguments)
@@ -155,7 +154,7 @@ class Executor:
         self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
     ) -> Result:
         """Do an action's work, named in a profile where there are ranges."""
-        if not self._watch.has_ranges:
+        if not self._recording.has_ranges:
             return work(*arguments)
         with record_function(action.op.value if action.op is Op.OPT else str(action)):
             return work(*arguments)
@@ -202,8 +201,9 @@ class Executor:
         self.peak_held = max(self.peak_held, sum(s.num_held for s in self._stages.values()))
 
     def _backward(self, action: Action) -> None:
-        """Effect: the input gradient is made, and by B all gradients are added and the microbatch
-        released. Blocks until its output gradient is there.
+        """Effect: the input gradient is made. Blocks until the output gradient is there.
+
+        B also adds all weight gradients and releases the microbatch.
         """
         stage, op, microbatch = action
         runner = self._stages[stage]
@@ -231,7 +231,7 @@ class Executor:
         self._in_range(action, self._routes.channels[action].post, action, message)
 
     def _hand_on(self, producer: Action, neighbour: Action, tensors: Tensors) -> None:
-        """To the SEND that follows, or to the next stage on this rank (I takes what B would)."""
+        """Hand on to the SEND that follows, or to this rank's next stage (I takes what B would)."""
         self._handed_on[self._routes.sends.get(producer, neighbour)] = tensors
 
     def _take(self, action: Action) -> Tensors:
@@ -242,7 +242,7 @@ class Executor:
 
 
 class _Routes:
-    """Where the messages of a row come from and go to, looked up once rather than in each step."""
+    """The sources and targets of a row's messages, looked up once rather than in each step."""
 
     def __init__(
         self, lowered: Program, row: tuple[Action, ...], channels: Mapping[Edge, Channel]
@@ -251,7 +251,7 @@ class _Routes:
         self.receives = _present({a: incoming(a, lowered) for a in computations})
         self.sends = _present({a: outgoing(a, lowered) for a in computations})
         transfers = (action for action in row if action.op not in COMPUTE_OPS)
-        self.channels = {transfer: channels[channel_of(transfer)] for transfer in transfers}
+        self.channels = {transfer: channels[edge_of(transfer)] for transfer in transfers}
 
 
 def _present(messages: Mapping[Action, Action | None]) -> dict[Action, Action]:

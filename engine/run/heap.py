@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """From now on, what this process frees stays its own, for what it allocates next."""
+    """Keep what this process frees from now on for its next allocations."""
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)

@@ -1,4 +1,4 @@
-"""How long each layer takes here: what a partition by measured cost balances.
+"""Measures the time of each layer here, which a partition by measured cost balances.
 
 Each layer is built alone, run a few times and dropped, so that measuring needs no more memory than
 a layer. The loss is part of what the last stage bears.

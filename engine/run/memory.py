@@ -1,4 +1,4 @@
-"""How much memory a step takes on this rank: when, for what, and what its program predicts.
+"""Measures the memory of a step on this rank: when, for what, and what is predicted.
 
 One extra, untimed step is run while its allocations are recorded, and they are added up on top of
 what was alive before. CUDA: the peak itself is the caching allocator's own counter, which needs no
@@ -73,7 +73,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Owned:
-    """What a rank has between steps, and its gradients. Those on other devices do not count."""
+    """A rank's tensors between steps, and its gradients, on its device only."""
 
     parameters: Sequence[Tensor] = ()
     gradients: Sequence[Tensor] = ()
@@ -84,7 +84,7 @@ class Owned:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a rank's peak is predicted from, beside the costs that are measured."""
+    """The facts that a rank's peak is predicted from, besides the measured costs."""
 
     lowered: Program
     rank: int
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Account:
-    """What a device tells of a step."""
+    """A device's memory during a step."""
 
     alive: Level  # when it began
     changes: Sequence[Change] | None  # None where no history is kept
@@ -234,7 +234,7 @@ def _levels(start: Level, changes: Iterable[Change]) -> list[Level]:
 
 
 def _last_made(changes: Iterable[Change]) -> dict[int, int]:
-    """By address, the position in the levels at which it was last allocated."""
+    """Return, by address, the position in the levels at which it was last allocated."""
     return {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
 
 
@@ -266,7 +266,7 @@ def _predicted(
 
 
 def _blocks(changes: Iterable[Change]) -> list[Block]:
-    """What was allocated, with its end. What was there before is not among them."""
+    """Return what was allocated, with its end. Earlier allocations are not among them."""
     live: dict[int, Change] = {}
     blocks = []
     for change in changes:

@@ -15,7 +15,7 @@ LR_SCHEDULES = ("constant", "cosine")
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """How parameters are updated.
+    """The optimizer's settings.
 
     The rate grows linearly from 0 over `lr_warmup_steps`; then it stays (`constant`), or falls as
     half a cosine to 0 at `lr_decay_steps` (`cosine`). `clip_norm` is the largest norm of all
@@ -62,9 +62,11 @@ def build_optimizer(
     if not parameters:
         return None
     rate = spec.learning_rate
+    is_fused = not any(parameter.is_complex() for parameter in parameters)  # which torch cannot
     if spec.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, fused=True)
+        decay = spec.weight_decay
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=is_fused)
+    return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, fused=is_fused)
 
 
 def norm_over_ranks(

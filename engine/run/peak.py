@@ -1,8 +1,7 @@
-"""How fast this device multiplies matrices: what a model's FLOP/s are held against where no
-datasheet is known.
+"""Measures how fast this device multiplies matrices, for devices without a known datasheet.
 
-The mean over a window, not the best product: ranks that share cores take turns, and the best of
-many short products would be one that had a core to itself.
+It is the mean over a window, not the best product: ranks that share cores take turns, and the best
+of many short products would be one that had a core to itself.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class _Recomputed:
         return {(m, name): getattr(m, name).detach().clone() for m, name in keys}
 
     def _states(self) -> dict[tuple[nn.Module, str], tuple[int, int]]:
-        """Which tensor each buffer is, and how often it has been written to."""
+        """Return the tensor of each buffer, and how often it has been written to."""
         return {
             (module, name): (id(buffer), buffer._version)
             for module in self._modules

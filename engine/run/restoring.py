@@ -51,7 +51,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Target:
-    """What one rank restores: its tensors and its parameters, by name in the unsplit model."""
+    """The tensors and parameters that a rank restores, by name in the unsplit model."""
 
     model: Mapping[str, Tensor]
     parameters: Mapping[str, nn.Parameter]
@@ -111,7 +111,7 @@ def check(folder: Path, choose: Choose = list) -> Checked:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """What is wrong with a file, as a SnapshotError."""
+    """Raise what is wrong with a file as a SnapshotError."""
     try:
         yield
     except ModelError as error:
@@ -134,7 +134,7 @@ def newest_whole(damaged: Path) -> Path | None:
 
 
 def read_state(folder: Path) -> State:
-    """What `trainer.json` holds. Raises SnapshotError naming what is wrong in it."""
+    """Read `trainer.json`. Raises SnapshotError naming what is wrong in it."""
     path = folder / TRAINER
     try:
         if not path.exists():
@@ -227,7 +227,7 @@ def _check_listed(files: Iterable[str], checksums: Mapping[str, str], folder: Pa
 
 
 def _check_tensors(file: Path, indexed: set[str]) -> None:
-    """That a file is readable and has the tensors that its index names, and no others."""
+    """Check that a file is readable and has exactly the tensors that its index names."""
     if not file.is_file():
         raise SnapshotError(f"{file}: is missing; the index names it")
     held = tensors_of(file)
@@ -405,7 +405,7 @@ def _check_updates(what: str, found: Tensor) -> None:
 
 
 def entries_of(spec: OptimizerSpec) -> frozenset[str]:
-    """What the optimizer keeps for a parameter, by torch's names."""
+    """Return the optimizer's state of a parameter, by torch's names."""
     if spec.name == "adamw":
         return frozenset({"step", "exp_avg", "exp_avg_sq"})
     return frozenset({"momentum_buffer"} if spec.momentum else ())

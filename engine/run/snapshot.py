@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -52,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class State:
-    """What `trainer.json` holds: how far the run had come, and what must be the same to go on.
+    """The content of `trainer.json`: the run's progress, and what must be the same to go on.
 
     What is None was not noted by the version that saved it.
     """
@@ -148,6 +149,19 @@ def save(
     _raise_first(gather(problem))
 
 
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
+    """Raises SnapshotError for a tensor of a dtype that safetensors does not have."""
+    of_dtype = {tensor.dtype: name for name, tensor in tensors.items()}
+    for dtype, name in of_dtype.items():
+        try:
+            to_bytes({name: torch.empty(0, dtype=dtype)})
+        except Exception as error:
+            raise SnapshotError(
+                f"{name} is {dtype}, which safetensors cannot store; choose another --dtype, or "
+                "leave out --save"
+            ) from error
+
+
 class _Written:
     """What was written: tensor -> file for each kind, the files' checksums, who has no state."""
 
@@ -224,7 +238,7 @@ def _finish(
 
 
 def _flush(path: Path) -> None:
-    """To the disk, a file or a folder's names, before the rename that makes it count."""
+    """Flush a file or a folder's names to the disk, before the rename that makes it valid."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -46,7 +46,9 @@ class Stage:
         receives: Message | None = None,
         is_split: bool = False,
     ) -> None:
-        """`sends` is what goes to the next stage, None on the last; its dtypes are kept to.
+        """Run a stage between the message that it `receives` and the one that it `sends`.
+
+        `sends` is what goes to the next stage, None on the last; its dtypes are kept to.
         `receives` is what comes from the stage before; None on the first, or where it may be that
         no gradient goes back.
 
@@ -142,7 +144,7 @@ class Stage:
     def _to_follow(
         self, edges: tuple[GradientEdge | None, ...], output_gradients: Tensors | None
     ) -> tuple[list[GradientEdge], list[Tensor] | None]:
-        """Where the backward begins, and with which gradients; None: with 1, that of the loss.
+        """Return where the backward begins, and with which gradients; None: with 1, the loss's.
 
         Outputs that the loss does not depend on are left out: zeros would be another thing. An
         optimizer leaves alone what has no gradient, and decays what has one of zeros.
@@ -160,7 +162,7 @@ class Stage:
         return [edge for edge, _ in begins], [gradient for _, gradient in begins]
 
     def _gradients_of(self, leaves: Tensors) -> Tensors:
-        """Of the floating-point inputs; zeros for those that the loss does not depend on."""
+        """Return the gradients of floating-point inputs; zeros for those without influence."""
         floating = [leaf for leaf in leaves if leaf.is_floating_point()]
         gradients = tuple(leaf.grad for leaf in floating if leaf.grad is not None)
         if len(gradients) == len(floating):

@@ -1,1 +1,1 @@
-"""From rows to answers: pure functions on spans and runs."""
+"""From spans to figures: pure functions, the same for measured and simulated spans."""

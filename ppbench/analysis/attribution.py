@@ -1,20 +1,20 @@
-"""Where every idle nanosecond went.
+"""Attributes every idle nanosecond to a cause.
 
 The idle time of a step is that of all ranks: ranks x step - computation. It is split by replaying
-the program with one more of the run's own times put in at each stage, and taking the differences:
+the program with ever more of the run's own times, and taking the differences:
 
-    1  equal stages, free transfers               idle: what the schedule itself leaves
+    1  equal stages, free transfers               idle: the schedule itself
     2  the stages' mean costs                     more: stage imbalance
     3  the channels' mean transfers               more: exposed transfer
     4  every action's and message's own time      more: jitter
     5  the step as it was measured                more: launch gaps, the host between actions
 
-So the parts add up to the measured bubble to the nanosecond, for each rank and each step, whatever
-the model leaves out; that is in the last one. A part can be negative: a rank with more than its
-share of work idles less than the schedule alone would have it.
+So the parts add up to the measured bubble to the nanosecond, for each rank and each step; whatever
+the model leaves out is in the last part. A part can be negative: a rank with more than its share of
+work idles less than the schedule alone implies.
 
-The same idle time by phase: warm-up until the rank's first backward begins, cool-down from its last
-forward's end (or from there, if that is later), steady state between.
+The same idle time is split by phase: warm-up until the rank's first backward begins, cool-down from
+its last forward's end (or from that first backward, if it is later), steady state in between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PHASES = ("warmup_ns", "steady_ns", "cooldown_ns")
 
 @dataclass(frozen=True)
 class Attribution:
-    """A run's idle time in parts, and what they were computed from.
+    """A run's idle time in parts, and the times that they were computed from.
 
     `rows` has a row per measured step and rank: `step`, `rank`, `idle_ns`, `PARTS`, `PHASES`; parts
     and phases each add up to `idle_ns`.
@@ -47,16 +47,23 @@ class Attribution:
 
     rows: pd.DataFrame
     costs: Costs
-    modelled: Replay  # with mean costs and mean transfers: the run's prediction of itself
+    modelled: Replay  # with mean costs and mean transfers
+    messages: pd.DataFrame  # see `ppbench.analysis.transfers.messages`
 
 
-def attribute(spans: pd.DataFrame, lowered: Program, step_ns: pd.Series) -> Attribution:
+def attribute(
+    spans: pd.DataFrame,
+    lowered: Program,
+    step_ns: pd.Series,
+    moved: pd.DataFrame | None = None,
+) -> Attribution:
     """Split the idle time of the measured steps.
 
     `spans` has the columns of `engine.plan.spans.Span` for whole steps of `lowered`, the program
     with its transfers; `step_ns` is indexed by step (see `ppbench.analysis.metrics.step_figures`).
+    `moved` are the messages of the spans, if they are matched already.
     """
-    moved = messages(spans)
+    moved = messages(spans) if moved is None else moved
     costs = measured_costs(spans, moved, lowered.num_stages)
     equal, moving = costs.balanced().compute_ns(lowered), costs.moving_ns(lowered)
     mean = costs.compute_ns(lowered)
@@ -71,15 +78,15 @@ def attribute(spans: pd.DataFrame, lowered: Program, step_ns: pd.Series) -> Attr
         exact = replay(lowered, *own[number]).idle_ns()
         rows += _rows(number, int(duration_ns), by_step[number], [*chain, exact])
     columns = ["step", "rank", "idle_ns", *PARTS, *PHASES]
-    return Attribution(pd.DataFrame(rows, columns=columns), costs, modelled)
+    return Attribution(pd.DataFrame(rows, columns=columns), costs, modelled, moved)
 
 
 def figures_of(
     attribution: Attribution, spans: pd.DataFrame, step_ns: pd.Series
 ) -> dict[str, object]:
-    """Columns of `runs`: the parts as shares of rank-time, and the prediction that they rest on.
+    """Columns of `runs`: the parts as shares of rank-time, and the underlying prediction.
 
-    `spans` and `step_ns` are what was attributed.
+    `spans` and `step_ns` are those that were attributed.
     """
     rows, modelled, costs = attribution.rows, attribution.modelled, attribution.costs
     world_size, modelled_ns = modelled.program.world_size, modelled.makespan_ns
@@ -99,7 +106,7 @@ OwnTimes = tuple[dict[Action, int], dict[Action, int]]
 
 
 def _own_times(spans: pd.DataFrame, moved: pd.DataFrame) -> dict[int, OwnTimes]:
-    """By step, what each computation took and how long each SEND's message moved."""
+    """By step, the duration of each computation and the moving time of each SEND's message."""
     own: dict[int, OwnTimes] = {int(step): ({}, {}) for step in spans["step"].unique()}
     compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
@@ -116,7 +123,7 @@ def _own_times(spans: pd.DataFrame, moved: pd.DataFrame) -> dict[int, OwnTimes]:
 def _rows(
     step: int, step_ns: int, compute: pd.DataFrame, chain: Sequence[Sequence[int]]
 ) -> list[dict[str, int]]:
-    """A row per rank; `chain` has the idle time of each replay by rank."""
+    """One row per rank; `chain` has the idle time of each replay by rank."""
     began_ns = int(compute["start_ns"].min())
     by_rank = dict(iter(compute.groupby("rank")))
     rows = []
@@ -132,7 +139,7 @@ def _rows(
 
 
 def _phases(own: pd.DataFrame, began_ns: int, step_ns: int, idle_ns: int) -> tuple[int, int, int]:
-    """Idle time of a rank before its first backward, between, and after its last forward."""
+    """Idle time of a rank before its first backward, in between, and after its last forward."""
     is_forward = own["op"] == Op.F.value
     forwards, backwards = own[is_forward], own[~is_forward]
     if forwards.empty or backwards.empty:

@@ -1,11 +1,11 @@
-"""Which class of spans moved between two sides: compute of a stage, optimizer, transfers, waiting.
+"""Classes of spans that changed between two sides: compute, optimizer, transfers, waiting.
 
-That a step became slower is one number; what became slower is told by its spans. Each launch gives
+A step time says how much slower a step became; its spans say what became slower. Each launch gives
 one number per class, the median over the actions of all its steps, and launches are compared with
-launches as everywhere: spans against spans would call everything a difference.
+launches as everywhere: comparing spans with spans would make every difference significant.
 
-Waiting is kept apart from the rest. A rank waits because something else takes longer, so it moves
-with every cause and explains none; it is the answer only where nothing else has moved.
+Waiting is treated separately. A rank waits because something else takes longer, so waiting changes
+with every cause and explains none; it is reported alone only where nothing else has changed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from enum import StrEnum
 import pandas as pd
 
 from engine.plan.action import Op
-from ppbench.analysis.compare import Change, Metric, Pair, Verdict, compare
 from ppbench.analysis.metrics import compute_spans
-from ppbench.analysis.ratios import FEWEST_LAUNCHES
 from ppbench.analysis.transfers import messages
+from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.verdicts import Change, Metric, Pair, Verdict, compare
 
 DURATION = Metric("duration_ns", higher_is_better=False, in_points=False)
 NEGLIGIBLE = 0.005
-"""Of a step: a class that adds or saves less is not worth a sentence."""
+"""Share of a step below which the contribution of a class is not reported."""
 
 
 class Kind(StrEnum):
-    """What sort of spans; the first three cause, the last follows."""
+    """Kind of spans; the first three are causes, the last is an effect."""
 
     compute = "compute"
     optimizer = "optimizer"
@@ -39,11 +39,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class SpanClass:
-    """Spans that do the same work: of an op and stage, of a rank's optimizer, of a channel."""
+    """Spans that do the same work: an op of a stage, a rank's optimizer, a channel."""
 
     kind: Kind
     place: int  # the stage; the rank of an optimizer and of waiting; the sending stage
-    op: str = ""  # of compute
+    op: str = ""  # of computations
     target: int = -1  # the receiving stage of a transfer
 
 
@@ -51,7 +51,7 @@ class SpanClass:
 class Figure:
     """One launch's number of a class."""
 
-    ns: float  # of one action, median; of waiting a step's
+    ns: float  # median over actions; for waiting, over steps
     num_per_step: float
 
     @property
@@ -64,7 +64,7 @@ Figures = Mapping[SpanClass, Figure]
 
 @dataclass(frozen=True)
 class Moved:
-    """A class on both sides. `contribution_ns` is what it adds to its rank in a step."""
+    """A class on both sides; `contribution_ns` is its change of a rank's time per step."""
 
     of: SpanClass
     change: Change
@@ -74,7 +74,7 @@ class Moved:
 
 
 def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """One launch's classes; `spans` has the columns of `engine.plan.spans.Span`, all its steps."""
+    """The figures of one launch's classes; `spans` are those of all its steps."""
     num_steps = max(1, spans["step"].nunique())
     return {
         **_computations(spans, num_steps),
@@ -111,7 +111,7 @@ def _transfers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
 
 
 def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """Of each rank: the step less its own computations."""
+    """The waiting time of each rank: the step minus its own computations."""
     compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
     start = compute.groupby("step")["start_ns"].min()
     step_ns = program.groupby("step")["end_ns"].max() - start
@@ -132,10 +132,10 @@ def _figure(durations: pd.Series, num_steps: int) -> Figure:
 
 
 def breakdown(base: Sequence[Figures], head: Sequence[Figures], step_ns: float) -> list[Moved]:
-    """Every class that both sides have, causes first, each kind by what it contributes.
+    """Compare every class that both sides have: causes first, each by size of contribution.
 
-    One element of `base` and `head` per launch; `step_ns` is a step of the base. Causes are tested
-    together, and waiting by itself: Holm's correction would let the one weaken the other.
+    `base` and `head` have one element per launch; `step_ns` is a step of the base. Causes are
+    tested together and waiting separately: with one Holm correction they would weaken each other.
     """
     shared = sorted(_classes(base) & _classes(head))
     causes = [one for one in shared if one.kind is not Kind.waiting]
@@ -151,11 +151,11 @@ def _tested(
     classes: Sequence[SpanClass], base: Sequence[Figures], head: Sequence[Figures], step_ns: float
 ) -> list[Moved]:
     pairs = [Pair(_of_launches(base, one), _of_launches(head, one)) for one in classes]
-    found = [
+    changes = [
         _moved(one, change, _per_step(head, one) - _per_step(base, one), step_ns)
         for one, change in zip(classes, compare(DURATION, pairs), strict=True)
     ]
-    return sorted(found, key=lambda one: (-abs(one.contribution_ns), one.of))
+    return sorted(changes, key=lambda moved: (-abs(moved.contribution_ns), moved.of))
 
 
 def _of_launches(launches: Sequence[Figures], one: SpanClass) -> tuple[float, ...]:
@@ -163,7 +163,7 @@ def _of_launches(launches: Sequence[Figures], one: SpanClass) -> tuple[float, ..
 
 
 def _per_step(launches: Sequence[Figures], one: SpanClass) -> float:
-    """Median over launches of what a class takes in a step."""
+    """Median over launches of a class's time per step."""
     return float(pd.Series([f[one].per_step_ns for f in launches if one in f]).median())
 
 

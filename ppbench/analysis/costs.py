@@ -1,9 +1,9 @@
-"""What the actions and messages of a run cost, on average: what every counterfactual is made from.
+"""The mean costs of a run's actions and messages, from which every counterfactual is computed.
 
-Stages are told apart only where the measurement tells them apart. The means of equal stages differ
-by chance, and the slowest of several chance means would pass for an imbalance that is not there; so
-the stages' means are shrunk towards each other by what an analysis of variance leaves to chance
-(James and Stein 1961: by 1 - 1/F), and taken as one where the F test does not reject that at 1 %.
+Stages have different costs only where they differ significantly. The means of equal stages differ
+by chance, and the slowest of them would look like an imbalance; so the stages' means are shrunk
+towards each other by the part that an analysis of variance attributes to chance (James and Stein
+1961: by 1 - 1/F), and are one mean where the F test does not reject equality at 1 %.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import Channel, channel_of
+from engine.plan.lower import Edge, edge_of
 from engine.plan.program import Program
-from ppbench.analysis.differences import is_larger
+from ppbench.statistics.significance import is_larger
 
 SIGNIFICANCE = 0.01
 
@@ -29,20 +29,20 @@ StageCosts = Mapping[Op, Sequence[int | None]]
 
 @dataclass(frozen=True)
 class Costs:
-    """Mean nanoseconds of a computation by op and stage, and of moving a message by channel."""
+    """Mean nanoseconds of a computation by op and stage, and of a message by channel."""
 
     by_stage: StageCosts
-    by_channel: dict[Channel, int]
+    by_channel: dict[Edge, int]
 
     def compute_ns(self, program: Program) -> dict[Action, int]:
-        """For every computation of a program."""
+        """The cost of every computation of a program."""
         actions = (action for action in _actions(program) if action.op in COMPUTE_OPS)
         return {action: self.by_stage[action.op][action.stage] or 0 for action in actions}
 
     def moving_ns(self, lowered: Program) -> dict[Action, int]:
-        """For every SEND of a lowered program."""
+        """The moving time of every SEND of a lowered program."""
         sends = (a for a in _actions(lowered) if a.op in SEND_OPS)
-        return {send: self.by_channel.get(channel_of(send), 0) for send in sends}
+        return {send: self.by_channel.get(edge_of(send), 0) for send in sends}
 
     def balanced(self) -> Costs:
         """The same work on equal stages."""
@@ -50,13 +50,13 @@ class Costs:
         return Costs(equal, self.by_channel)
 
 
-STAGE_STANDS_OUT, LINK_STANDS_OUT = 1.05, 1.5
-"""By how much one must exceed every other to be named alone; messages vary more by themselves."""
+STAGE_OUTLIER_RATIO, LINK_OUTLIER_RATIO = 1.05, 1.5
+"""Ratio to every other beyond which one is an outlier; messages vary more between themselves."""
 
 
 @dataclass(frozen=True)
-class Standout:
-    """The one of several like things that alone takes longer than the others."""
+class Outlier:
+    """The one stage or link that takes longer than all others."""
 
     index: int
     ns: float
@@ -68,48 +68,48 @@ class Standout:
 
 
 def stage_ns(costs: Costs) -> list[float]:
-    """What each stage takes for a microbatch, forward and backward."""
+    """Each stage's time for a microbatch, forward and backward."""
     return [_of_microbatch(costs.by_stage, stage) for stage in range(len(costs.by_stage[Op.F]))]
 
 
 def link_ns(costs: Costs) -> dict[int, float]:
-    """How long a message moves between a stage and the next, mean of both ways, by the first."""
+    """Moving time of a message by link (its first stage), the mean of both directions."""
     by_link: dict[int, list[int]] = {}
     for channel, ns in sorted(costs.by_channel.items()):
         by_link.setdefault(min(channel), []).append(ns)
     return {link: statistics.mean(both) for link, both in sorted(by_link.items())}
 
 
-def slow_stage(costs: Costs) -> Standout | None:
-    """The stage that alone takes longer than all others; None where none does, or of two."""
-    return _standout(dict(enumerate(stage_ns(costs))), STAGE_STANDS_OUT)
+def slow_stage(costs: Costs) -> Outlier | None:
+    """The stage that is an outlier; None if no stage is, or if there are only two."""
+    return _outlier(dict(enumerate(stage_ns(costs))), STAGE_OUTLIER_RATIO)
 
 
 def _of_microbatch(by_stage: StageCosts, stage: int) -> float:
-    """Its forward and one backward: the whole one or, where the stage does that, in halves."""
+    """A stage's forward and backward, the latter whole or in halves as the stage has it."""
     given = {op: of[stage] for op, of in by_stage.items()}
     whole, halves = given.get(Op.B), [given.get(op) or 0 for op in (Op.I, Op.W)]
     return float((given[Op.F] or 0) + (sum(halves) if whole is None else whole))
 
 
-def slow_link(costs: Costs) -> Standout | None:
-    """The link that alone takes longer than all others; None where none does, or of two."""
-    return _standout(link_ns(costs), LINK_STANDS_OUT)
+def slow_link(costs: Costs) -> Outlier | None:
+    """The link that is an outlier; None if no link is, or if there are only two."""
+    return _outlier(link_ns(costs), LINK_OUTLIER_RATIO)
 
 
-def _standout(ns_of: Mapping[int, float], least: float) -> Standout | None:
-    """Of two nobody can tell which one is unlike the others."""
+def _outlier(ns_of: Mapping[int, float], least: float) -> Outlier | None:
+    """The largest of at least three, if it exceeds all others by the ratio `least`."""
     if len(ns_of) < 3:
         return None
     index = max(ns_of, key=lambda one: ns_of[one])
     others = [ns for other, ns in ns_of.items() if other != index]
     if ns_of[index] <= least * max(others):
         return None
-    return Standout(index, ns_of[index], statistics.median(others))
+    return Outlier(index, ns_of[index], statistics.median(others))
 
 
 def with_stage_like_others(costs: Costs, stage: int) -> Costs:
-    """Each op of a stage as long as the median of the other stages'."""
+    """Give each op of a stage the median cost of the other stages."""
     by_stage = {
         op: tuple(_median_of_others(of, one) if one == stage else of[one] for one in range(len(of)))
         for op, of in costs.by_stage.items()
@@ -118,13 +118,13 @@ def with_stage_like_others(costs: Costs, stage: int) -> Costs:
 
 
 def _median_of_others(of: Sequence[int | None], stage: int) -> int | None:
-    """The stage's own cost where no other does the op, None where it does not itself."""
+    """The median; the stage's own cost if no other has the op, None if it does not itself."""
     others = [ns for other, ns in enumerate(of) if other != stage and ns is not None]
     return of[stage] if of[stage] is None or not others else round(statistics.median(others))
 
 
 def with_link_like_others(costs: Costs, link: int) -> Costs:
-    """Both channels of a link as fast as the median of all others."""
+    """Give both channels of a link the median time of all others."""
     others = [ns for channel, ns in costs.by_channel.items() if min(channel) != link]
     usual = round(statistics.median(others))
     return Costs(
@@ -134,10 +134,10 @@ def with_link_like_others(costs: Costs, link: int) -> Costs:
 
 
 def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
-    """The costs that a run was attributed with, from its row and its `edges`."""
+    """The costs that a run's idle time was attributed with, from its row and its `edges`."""
     by_stage = {Op(op): tuple(of) for op, of in json.loads(str(run["op_costs_ns"])).items()}
     rows = zip(edges["source"], edges["target"], edges["moving_ns"], strict=True)
-    by_channel = {Channel(int(source), int(target)): round(ns) for source, target, ns in rows}
+    by_channel = {Edge(int(source), int(target)): round(ns) for source, target, ns in rows}
     return Costs(by_stage, by_channel)
 
 
@@ -151,7 +151,7 @@ def _equal(of: Sequence[int | None]) -> tuple[int | None, ...]:
 
 
 def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
-    """The mean costs of the measured steps; `messages` as `analysis.transfers` makes them."""
+    """The mean costs of the measured steps; `messages` are those of `analysis.transfers`."""
     compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
     duration = compute["end_ns"] - compute["start_ns"]
     by_stage = {
@@ -159,7 +159,7 @@ def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int)
         for op, of_op in compute.groupby("op")
     }
     means = messages.groupby(["source", "target"])["moving_ns"].mean()
-    by_channel = {Channel(*key): round(mean) for key, mean in _items(means)}
+    by_channel = {Edge(*key): round(mean) for key, mean in _items(means)}
     return Costs(by_stage, by_channel)
 
 
@@ -179,7 +179,7 @@ def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[
 
 
 def variation(spans: pd.DataFrame, costs: Costs) -> float:
-    """How far computations are from their costs: root mean square over that of the costs."""
+    """Root mean square deviation of computations from their costs, relative to the costs'."""
     compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
     pairs = zip(compute["op"], compute["stage"], strict=True)
     expected = np.array([costs.by_stage[Op(op)][stage] or 0 for op, stage in pairs], dtype=float)
@@ -188,7 +188,7 @@ def variation(spans: pd.DataFrame, costs: Costs) -> float:
 
 
 def share_of_difference(samples: Mapping[int, np.ndarray]) -> float:
-    """How much of the difference between the groups' means is theirs rather than chance, 0 to 1."""
+    """The share of the difference between group means that is not due to chance, 0 to 1."""
     groups = list(samples.values())
     if len(groups) < 2 or min(map(len, groups)) < 2:
         return 1.0

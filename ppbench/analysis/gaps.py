@@ -1,6 +1,6 @@
-"""Why a rank was idle: what each computation waited for before it could begin, and the way back.
+"""Causes of idle time: what each computation waited for, and the critical path.
 
-A computation needs what its rank did before, and what the stage beside its own makes:
+A computation needs its rank to be free, and the output of the neighbouring stage:
 
     rank 0   |------ 0F1 ------|
     message                    |~~~~|
@@ -8,9 +8,9 @@ A computation needs what its rank did before, and what the stage beside its own 
                    ^ stage      ^ transfer
                                     ^ host
 
-so the gap before it falls apart at two moments: when that was made, and when its message arrived.
-Taken from the spans alone, measured or planned; the parts of `ppbench.analysis.attribution` are
-another thing: what the whole step would gain if a cause went away.
+so the gap before it is divided at two moments: when that output was made, and when its message
+arrived. Gaps come from the spans alone, measured or planned; the parts of
+`ppbench.analysis.attribution` differ: they say what the whole step would gain without a cause.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FORWARD, _BACKWARD = 0, 1
 
 
 class Cause(IntEnum):
-    """What an idle rank waits for."""
+    """The cause of an idle gap."""
 
-    STAGE = 0  # another stage has not made what is needed yet
-    TRANSFER = 1  # it is made, and its message is on its way
-    HOST = 2  # everything is there; the rank has not begun
+    STAGE = 0  # another stage has not made the input yet
+    TRANSFER = 1  # the input is made, and its message is on its way
+    HOST = 2  # the input is there; the rank has not begun
     NO_WORK = 3  # the rank has no action left in this step
 
 
@@ -43,20 +43,20 @@ class Waits:
     """The computations of one step, by rank and start, and what each of them waited for.
 
     Arrays of one length; times in nanoseconds. `before` and `maker` are positions in these arrays:
-    what the rank computed before, and the computation on another stage that made what is needed
-    (NONE where there is none). `made_ns` and `arrived_ns` are the start where nothing is needed.
+    the rank's previous computation, and the computation on another stage that made the input (NONE
+    where there is none). `made_ns` and `arrived_ns` are the start where no input is needed.
     """
 
     spans: pd.DataFrame
     before: Ints
-    free_ns: Ints  # when the rank had finished everything before; the step's first start if nothing
+    free_ns: Ints  # when the rank had finished all before; else the step's first start
     maker: Ints
     made_ns: Ints
     arrived_ns: Ints
 
 
 def waits(spans: pd.DataFrame) -> Waits:
-    """`spans` has the columns of `engine.plan.spans.Span` for a single step, at least one F."""
+    """Find what each computation waited for, in the spans of a single step with at least one F."""
     compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
     compute = compute.sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     place = _Places(spans)
@@ -73,7 +73,7 @@ def waits(spans: pd.DataFrame) -> Waits:
 
 
 class _Places:
-    """Numbers every forward and backward of a step: by direction, stage and microbatch."""
+    """Numbers of the forwards and backwards of a step, by direction, stage and microbatch."""
 
     def __init__(self, spans: pd.DataFrame) -> None:
         self._num_stages = int(spans["stage"].max()) + 1
@@ -95,7 +95,7 @@ class _Places:
         return np.where((stage >= 0) & (stage < self._num_stages), code, NONE)
 
     def makers(self, compute: pd.DataFrame) -> Ints:
-        """Position of what makes the input of each computation on the stage beside it."""
+        """Position of the computation that makes the input of each, on the neighbouring stage."""
         op = compute["op"].to_numpy()
         is_forward, is_weight = op == Op.F.value, op == Op.W.value
         direction = np.where(is_forward, _FORWARD, _BACKWARD)
@@ -107,7 +107,7 @@ class _Places:
         return np.where(is_weight, NONE, found)
 
     def arrivals(self, compute: pd.DataFrame, made_ns: Ints) -> Ints:
-        """When the message for each computation had been received; `made_ns` without a message."""
+        """When each computation's input had been received; `made_ns` without a message."""
         is_forward = compute["op"].to_numpy() == Op.F.value
         codes = self._codes(np.where(is_forward, _FORWARD, _BACKWARD), compute)
         end_ns = self._received[codes]
@@ -115,9 +115,9 @@ class _Places:
 
 
 def moments(found: Waits) -> tuple[Ints, Ints, Ints, Ints]:
-    """When each computation's rank was free, its input made, that arrived, and when it began.
+    """When each computation's rank was free, its input made and arrived, and when it began.
 
-    In this order of time: what was made before the rank was free did not keep it waiting.
+    Times are clipped to this order: an input made before the rank was free caused no wait.
     """
     free, is_needed = found.free_ns, found.maker != NONE
     start = np.maximum(found.spans["start_ns"].to_numpy(np.int64), free)
@@ -127,11 +127,11 @@ def moments(found: Waits) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def gaps(found: Waits) -> pd.DataFrame:
-    """Every idle stretch of every rank that computes, in pieces of one cause each.
+    """Every idle gap of every rank that computes, in pieces of one cause each.
 
     Columns: `rank`, `cause` (see Cause), `start_ns`, `end_ns`, `position` of the computation that
-    it comes before (NONE after the last), ordered by rank and start. Together with the computations
-    they fill each rank from the step's first start to its last computation's end.
+    follows (NONE after the last), ordered by rank and start. Together with the computations they
+    fill each rank from the step's first start to its last computation's end.
     """
     free, made, arrived, start = moments(found)
     rank = found.spans["rank"].to_numpy(np.int64)
@@ -163,11 +163,11 @@ def _after_last(found: Waits) -> pd.DataFrame:
 
 
 def critical_path(found: Waits) -> Ints:
-    """Positions of the computations that left no slack, first to last.
+    """Positions of the computations without slack, first to last.
 
-    Walked back from the one that ended last: to what had made its input, where that arrived after
-    its rank was free, else to what its rank did before. Where both were there at once, the rank's
-    own is taken, as `engine.plan.critical_path` does.
+    The path is walked back from the computation that ended last: to the maker of its input, if that
+    arrived after the rank was free, else to the rank's previous computation. Ties go to the rank's
+    own, as in `engine.plan.critical_path`.
     """
     before, maker = found.before.tolist(), found.maker.tolist()
     free, arrived = found.free_ns.tolist(), found.arrived_ns.tolist()

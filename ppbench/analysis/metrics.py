@@ -1,7 +1,7 @@
-"""Spans to figures. Pure functions, the same for measured and for simulated spans.
+"""Figures of steps, ranks and runs, from spans.
 
-"Bubble" has rival definitions in the literature; all three are computed and each is stored under
-its own name. With C the compute time summed over ranks, p ranks, T the step's duration:
+"Bubble" has three definitions in the literature; all are computed, each under its own name. With C
+the compute time summed over ranks, p ranks, T the step's duration:
 
     bubble_fraction         1 - C / (p T)
     bubble_idle_over_ideal  (p T - C) / C
@@ -19,7 +19,7 @@ from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.errors import UsageError
 
 MEDIAN, SLOWEST = "median", "slowest"
-"""Steps that can be asked for by what they are."""
+"""Steps that can be asked for by name."""
 
 STEP_FIGURES = (
     "step_ns",
@@ -37,10 +37,10 @@ def step_figures(
 ) -> pd.DataFrame:
     """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
-    `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` tells how many tokens a
-    step trained on, None for all where that is not known, and may hold steps without spans. Times
-    are nanoseconds. A step begins with its first computation: a receive posted before that only
-    waits. Without optimizer spans (a simulation) it ends with its last action.
+    `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` is the number of tokens of
+    each step, None for all where unknown, and may hold steps without spans. Times are nanoseconds.
+    A step begins with its first computation: a receive posted before that only waits. Without
+    optimizer spans (a simulation) it ends with its last action.
     """
     program = spans[spans["op"] != Op.OPT.value]
     start = compute_spans(spans).groupby("step")["start_ns"].min()
@@ -123,10 +123,9 @@ def slowest_step(steps: pd.DataFrame) -> int:
 
 
 def chosen_step(steps: pd.DataFrame, choice: str, *others: str) -> int:
-    """The step that `--step` means: `median`, `slowest` or the number of a measured one.
+    """The step that `--step` selects: `median`, `slowest` or the number of a measured one.
 
-    Raises UsageError for any other; it also tells the words that the caller knows besides,
-    `others`.
+    Raises UsageError for any other; `others` are further words that the caller accepts.
     """
     if choice == MEDIAN:
         return median_step(steps)

@@ -1,11 +1,11 @@
-"""Model FLOPs utilisation: of what the devices could compute, what training the model asked for.
+"""Model FLOPs utilisation: FLOPs that training needs over FLOPs that the devices could do.
 
     MFU = FLOPs per token × tokens per second / peak FLOP/s of all devices
 
 The numerator is the formula of PaLM (appendix B, arXiv 2204.02311): 6N + 12 L h s FLOPs per token,
 forward and backward, with N the parameters that multiply, L layers of attention, h = heads × head
-dim and s the sequence length. It asks what the model needs, so what is recomputed does not count,
-and attention counts in full although half of it is masked. Both terms' names are stored beside the
+dim and s the sequence length. It counts what the model needs, so recomputation does not count, and
+attention counts in full although half of it is masked. The formula and the peak are stored with the
 figure: MFUs of different formulae or peaks must not be compared.
 """
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from engine.model.answers import FlopFacts
+from engine.model.descriptions import FlopFacts
 
 PALM = "6N+12Lhs (PaLM)"
 
@@ -30,14 +30,14 @@ class ModelFlops:
 
 @dataclass(frozen=True)
 class Peak:
-    """What one device could compute, and who says so."""
+    """The peak of one device, and its source."""
 
     flops_per_s: float
     name: str
 
 
 def model_flops(facts: FlopFacts, seq_len: int | str) -> ModelFlops:
-    """By PaLM's formula where attention and length are known, else 6N.
+    """FLOPs by PaLM's formula where attention and length are known, else 6N.
 
     `seq_len` is a case's: a number or "variable".
     """
@@ -69,7 +69,7 @@ _A100 = _Datasheet(312, 19.5, 19.5)
 _NVL = _Datasheet(835.5, 60, 60)
 
 DATASHEETS: Mapping[str, _Datasheet] = {
-    # NVIDIA's product datasheets; where these give figures with sparsity, half of them.
+    # NVIDIA's product datasheets; figures with sparsity are halved.
     "B200": _Datasheet(2250, 75, 37),
     "GB200": _Datasheet(2500, 80, 40),
     "GH200": _H100,
@@ -98,11 +98,11 @@ DATASHEETS: Mapping[str, _Datasheet] = {
 }
 
 _NO_DIFFERENCE = re.compile(r"NVIDIA|TESLA|GEFORCE|GENERATION|\d+GB?|HBM3E?")
-"""Words of a device's name that say nothing about its speed."""
+"""Words of a device's name that do not affect its speed."""
 
 
 def datasheet_peak(device_name: str, dtype: str) -> Peak | None:
-    """The peak of a GPU by the name that its driver gives it; None if it is not known.
+    """The peak of a GPU by its driver's name for it; None if it is not known.
 
     `dtype` is that of the products: float32, float64 or bfloat16. Names must match as a whole: an
     "A10G", an "RTX 4090 Laptop GPU" and a part of an A100 (MIG) are slower than their namesakes.
@@ -115,7 +115,7 @@ def datasheet_peak(device_name: str, dtype: str) -> Peak | None:
 
 
 def total_peak(peaks: Iterable[tuple[str, Peak]]) -> Peak:
-    """Of all ranks, each with its device's identity: ranks on one device share one peak."""
+    """The sum over devices; `peaks` has each rank's device, and ranks on one device share it."""
     of_device = dict(peaks)
     names = dict.fromkeys(peak.name for peak in of_device.values())
     return Peak(sum(peak.flops_per_s for peak in of_device.values()), " + ".join(names))

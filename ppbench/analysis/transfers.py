@@ -1,15 +1,15 @@
-"""Transfers, told apart: how long an end waited for the other, and how long bytes moved.
+"""Transfers: how long each end of a message waited, and how long its bytes moved.
 
-A receive is posted long before its message exists, and a send may stand in line, so a transfer's
-span by itself says little. Matching the two ends of each message tells more:
+A receive is posted long before its message exists, and a send may be queued, so a transfer's span
+alone says little. Matching the two ends of each message says more:
 
     SEND      |======================|
     RECV  |==============================|      posted early: it waits
-              ^ moving: both ends are ready, and the channel's message before is over
+              ^ moving: both ends are ready, and the channel's previous message is over
 
-The bytes move from the later of the two starts (or the end of the message before, if that is later:
-a channel keeps order) to the end of the receive. Where the receive was over as it began, since
-its send had been (through memory), they moved while that lasted.
+The bytes move from the later of the two starts (or the end of the previous message, if that is
+later: a channel keeps order) to the end of the receive. Where the send was over before the receive
+began (through memory), they moved during the send.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pandas as pd
 from engine.plan.action import RECV_OPS, SEND_OPS
 
 Receive = tuple[int, int, str, int]
-"""A step, and the receive of it: stage, op, microbatch."""
+"""A receive: step, stage, op, microbatch."""
 MESSAGE = ["step", "direction", "source", "microbatch"]
-"""What the two ends of one message have in common; direction is `F` or `B`."""
+"""Columns that identify a message at both of its ends; direction is `F` or `B`."""
 
 
 def messages(spans: pd.DataFrame) -> pd.DataFrame:
@@ -69,34 +69,35 @@ def _with_moving(found: pd.DataFrame) -> pd.DataFrame:
     return found.assign(moving_start_ns=began, moving_ns=over - began)
 
 
-def moving_start_ns(spans: pd.DataFrame) -> pd.Series:
-    """For each span, when it really began: a transfer when its bytes could move, others at start.
+def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
+    """When the bytes of each transfer began to move; the start of other spans.
 
-    Indexed as `spans`.
+    `moved` are the spans' `messages`, where they are known already. Indexed as `spans`.
     """
-    moving = _of_each_end(spans, messages(spans), "moving_start_ns").clip(lower=spans["start_ns"])
+    moved = messages(spans) if moved is None else moved
+    moving = _of_each_end(spans, moved, "moving_start_ns").clip(lower=spans["start_ns"])
     return spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
 
 
-def waiting_ns(spans: pd.DataFrame) -> pd.Series:
-    """For each span, how much of it was waiting for the peer or the channel; 0 for computations.
+def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
+    """The part of each span spent waiting for the peer or the channel; 0 for computations.
 
-    What is left of a transfer's span is moving bytes. Indexed as `spans`.
+    In the rest of a transfer's span its bytes move. Parameters as of `moving_start_ns`.
     """
-    began = moving_start_ns(spans).clip(upper=spans["end_ns"])
+    began = moving_start_ns(spans, moved).clip(upper=spans["end_ns"])
     return (began - spans["start_ns"]).clip(lower=0)
 
 
-def settled_end_ns(spans: pd.DataFrame, *, is_noted_when_taken: bool) -> pd.Series:
-    """For each span, when it was over at the latest.
+def reconciled_end_ns(spans: pd.DataFrame, *, completion_seen_on_wait: bool) -> pd.Series:
+    """The latest possible end of each span, by both ends of its message.
 
-    A message that has been received has been sent, however late the sender's thread was woken to
-    note it; so a send ends no later than its receive. Where a receive is noted only when its
-    message is taken (gloo), one that nobody waited for was there when its sender was done, which
-    gloo is not before the receive is posted. Indexed as `spans`.
+    A message that has been received has been sent, however late the sender's thread woke up; so a
+    send ends no later than its receive. With `completion_seen_on_wait` (gloo), a rank sees that a
+    receive is complete only when it waits for it; a receive that was not waited for was complete
+    when its send was, and gloo completes no send before the receive is posted. Indexed as `spans`.
     """
     found = messages(spans)
-    if is_noted_when_taken:
+    if completion_seen_on_wait:
         ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
         sent = found["send_end_ns"].clip(lower=ready)
         found["end_ns"] = found["end_ns"].where(found["end_ns"] < sent, sent)
@@ -104,13 +105,15 @@ def settled_end_ns(spans: pd.DataFrame, *, is_noted_when_taken: bool) -> pd.Seri
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 
-def hastened_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Series:
-    """For each span, when it was over, where receives are noted only when their messages are taken.
+def corrected_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Series:
+    """The end of each span, corrected where a receive's completion is seen only on waiting.
 
-    `early`: the receives whose message was there when its rank asked for it, at what is their end
-    here. When they came nobody saw; each is taken to have moved as fast as the fastest of its
-    channel, of all steps. Indexed as `spans`.
+    `early` are the receives that were complete when their rank waited for them, which is their end
+    here. Their arrival was not observed; each is assumed to have moved as fast as the fastest of
+    its channel in all steps. Indexed as `spans`.
     """
+    if not early:
+        return spans["end_ns"]
     keys = zip(spans["step"], spans["stage"], spans["op"], spans["microbatch"], strict=True)
     was_early = pd.Series([key in early for key in keys], spans.index, dtype=bool)
     found = messages(spans)
@@ -126,16 +129,16 @@ def hastened_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Serie
 
 
 def message_numbers(spans: pd.DataFrame) -> pd.Series:
-    """For each transfer, the number of its message: the same at both ends, from 0 on.
+    """The number of each transfer's message, from 0, the same at both ends.
 
-    Indexed as `spans`, without its computations.
+    Indexed as `spans`, without computations.
     """
     ends = _ends(spans, SEND_OPS | RECV_OPS)
     return ends.groupby(MESSAGE, sort=False).ngroup()
 
 
 def _of_each_end(spans: pd.DataFrame, found: pd.DataFrame, column: str) -> pd.Series:
-    """A column of the messages, at both ends of each; null for spans that are no transfer."""
+    """A column of the messages, at both ends of each; null for spans other than transfers."""
     ends = _ends(spans, SEND_OPS | RECV_OPS)[MESSAGE]
     values = ends.merge(found[[*MESSAGE, column]], on=MESSAGE, how="left")[column]
     return values.set_axis(ends.index).reindex(spans.index)

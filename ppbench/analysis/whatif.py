@@ -1,8 +1,7 @@
-"""What a run's step would take if something were different, at the costs that were measured.
+"""Predicted steps of a run if something were different, at its measured costs.
 
-Each answer is a replay of a program with the run's mean costs, so it compares with the run as
-modelled, not as measured: what the model leaves out (jitter, the host between actions) is left out
-of every one of them alike.
+Each prediction replays a program with the run's mean costs, so it compares with the run as
+modelled, not as measured: all of them leave out jitter and host time between actions.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from engine.plan.action import Op
-from engine.plan.lower import Channel, Policy, lower
+from engine.plan.lower import Edge, Policy, lower
 from engine.plan.program import Program, from_json
 from engine.plan.replay import Replay, replay
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
@@ -29,14 +28,14 @@ from ppbench.analysis.costs import (
 )
 
 LEAST_GAIN = 0.005
-"""Of the step: a standout that costs less is not worth telling."""
+"""Smallest share of the step that removing an outlier must save to be reported."""
 LIKE_OTHERS = "like the others"
-HALVES_NOTE = "I and W are taken as half of B each: this run did not split its backward."
+HALVES_NOTE = "I and W are assumed to take half of B each: this run did not split its backward."
 
 
 @dataclass(frozen=True)
 class Posting:
-    """Where receives are posted; see `engine.plan.lower`."""
+    """The policy of posting receives; see `engine.plan.lower`."""
 
     policy: Policy
     look_ahead: int
@@ -47,14 +46,14 @@ class Posting:
 
 
 def stored_program(run: pd.Series) -> tuple[Program, Posting]:
-    """A run's lowered program, from its row, and how others are to be lowered beside it."""
+    """A run's lowered program, from its row, and the posting to lower others with."""
     posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
     return posting.lower(from_json(str(run["program"]))), posting
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One answer. `held` is in microbatches of a rank's whole share of the model."""
+    """A prediction; `held` is in microbatches of a rank's whole share of the model."""
 
     question: str
     step_ns: int
@@ -64,34 +63,34 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class NotAsked:
-    """A schedule that this run's shape does not fit, and why."""
+class Inapplicable:
+    """A schedule that does not allow this run's shape, and the reason."""
 
     question: str
     reason: str
 
 
 def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
-    """The run itself, for the others to be compared with."""
+    """The run itself as modelled, for comparison."""
     return _answer("as it is", _replayed(lowered, costs))
 
 
-def without_standouts(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
-    """The program that ran, if the one slow stage or link were like the others of its kind.
+def without_outliers(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
+    """The program that ran, with its one slow stage or link like the others.
 
-    Only where that saves something.
+    Only where that saves at least `LEAST_GAIN`.
     """
     stage, link = slow_stage(costs), slow_link(costs)
-    found = []
+    answers = []
     if stage is not None:
         like = with_stage_like_others(costs, stage.index)
-        found.append(_answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like)))
+        answers.append(_answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like)))
     if link is not None:
         like, name = with_link_like_others(costs, link.index), f"{link.index}-{link.index + 1}"
-        found.append(_answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like)))
+        answers.append(_answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like)))
     now = as_modelled(lowered, costs)
     worth = (1 - LEAST_GAIN) * now.step_ns
-    yield from (one for one in found if one.step_ns < worth and one.idle_ns < now.idle_ns)
+    yield from (a for a in answers if a.step_ns < worth and a.idle_ns < now.idle_ns)
 
 
 def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
@@ -106,12 +105,11 @@ def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
 
 def other_schedules(
     lowered: Program, costs: Costs, posting: Posting
-) -> Iterator[WhatIf | NotAsked]:
-    """Every other registered schedule at the same ranks and microbatches.
+) -> Iterator[WhatIf | Inapplicable]:
+    """Every other registered schedule with the same ranks and microbatches.
 
-    A schedule with another number of stages gets the same model cut more finely or more coarsely: a
-    stage's cost is taken as spread evenly over it. A message costs what those of its direction cost
-    here.
+    A schedule with another number of stages gets the same model, cut differently: a stage's cost is
+    spread evenly over its part. A message costs the mean of its direction in this run.
     """
     for name, schedule in SCHEDULES.items():
         v = schedule.stages_per_rank.default
@@ -121,14 +119,14 @@ def other_schedules(
         try:
             program = build_program(name, lowered.world_size, lowered.num_microbatches, v)
         except ScheduleError as error:
-            yield NotAsked(question, str(error))
+            yield Inapplicable(question, str(error))
             continue
         recut = _recut(costs, program.num_stages)
         yield _answer(question, _replayed(posting.lower(program), recut))
 
 
 def needs_halves(costs: Costs) -> bool:
-    """Whether the halves of the backward are not known (see HALVES_NOTE)."""
+    """Whether the costs of the backward's halves are unknown (see HALVES_NOTE)."""
     return any(ns is None for ns in costs.by_stage.get(Op.I, (None,)))
 
 
@@ -148,7 +146,7 @@ def _answer(question: str, replayed: Replay) -> WhatIf:
 def _recut(costs: Costs, num_stages: int) -> Costs:
     by_stage = {op: _spread(of, num_stages) for op, of in _with_every_op(costs.by_stage).items()}
     by_channel = {
-        Channel(stage, stage + hop): _mean_of_direction(costs, hop)
+        Edge(stage, stage + hop): _mean_of_direction(costs, hop)
         for hop in (1, -1)
         for stage in range(num_stages)
     }
@@ -156,7 +154,7 @@ def _recut(costs: Costs, num_stages: int) -> Costs:
 
 
 def _with_every_op(by_stage: StageCosts) -> dict[Op, tuple[int, ...]]:
-    """F, B, I and W of each stage: the backward from its halves, or these from the backward."""
+    """F, B, I and W of each stage: the backward is the sum of its halves, or is halved."""
     stages = [_stage_with_every_op(by_stage, stage) for stage in range(len(by_stage[Op.F]))]
     return {op: tuple(stage[op] for stage in stages) for op in (Op.F, Op.B, Op.I, Op.W)}
 
@@ -177,7 +175,7 @@ def _stage_with_every_op(by_stage: StageCosts, stage: int) -> dict[Op, int]:
 
 
 def _spread(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """The same total, the model being cut into another number of equal slices."""
+    """The same total cost, for the model cut into another number of equal slices."""
     edges = [cut * len(costs) / num_stages for cut in range(num_stages + 1)]
     return tuple(
         round(sum(ns * _overlap(begin, end, stage) for stage, ns in enumerate(costs)))

@@ -1,1 +1,1 @@
-"""From a TOML file to frozen cases: parsed, checked, located when wrong, expanded."""
+"""From a TOML file to frozen cases."""

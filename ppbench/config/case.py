@@ -1,86 +1,225 @@
-"""A case: one point of a sweep's grid, frozen and hashable; and how it is to be measured."""
+"""Every setting, declared once: its type, default, bounds and meaning.
+
+A `Case` is one point of a sweep's grid, frozen and hashable; `Measure` is how it is measured;
+`Torchrun` and `Slurm` are where its launches run. The sweep file's schema and the columns of the
+store are made from these fields.
+
+    world_size: int = setting(2, NumRanks, "number of ranks in the pipeline")
+                              |  |         |
+                              |  |         the meaning of its column in the store
+                              |  what a sweep file may give
+                              the default, which must never change: case ids leave defaults out
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, TypeVar
 
-_COSTS = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
-Setting = str | int | float | bool
+from ppbench.config.kinds import (
+    AUTO,
+    MAX_SEQ_LEN,
+    VARIABLE,
+    BelowOne,
+    LinkMilliseconds,
+    Milliseconds,
+    Model,
+    Name,
+    NotNegative,
+    Partition,
+    Positive,
+    Rendezvous,
+    RuntimeName,
+    Schedule,
+    Seed,
+    SeqLen,
+    SlurmOptions,
+    SlurmTime,
+    Source,
+    SplitPoints,
+    StagesPerRank,
+    minutes_of,
+    number,
+    whole,
+)
+from ppbench.runtimes import ENGINE
+
 EMULATED: Final = "emulated"
 """The device whose stages take a set time and compute nothing."""
-VARIABLE: Final = "variable"
-"""A `seq_len` that differs from microbatch to microbatch: each as long as its documents are."""
 UNKNOWN: Final = "unknown"
-"""What was not told of a run that ppbench did not start; never in a sweep."""
+"""A setting of a run that ppbench did not start and that is not known; never in a sweep."""
+Scalar = str | int | float | bool
+T = TypeVar("T")
+
+
+class Setting(NamedTuple):
+    """The metadata of a field of a settings class."""
+
+    kind: object  # a type for pydantic; None: no key of a sweep file
+    meaning: str
+    in_file: object  # the default of its key in a sweep file
+
+
+def setting(default: T, kind: object, meaning: str, *, in_file: object = None) -> T:
+    """Declare a field of a settings class.
+
+    `in_file` is the default of its key in a sweep file, where that is not the field's own.
+    """
+    metadata = {"setting": Setting(kind, meaning, default if in_file is None else in_file)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Case:
     """Everything that defines the workload. Fields are the sweep file's keys, `.` written `_`."""
 
-    schedule: str = "1f1b"
-    runtime: str = "engine"
-    world_size: int = 2
-    num_microbatches: int = 8
-    seq_len: int | Literal["variable"] = 128
-    device: str = "cpu"
-    model_preset: str = "llama-8m"
-    model_weights: str = "auto"
-    model_trust_remote_code: bool = False
-    model_dtype: str = "float32"
-    model_partition: str | tuple[int, ...] = "uniform"
-    model_split: str = "auto"
-    model_split_points: tuple[str, ...] = ()
-    model_seed: int = 0
-    data_source: str = "stdlib"
-    data_tokenizer: str = "auto"
-    data_text_column: str = "text"
-    data_max_seq_len: int = 2048
-    data_shuffle: bool = True
-    data_num_workers: int = 0
-    data_seed: int = 0
-    train_optimizer: str = "adamw"
-    train_learning_rate: float = 1e-4
-    train_weight_decay: float = 0.01
-    train_momentum: float = 0.0
-    train_lr_schedule: str = "constant"
-    train_lr_warmup_steps: int = 0
-    train_lr_decay_steps: int = 0
-    train_clip_norm: float = 0.0
-    train_autocast: str = "none"
-    train_recompute: bool = False
-    train_compile: bool = False
-    train_microbatch_size: int = 1
-    launch_threads_per_rank: int = 1
-    launch_bind: bool = True
-    stages_per_rank: int = 1
-    program_digest: str = ""  # of the file, where the schedule is one
-    transfer_policy: str = "early"
-    transfer_look_ahead: int = 1
-    emulated_F_ms: tuple[float, ...] = ()  # noqa: N815  # an op's name
-    emulated_I_ms: tuple[float, ...] = ()  # noqa: N815
-    emulated_W_ms: tuple[float, ...] = ()  # noqa: N815
-    emulated_link_ms: tuple[float, ...] = ()
-    emulated_jitter: float = 0.0
-    emulated_seed: int = 0
-    emulated_costs: str = ""  # the file that the times above are from
+    schedule: str = setting("1f1b", Schedule, "name of the schedule, aliases resolved")
+    runtime: str = setting(
+        ENGINE,
+        RuntimeName,
+        "the runtime: `engine`, `torch` (torch.distributed.pipelining), `single` (no pipeline) or "
+        "another package's; `engine` where it is missing",
+    )
+    world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
+    num_microbatches: int = setting(8, whole(1, 65_536), "microbatches of a step")
+    seq_len: int | Literal["variable"] = setting(
+        128,
+        SeqLen,
+        "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), -1 when "
+        "unknown",
+    )
+    device: str = setting(
+        "cpu",
+        Literal["auto", "cpu", "cuda", "emulated"],
+        "`cpu`, `cuda`, or `emulated`: stages take a set time and compute nothing",
+        in_file=AUTO,
+    )
+    model_preset: str = setting(
+        "llama-8m", Model, "preset, hub id, checkpoint folder or `package.module:factory`"
+    )
+    model_weights: str = setting(
+        "auto",
+        Literal["auto", "random"],
+        "`auto`: the checkpoint's if there is one; `random`: initialised",
+    )
+    model_trust_remote_code: bool = setting(
+        False, bool, "whether code that comes with the model may run"
+    )
+    model_dtype: str = setting(
+        "float32",
+        Literal["float32", "float64", "bfloat16"],
+        "dtype of parameters and activations",
+    )
+    model_partition: str | tuple[int, ...] = setting(
+        "uniform",
+        Partition,
+        "how layers are cut into stages: `uniform`, `parameters`, `measured` or a list of counts",
+    )
+    model_split: str = setting(
+        "auto",
+        Literal["auto", "trace"],
+        "`auto`: by the plan of its architecture; `trace`: by tracing",
+    )
+    model_split_points: tuple[str, ...] = setting(
+        (), SplitPoints, "modules that begin a stage when traced, JSON list"
+    )
+    model_seed: int = setting(0, Seed, "seed of the initial weights")
+    data_source: str = setting("stdlib", Source, "where tokens come from")
+    data_tokenizer: str = setting(
+        "auto", Name, "`auto` (the model's, else bytes), `bytes`, or a hub id or folder"
+    )
+    data_text_column: str = setting("text", Name, "column of the data set that holds the text")
+    data_max_seq_len: int = setting(
+        2048, whole(1, MAX_SEQ_LEN), "most tokens of a sequence when `seq_len` is variable"
+    )
+    data_shuffle: bool = setting(True, bool, "whether documents come in random order")
+    data_num_workers: int = setting(
+        0, whole(0, 1024), "processes that prepare batches; 0: the rank itself does"
+    )
+    data_seed: int = setting(0, Seed, "seed of the batches")
+    train_optimizer: str = setting("adamw", Literal["adamw", "sgd"], "optimizer")
+    train_learning_rate: float = setting(
+        1e-4, Positive, "learning rate, the highest of its schedule"
+    )
+    train_weight_decay: float = setting(0.01, NotNegative, "weight decay")
+    train_momentum: float = setting(0.0, BelowOne, "momentum of SGD")
+    train_lr_schedule: str = setting(
+        "constant", Literal["constant", "cosine"], "`constant` or `cosine`, after the warm-up"
+    )
+    train_lr_warmup_steps: int = setting(
+        0, whole(0, 1_000_000_000), "steps over which the learning rate rises linearly"
+    )
+    train_lr_decay_steps: int = setting(
+        0, whole(0, 1_000_000_000), "step at which a cosine schedule reaches zero"
+    )
+    train_clip_norm: float = setting(
+        0.0, NotNegative, "largest global norm of the gradients; 0 when not clipped"
+    )
+    train_autocast: str = setting(
+        "none", Literal["none", "bfloat16"], "dtype of computation under autocast, or `none`"
+    )
+    train_recompute: bool = setting(
+        False, bool, "whether layers recompute their activations in the backward pass"
+    )
+    train_compile: bool = setting(False, bool, "whether each stage went through torch.compile")
+    train_microbatch_size: int = setting(1, whole(1, 1_000_000), "sequences of a microbatch")
+    launch_threads_per_rank: int = setting(1, whole(1, 1024), "CPU threads of a rank")
+    launch_bind: bool = setting(
+        True, bool, "whether CPU ranks are bound to cores of their own where there are enough"
+    )
+    stages_per_rank: int = setting(
+        1, StagesPerRank, "stages of a rank; of a program file the most of any rank", in_file=AUTO
+    )
+    program_digest: str = setting("", None, "hash of the program file, where the schedule is one")
+    transfer_policy: str = setting(
+        "early",
+        Literal["early", "just_in_time"],
+        "where receives are posted: `early` or `just_in_time`",
+    )
+    transfer_look_ahead: int = setting(
+        1, whole(0, 65_536), "compute actions ahead of its consumer that `early` posts a receive"
+    )
+    emulated_F_ms: tuple[float, ...] = setting(  # noqa: N815  # an op's name
+        (),
+        Milliseconds,
+        "forward of a rank's share, or of each stage; milliseconds, JSON list",
+    )
+    emulated_I_ms: tuple[float, ...] = setting(  # noqa: N815
+        (), Milliseconds, "input-gradient half of the backward, likewise"
+    )
+    emulated_W_ms: tuple[float, ...] = setting(  # noqa: N815
+        (), Milliseconds, "weight-gradient half of the backward, likewise"
+    )
+    emulated_link_ms: tuple[float, ...] = setting(
+        (),
+        LinkMilliseconds,
+        "delay added to each message, or to those of each link from a stage to the next; "
+        "milliseconds, JSON list",
+    )
+    emulated_jitter: float = setting(
+        0.0, number(1), "standard deviation of an emulated duration over its mean"
+    )
+    emulated_seed: int = setting(0, Seed, "seed of the jitter")
+    emulated_costs: str = setting(
+        "", str, "file that the times are read from; they are then no part of the case"
+    )
 
     @property
     def case_id(self) -> str:
         """Short hash of the canonical form: the settings that differ from the defaults.
 
-        What a file of costs says is left out too: it is code under test, and no workload.
+        The times of a file of costs are left out too: the file is code under test, no workload.
         Leaving defaults out keeps the ids of stored cases when a later version adds a setting.
         """
         canonical = {
-            one.name: value
-            for one in dataclasses.fields(self)
-            if (value := getattr(self, one.name)) != one.default
-            and not (self.emulated_costs and one.name in _COSTS)
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+            and not (self.emulated_costs and field.name in TIMES)
         }
         text = json.dumps(canonical, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -96,53 +235,120 @@ class Case:
 
     @property
     def max_tokens_per_step(self) -> int:
-        """Tokens of a step, its sequences being as long as they may be."""
+        """Tokens of a step whose sequences are as long as they may be."""
         longest = self.seq_len if isinstance(self.seq_len, int) else self.data_max_seq_len
         return self.num_microbatches * self.train_microbatch_size * longest
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, Scalar]:
         """Column -> value, in the order of the fields; a list is written as JSON."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {k: json.dumps(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+TIMES: Final = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+"""The settings that a file of emulated costs fills."""
 
 
 @dataclass(frozen=True)
 class Measure:
     """How a case is measured. Not part of its identity."""
 
-    warmup_steps: int = 3
-    max_warmup_steps: int = 20
-    steps: int = 10
-    launches: int = 1
-    verify: bool = False
-    profile_steps: int = 0
-    timeout_s: float = 1800.0
-    retry: int = 0
-    order_seed: int = 0
+    warmup_steps: int = setting(3, whole(0, 1_000_000), "fewest steps to run before measuring")
+    max_warmup_steps: int = setting(
+        20, whole(0, 1_000_000), "most of them, while steps still get faster"
+    )
+    steps: int = setting(10, whole(1, 1_000_000), "measured steps")
+    launches: int = setting(1, whole(1, 1000), "launches that the sweep asked for")
+    verify: bool = setting(False, bool, "whether the run was to be verified at its own size")
+    profile_steps: int = setting(
+        0, whole(0, 1000), "further steps, untimed, under torch's profiler"
+    )
+    timeout_s: float = setting(
+        1800.0, number(1_000_000), "time limit of the run in seconds; 0: none"
+    )
+    retry: int = setting(0, whole(0, 100), "further tries of a launch after one that failed")
+    order_seed: int = setting(0, Seed, "seed of the order of a launch's cases")
 
     @property
     def has_adaptive_warmup(self) -> bool:
         """Whether warm-up goes on until steps have settled, up to its bound."""
         return 0 < self.warmup_steps < self.max_warmup_steps
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, Scalar]:
         """Column -> value, in the order of the fields."""
         return {f"measure_{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
-def untold(settings_told: object) -> frozenset[str]:
-    """The settings that nobody knows of a run that ppbench did not start, by its `settings_told`;
-    none of any other run.
+Planned = tuple[Case, Measure]
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """Nodes on each of which the same command is started."""
+
+    nodes: int = setting(1, whole(1, 65_536), "number of nodes")
+    rendezvous: str = setting("", Rendezvous, "host:port of one of them")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The resources of a Slurm job; what is empty or 0 is left to the cluster or the cases."""
+
+    partition: str = setting("", str, "partition")
+    account: str = setting("", str, "account")
+    qos: str = setting("", str, "quality of service")
+    constraint: str = setting("", str, "constraint on nodes")
+    nodes: int = setting(1, whole(1, 65_536), "number of nodes")
+    time: str = setting("1:00:00", SlurmTime, "time limit of all launches, as Slurm writes it")
+    gpus_per_node: int = setting(0, whole(0, 1024), "GPUs of a node")
+    cpus_per_node: int = setting(0, whole(0, 65_536), "CPU cores of a node")
+    memory_gb: float = setting(0.0, number(1_000_000), "memory of a node")
+    extra: dict[str, str | int | bool] = dataclasses.field(
+        default_factory=dict,
+        metadata={"setting": Setting(SlurmOptions, "further options of sbatch", {})},
+    )
+
+    @property
+    def time_min(self) -> int:
+        return minutes_of(self.time)
+
+
+def settings_in(owner: type) -> Iterator[tuple[str, Setting]]:
+    """Each field of a settings class, and its declaration."""
+    for field in dataclasses.fields(owner):
+        yield field.name, field.metadata["setting"]
+
+
+def unknown_settings(settings_told: object) -> frozenset[str]:
+    """The settings that are not known of a run that ppbench did not start.
+
+    `settings_told` is the column of its row; without one, every setting is known.
     """
     if not isinstance(settings_told, str):
         return frozenset()
-    told = {"transfer_policy", "transfer_look_ahead", *json.loads(settings_told)}
-    return frozenset(one.name for one in dataclasses.fields(Case)) - told
+    known = {"transfer_policy", "transfer_look_ahead", *json.loads(settings_told)}
+    return frozenset(field.name for field in dataclasses.fields(Case)) - known
 
 
 def setting_of(case: Case, measure: Measure, key: str) -> object:
-    """What a case has for a dotted key of the sweep file."""
+    """The value that a case has for a dotted key of the sweep file."""
     section, _, name = key.partition(".")
     if section == "measure":
         return getattr(measure, name)
     return getattr(case, key.replace(".", "_"))
+
+
+__all__ = [
+    "EMULATED",
+    "TIMES",
+    "UNKNOWN",
+    "VARIABLE",
+    "Case",
+    "Measure",
+    "Planned",
+    "Slurm",
+    "Torchrun",
+    "setting_of",
+    "settings_in",
+    "unknown_settings",
+]

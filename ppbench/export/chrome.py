@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
-from ppbench.export.tracks import Level, Slice, Trace
+from ppbench.export.trace import Level, Slice, Trace
 
 _COLORS: dict[str, str] = {  # of the names that viewers reserve, those nearest to ppbench's palette
     Op.F: "rail_response",

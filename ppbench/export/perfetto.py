@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.plan.action import SEND_OPS
 from ppbench.errors import UsageError
-from ppbench.export.tracks import Level, Slice, Trace
+from ppbench.export.trace import Level, Slice, Trace
 
 _SEQUENCE = 1
 

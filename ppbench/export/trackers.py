@@ -16,10 +16,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ppbench.analysis.compare import SPEED
-from ppbench.config.case import Case, untold
-from ppbench.config.costs import TIMES
+from ppbench.config.case import TIMES, Case, unknown_settings
 from ppbench.config.schema import known_keys
+from ppbench.display.cases import without_not_finite
+from ppbench.display.formats import ExportFormat
+from ppbench.display.units import is_missing
+from ppbench.errors import UsageError
+from ppbench.statistics.verdicts import SPEED
 
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}
@@ -45,7 +48,7 @@ def name_of(run: pd.Series) -> str:
 
     Where most settings are unknown, the name that its owner gave the workload tells it from others.
     """
-    unknown = untold(run["settings_told"])
+    unknown = unknown_settings(run["settings_told"])
     settings = {name: run[name] for name in _DEFAULTS if name not in ("schedule", *unknown)}
     if run["emulated_costs"]:
         settings = {name: value for name, value in settings.items() if name not in TIMES}
@@ -57,6 +60,54 @@ def name_of(run: pd.Series) -> str:
     words = [f"{_KEYS.get(name, name)}={value}" for name, value in told.items()]
     of = [str(run["sweep_name"])] if unknown else []
     return " ".join([*of, str(run["schedule"]), *words, "on", str(run["fingerprint"])])
+
+
+def measured(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
+    """The runs that are ok and have finite figures. Raises UsageError if there is none."""
+    finite = without_not_finite(runs)
+    ok = finite[finite["status"] == "ok"]
+    if ok.empty:
+        raise UsageError(f"--format {how}: none of the {len(runs)} runs is ok; nothing to export")
+    return ok
+
+
+def of_one_commit(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
+    """As `measured`. Raises UsageError where the runs are of several commits."""
+    ok = measured(runs, how)
+    commits = ok[["commit", "changes"]].drop_duplicates()
+    if len(commits) > 1:
+        some = ", ".join(str(commit)[:9] for commit in commits["commit"].unique()[:4])
+        raise UsageError(
+            f"--format {how}: takes the runs of one commit, and these are of {len(commits)}: "
+            f"{some}; name the runs of one, or leave them out for the last sweep"
+        )
+    return ok
+
+
+def commit_text(runs: pd.DataFrame) -> str:
+    """The commit of these runs, empty if it is not known.
+
+    It is worth a note: the last sweep of a backfill is not the newest commit's.
+    """
+    last = runs.iloc[-1]
+    if is_missing(last["commit"]):
+        return ""
+    return f"{str(last['commit'])[:9]}{' with uncommitted changes' if last['is_dirty'] else ''}"
+
+
+def otava_history(runs: pd.DataFrame, file: str) -> Otava:
+    """Return what `otava` reads of clean commits' runs. Raises UsageError if there are none."""
+    ok = measured(runs, ExportFormat.otava)
+    clean = ok[ok["commit"].notna() & ~ok["is_dirty"].eq(True)]
+    if clean.empty:
+        raise UsageError("--format otava: none of the runs is of a commit without changes")
+    made = otava(clean, file)
+    if made.num_commits == 0:
+        raise UsageError(
+            "--format otava: no commit has every figure, and otava takes no gaps; name the runs of "
+            "fewer cases"
+        )
+    return made
 
 
 def bencher(runs: pd.DataFrame) -> str:

@@ -1,7 +1,7 @@
 """Figures as files: pictures, a page, or plotly's JSON; the same bytes for the same figure.
 
-Pictures are drawn by kaleido in the Chromium of the machine, without the network. A browser gives
-an SVG's parts random ids and dates a PDF; neither is left.
+Pictures are drawn by kaleido in the local Chromium, without the network. The random ids that a
+browser gives to the parts of an SVG and the dates in a PDF are removed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import ModuleType
 import plotly.graph_objects as go
 
 from ppbench.errors import UsageError
-from ppbench.report.panels import arrangement_of
+from ppbench.report.charts.panels import arrangement_of
 
 _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
 _WIDTH_PX, _HEIGHT_PX = 1100, 450
 _LEAST_PANEL_PX = 240
 _CHARACTER_PX = 7
-_KEY_PX, _LEGEND_ROW_PX = 40, 29  # of a legend: a series' sign with its gaps; a row
+_KEY_PX, _LEGEND_ROW_PX = 40, 29  # of a legend: the symbol of a series with its gaps; a row
 _ROW_NAME_PX = 20  # the gaps beside the name of a row of cases
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
@@ -52,7 +52,7 @@ _BROWSER_HINT = (
 
 @dataclass(frozen=True)
 class Size:
-    """In CSS pixels; what is not given is the figure's own. PNG has `scale` times as many."""
+    """A size in CSS pixels, by default the figure's own; a PNG has `scale` times as many."""
 
     width: int | None = None
     height: int | None = None
@@ -60,7 +60,7 @@ class Size:
 
 
 def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
-    """The content of a file of one of `IMAGE_SUFFIXES`. Raises UsageError."""
+    """Return the content of a file with one of `IMAGE_SUFFIXES`. Raises UsageError."""
     width = size.width or figure.layout.width or _WIDTH_PX
     sized = _arranged(figure, width)
     height = size.height or sized.layout.height or _HEIGHT_PX
@@ -74,7 +74,7 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
 
 
 def _arranged(figure: go.Figure, width: int) -> go.Figure:
-    """A copy with its panels in as many columns as there is room for, and its legend above."""
+    """Return a copy with its panels in as many columns as fit, and room for its legend."""
     copy = go.Figure(figure)
     meta = copy.layout.meta
     panels = meta.get("panels") if isinstance(meta, Mapping) else None
@@ -88,10 +88,10 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
 
 
 def _num_legend_rows(figure: go.Figure, width: int) -> int:
-    """At least one; estimated, as plotly makes room above panels for one row only."""
+    """Estimate the rows of the legend; plotly reserves height for one row only."""
     margin, names = figure.layout.margin, figure.layout.yaxis
     room = width - margin.l - margin.r
-    if names.automargin:  # of rows, on their left
+    if names.automargin:  # names of rows on the left
         room -= _ROW_NAME_PX + max(map(_text_px, names.ticktext), default=0)
     rows, used = 1, 0
     for trace in figure.data:
@@ -108,7 +108,7 @@ def _text_px(text: str) -> int:
 
 
 def _page(figure: go.Figure) -> str:
-    """Complete in itself; its policy forbids every network request."""
+    """Return a self-contained page whose policy forbids every network request."""
     drawing = figure.to_html(
         config=_CONFIG, full_html=False, include_plotlyjs=True, div_id="figure"
     )
@@ -123,17 +123,19 @@ def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
     kaleido = _kaleido()
     errors = kaleido.errors
     for number, trace in enumerate(figure.data):
-        trace.uid = f"{number:06}"  # else the browser makes one up, and puts it into an SVG
+        trace.uid = f"{number:06}"  # else the browser puts a random one into an SVG
     try:
         picture: bytes = kaleido.calc_fig_sync(
             figure.to_dict(), opts=dict(options), kopts={"mathjax": False}
         )
     except errors.ChromeNotFoundError as error:
-        raise UsageError(f"no browser found, which draws the picture; {_BROWSER_HINT}") from error
+        raise UsageError(f"no browser found to draw the picture; {_BROWSER_HINT}") from error
     except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
-        said = str(error.args[0] if error.args else error).rstrip(".")
-        raise UsageError(f"the browser gave no picture: {said}; {_BROWSER_HINT}") from error
-    return _settled(picture)
+        message = str(error.args[0] if error.args else error).rstrip(".")
+        raise UsageError(
+            f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
+        ) from error
+    return _reproducible(picture)
 
 
 def _kaleido() -> ModuleType:
@@ -145,22 +147,22 @@ def _kaleido() -> ModuleType:
             "pictures need the package kaleido; install it with: pip install 'ppbench[images]', "
             "or write .html or .json"
         ) from error
-    # It tells of every message that it does not understand, and goes on.
+    # It logs every message that it does not understand, which is harmless.
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)
     module: ModuleType = kaleido
     return module
 
 
-def _settled(picture: bytes) -> bytes:
-    """Without what differs from one drawing to the next: an SVG's ids, a PDF's dates."""
+def _reproducible(picture: bytes) -> bytes:
+    """Remove what differs between two drawings: the ids of an SVG, the dates of a PDF."""
     if picture.startswith(b"%PDF"):
         return _PDF_DATE.sub(_EPOCH, picture)
     if not picture.startswith(b"<svg"):
         return picture
     text = picture.decode()
-    found = _SVG_ID.search(text)
-    if found is None:
+    random_id = _SVG_ID.search(text)
+    if random_id is None:
         return picture
-    # Only where an id is given or referred to: six such characters may also be in a name.
-    random = re.compile(rf'((?:\bid="|url\(["\']?#|href="#)[\w-]*?){found[1]}')
-    return random.sub(r"\g<1>000000", text).encode()
+    # Replaced only where an id is defined or referenced: a name may contain the same characters.
+    references = re.compile(rf'((?:\bid="|url\(["\']?#|href="#)[\w-]*?){random_id[1]}')
+    return references.sub(r"\g<1>000000", text).encode()

@@ -1,4 +1,4 @@
-"""What the controller and its workers tell each other: a job file and a journal.
+"""The messages between the controller and its workers: a job file and a journal.
 
 The job file lists what to run. The journal is a file of JSON lines that rank 0 appends to; the
 controller follows it for its display, and restarted workers read it to know what is left. Both
@@ -6,7 +6,7 @@ live in one folder per launch, beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
-                                 running              there while it has work; locked by who does it
+                                 running              exists, locked, while it has work
                                  logs/                what each worker printed
 """
 
@@ -23,15 +23,15 @@ from typing import Any, Literal
 from ppbench.config.case import Case, Measure
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.repository import Commit
+from ppbench.git import Commit
 
 Event = dict[str, str | int | float | None]
 EventName = Literal["case", "step", "round", "row", "end"]
 
 
 @dataclass(frozen=True)
-class Item:
-    """One run to do."""
+class PlannedRun:
+    """One run of a sweep: a case, how it is measured, and which launch of it this is."""
 
     case: Case
     measure: Measure
@@ -43,7 +43,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Job:
-    """One launch's work and what every row of it carries."""
+    """One launch's runs, and what every row of them contains."""
 
     launch_id: str
     results: str
@@ -51,11 +51,14 @@ class Job:
     sweep_name: str
     sweep_file: str
     commit: Commit | None
-    items: tuple[Item, ...]
+    items: tuple[PlannedRun, ...]
 
 
 def write_job(folder: Path, job: Job) -> Path:
-    """Raises StoreError."""
+    """Write the job file of a launch; return its path.
+
+    Raises StoreError.
+    """
     path = folder / "job.json"
     with whole_file(path) as file:
         file.write(json.dumps(dataclasses.asdict(job)).encode())
@@ -69,20 +72,20 @@ def read_job(path: Path) -> Job:
     return Job(**data, items=items, commit=None if commit is None else Commit(**commit))
 
 
-def _read_item(data: dict[str, object]) -> Item:
+def _read_item(data: dict[str, object]) -> PlannedRun:
     case, measure = data.pop("case"), data.pop("measure")
     assert isinstance(case, dict)
     assert isinstance(measure, dict)
-    return Item(Case(**_frozen(case)), Measure(**measure), **_frozen(data))
+    return PlannedRun(Case(**_frozen(case)), Measure(**measure), **_frozen(data))
 
 
 def _frozen(data: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples, and what is frozen no lists."""
+    """Turn lists into tuples: JSON has no tuples, and a frozen value no lists."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
 
 
 class Journal:
-    """Appended by rank 0, followed by the controller."""
+    """The events of a launch: rank 0 appends them, and the controller follows them."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "journal.jsonl"
@@ -92,9 +95,9 @@ class Journal:
         self.add({"event": event, **details})
 
     def add(self, event: Event) -> None:
-        """In one write, begun on a new line: what a killed process left unfinished stays apart.
+        """Append an event by one write that starts on a new line.
 
-        Raises StoreError.
+        So it is separate from a line that a killed process left unfinished. Raises StoreError.
         """
         try:
             with self._path.open("a") as file:
@@ -103,7 +106,7 @@ class Journal:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def new_events(self) -> Iterator[Event]:
-        """Events since the last call; a line still being written is left for the next one."""
+        """Yield the events since the last call, except a line that is still being written."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -117,8 +120,8 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A run that the journal says has begun."""
+class Attempt:
+    """A try to make a run, noted in the journal when it begins."""
 
     index: int  # of its item
     run_id: str
@@ -126,24 +129,24 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a launch has come, by its journal."""
+class LaunchState:
+    """How far a launch has come, according to its journal."""
 
-    is_open: tuple[Begun, ...]  # begun and without a row
+    is_open: tuple[Attempt, ...]  # begun and without a row
     attempts: dict[int, int]  # item -> how often it was begun
     statuses: dict[int, str]  # item -> of its newest row
 
 
-def read_progress(folder: Path) -> Progress:
-    begun: dict[str, Begun] = {}
+def read_state(folder: Path) -> LaunchState:
+    begun: dict[str, Attempt] = {}
     attempts: dict[int, int] = {}
     statuses: dict[int, str] = {}
     for event in Journal(folder).new_events():
         if event["event"] == "case":
             index = int(event["index"] or 0)
             attempts[index] = attempts.get(index, 0) + 1
-            begun[str(event["run_id"])] = Begun(index, str(event["run_id"]), attempts[index])
+            begun[str(event["run_id"])] = Attempt(index, str(event["run_id"]), attempts[index])
         elif event["event"] == "row":
             begun.pop(str(event["run_id"]), None)
             statuses[int(event["index"] or 0)] = str(event["status"])
-    return Progress(tuple(begun.values()), attempts, statuses)
+    return LaunchState(tuple(begun.values()), attempts, statuses)

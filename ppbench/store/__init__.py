@@ -1,11 +1,11 @@
-"""Runs on disk: parquet in and out. The only user of pyarrow.
+"""Runs on disk, as parquet. Only this room uses pyarrow.
 
 results/runs/<run_id>.parquet    one row: the workload, its figures, its circumstances
 results/steps/<run_id>.parquet   a row per measured step
 results/ranks/<run_id>.parquet   a row per rank
 results/spans/<run_id>.parquet   a row per timed action
-results/.../<run_id>.parquet     what was made of them, or measured beside: see TABLES
-results/profiles/<run_id>/       Chrome traces of extra steps, where they were asked for
+results/.../<run_id>.parquet     further tables: see TABLES
+results/profiles/<run_id>/       Chrome traces of extra steps, where requested
 """
 
 from ppbench.store.columns import RUNS, SCHEMA_VERSION, SPANS, TABLES, Column, columns_as_markdown
@@ -17,9 +17,9 @@ from ppbench.store.folder import (
     check_ok,
     check_writable,
     last_sweep_of,
+    missing_spans,
     new_run_id,
     newest_of,
-    no_spans,
 )
 from ppbench.store.parquet import write_rows
 
@@ -38,9 +38,9 @@ __all__ = [
     "check_writable",
     "columns_as_markdown",
     "last_sweep_of",
+    "missing_spans",
     "new_run_id",
     "newest_of",
-    "no_spans",
     "read_conditions",
     "write_rows",
 ]

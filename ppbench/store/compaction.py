@@ -1,12 +1,12 @@
-"""Many runs' files into few, without losing a row whatever happens meanwhile.
+"""Compaction: merges the files of many runs into few, without ever losing a row.
 
-    1. copy rows of many files into one that is written aside, flush it, rename it into its place
-    2. change the token, so that who lists the folder just now lists it again
+    1. copy the rows of many files into a temporary one, flush it, rename it into place
+    2. change the token, so that concurrent readers list the folder again
     3. remove the files whose rows were copied
 
-Killed before 1 is complete, nothing has changed. Killed later, some runs are in two files, of which
-readers take one, and the next compaction removes the other. Only runs that have their row in `runs`
-are copied: what a sweep is writing is left to it. One compaction works on a store at a time.
+If it is killed before 1 is complete, nothing has changed. If later, some runs are in two files:
+readers use one, and the next compaction removes the other. Only runs with a row in `runs` are
+copied, so that runs being written are left alone. One compaction works on a store at a time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from ppbench.errors import StoreError
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
-from ppbench.store.listing import COMPACTED, LOCKS, Listed, change_token, files_of
-from ppbench.store.parquet import WRITE_OPTIONS, TableFile, check_own, damage_in, rows_of
-from ppbench.store.reading import Reader, bounds_of, has_between
-from ppbench.store.seal import seal
+from ppbench.store.parquet import WRITE_OPTIONS, TableFile, check_own, damage_in, rows_of, seal
+from ppbench.store.reader import Reader, bounds_of, has_between
+from ppbench.store.snapshot import COMPACTED, LOCKS, Listed, change_token, files_of
 
 TARGET_BYTES = 128 * 2**20
-"""A file is complete when it has grown so large; one of less than half of it is merged again."""
+"""Size at which a file is complete; files of less than half of it are merged again."""
 _ROWS_IN_GROUP = {"runs": 8192}
 _MOST_ROWS_IN_GROUP = 131_072
 _MOST_BYTES_IN_GROUP = 32 * 2**20
@@ -44,7 +43,7 @@ _LOCK = "compact.lock"
 
 @dataclass(frozen=True)
 class Compacted:
-    """What became of a table's files."""
+    """The result of compacting a table."""
 
     table: str
     files_before: int
@@ -57,25 +56,25 @@ class Compacted:
 def compact(folder: Path, tell: Skip) -> list[Compacted]:
     """Merge the files of a store, table by table.
 
-    `tell` is told of each file that is left as it is because it cannot be read or would not come
-    out whole, and of waiting for another compaction. Raises StoreError.
+    `tell` receives a line for each file that is left unchanged, because it cannot be read or copied
+    completely, and when another compaction is running. Raises StoreError.
     """
     if not folder.is_dir():
-        raise StoreError(f"{folder}: no such folder; --results names the store")
+        raise StoreError(f"{folder}: no such folder; give the store with --results")
     with _locked(folder / LOCKS / _LOCK, tell):
         finished = frozenset(Reader(folder, tell).runs([RUN_ID], (), None)[RUN_ID].to_pylist())
         return [_Table(folder, name, finished, tell).compact() for name in TABLES]
 
 
 def _locked(path: Path, tell: Skip) -> IO[bytes]:
-    """Until it is closed; the system closes it when this process ends, however it does."""
+    """Hold the lock until the file is closed, at the latest when the process ends."""
     try:
         path.parent.mkdir(exist_ok=True)
         file = path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"{path}: another ppbench compact is at work; waiting for it")
+            tell(f"{path}: another ppbench compact is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise StoreError(f"{path}: cannot be locked: {error.strerror}") from error
@@ -84,7 +83,7 @@ def _locked(path: Path, tell: Skip) -> IO[bytes]:
 
 @dataclass
 class _Batch:
-    """What is being written to a file, and the files that it will replace."""
+    """A file that is being written, and the files that it will replace."""
 
     file: IO[bytes]
     writer: pq.ParquetWriter
@@ -143,12 +142,12 @@ class _Table:
         return len(sizes), sum(sizes)
 
     def _sweep_up(self) -> None:
-        """What killed compactions had begun to write; no other process writes here."""
+        """Remove unfinished files of killed compactions; no other process writes here."""
         for path in self._place.glob(".*"):
             _remove(path)
 
     def _drop_copies(self) -> None:
-        """Remove files whose rows another has too: those that a killed compaction had copied."""
+        """Remove files whose rows another file has too, left by a killed compaction."""
         files = files_of(self._folder, self._name)
         many = self._sharing(files)
         for path in sorted(many, key=lambda path: len(many[path])):
@@ -159,14 +158,14 @@ class _Table:
         held: dict[str, int] = {}
         for path, rows in many.items():
             if not held.keys().isdisjoint(rows):
-                self._apart.add(path)  # stores were copied into each other; readers take one
+                self._apart.add(path)  # stores were copied into each other; readers use one
             held |= rows
         copied = [path for path in files.single if path.stem in held]
         for start in range(0, len(copied), _COMPARED_AT_ONCE):
             self._drop_equal(copied[start : start + _COMPARED_AT_ONCE], tuple(many))
 
     def _sharing(self, files: Listed) -> dict[Path, dict[str, int]]:
-        """Of files of many runs whose names reach into another's: run -> number of its rows."""
+        """Number of rows by run, of files of many runs whose ranges overlap with others."""
         spans = {path: span for path in files.compacted if (span := self._span(path))}
         names = [path.stem for path in files.single]
         sharing = {}
@@ -185,7 +184,7 @@ class _Table:
         return sharing
 
     def _span(self, path: Path) -> tuple[str, str] | None:
-        """The first and the last run of a file of many; None, and said, if it cannot be read."""
+        """The first and the last run of a file of many runs; None, reported, if unreadable."""
         try:
             with TableFile(path, self._name) as file, damage_in(path):
                 bounds = bounds_of(file.footer.metadata)
@@ -196,7 +195,7 @@ class _Table:
         if not bounds:
             return None
         if None in firsts:
-            self._leave(path, "its footer does not tell which runs it has")
+            self._leave(path, "its footer does not list its runs")
             return None
         return min(firsts), max(lasts)
 
@@ -210,10 +209,10 @@ class _Table:
             if rows.equals(copies.filter(pc.equal(copies[RUN_ID], path.stem))):
                 _remove(path)
             else:
-                self._leave(path, "it is not what compacted files have of this run")
+                self._leave(path, "it differs from the compacted rows of this run")
 
     def _sources(self) -> list[Path]:
-        """Files to be merged, in order of their runs; none where that would change nothing."""
+        """Files to merge, in order of their runs; empty if merging would change nothing."""
         files = files_of(self._folder, self._name)
         single = [
             (path.stem, path)
@@ -231,7 +230,7 @@ class _Table:
         return [path for _, path in found] if single or len(many) > 1 else []
 
     def _merge(self, sources: list[Path]) -> list[Path]:
-        """Merge as many as one file may hold; returns the others."""
+        """Merge as many files as one may hold; returns the others."""
         path = self._place / f"{sources[0].stem.partition('.')[0]}.{secrets.token_hex(6)}.parquet"
         schema = schema_of(self._name)
         with whole_file(path) as file:
@@ -243,7 +242,7 @@ class _Table:
         return sources[num_taken:]
 
     def _fill(self, batch: _Batch, sources: list[Path]) -> int:
-        """Add files until the new one is full; returns how many were looked at."""
+        """Add files until the new one is full; returns the number of files handled."""
         num_taken = 0
         for source in sources:
             if batch.file.tell() >= TARGET_BYTES:
@@ -258,7 +257,7 @@ class _Table:
 
     def _replace(self, batch: _Batch, path: Path) -> None:
         if not batch.num_rows:
-            _remove(path)  # a run without rows in a table needs no file in it
+            _remove(path)  # runs without rows in a table need no file
         else:
             _check_rows(path, batch.num_rows)
             _flush_folder(path.parent)
@@ -268,7 +267,7 @@ class _Table:
         _flush_folder(path.parent)
 
     def _parts_of(self, path: Path) -> list[pa.Table] | None:
-        """All rows of a file; None, and said, if it is to be left alone."""
+        """All rows of a file; None, reported, if the file must stay."""
         if path.parent != self._place:
             rows = self._rows_of_one(path)
             return None if rows is None else [rows]
@@ -281,7 +280,7 @@ class _Table:
             return None
 
     def _rows_of_one(self, path: Path) -> pa.Table | None:
-        """The rows of a run's own file; None, and said, if they would not come out whole."""
+        """The rows of a run's own file; None, reported, if they cannot be copied completely."""
         try:
             with TableFile(path, self._name) as file:
                 rows = self._whole(file, file.raw_rows())
@@ -292,33 +291,33 @@ class _Table:
         return rows
 
     def _whole(self, file: TableFile, table: pa.Table) -> pa.Table:
-        """Raises DamagedError for what is damaged, or what this version would lose a part of."""
+        """Documented rows. Raises DamagedError for damage, and where columns would be lost."""
         known = {column.name for column in TABLES[self._name]}
         if unknown := sorted(set(table.column_names) - known):
             raise DamagedError(f"it has columns of a later version: {', '.join(unknown)}")
         with damage_in(file.path):
             rows = rows_of(table, self._name)
         if rows.num_rows != table.num_rows:
-            raise DamagedError("it has rows of no run")
+            raise DamagedError("it has rows without a run")
         for flaw in file.flaws(rows):
             raise DamagedError(flaw.reason)
         return rows
 
     def _leave(self, path: Path, reason: object) -> None:
         self._apart.add(path)
-        self._tell(f"{path}: left as it is: {reason}")
+        self._tell(f"{path}: left unchanged: {reason}")
 
 
 def _check_rows(path: Path, num_rows: int) -> None:
-    """Raises StoreError for a file that came out other than it was written."""
+    """Raise StoreError for a new file that does not read back."""
     try:
         with TableFile(path, path.parents[1].name) as file:
             if file.footer.metadata.num_rows == num_rows:
                 return
     except DamagedError:
-        pass  # as if it had another number of rows
+        pass  # handled like a wrong number of rows
     _remove(path)
-    raise StoreError(f"{path}: could not be read back; what it was made from is still there")
+    raise StoreError(f"{path}: could not be read back; its source files are unchanged")
 
 
 def _remove(path: Path) -> None:
@@ -330,7 +329,7 @@ def _remove(path: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """So that after a power failure no removal is known and the new file is not."""
+    """Flush a folder, so that a power failure cannot keep a removal but lose the new file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

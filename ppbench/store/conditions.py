@@ -1,6 +1,6 @@
-"""Conditions on runs as they are typed, such as `schedule=1f1b and train.microbatch_size>=2`.
+"""Conditions on runs, such as `schedule=1f1b and train.microbatch_size>=2`.
 
-A key is a column of `runs`, or a key of sweep files; a value is read as the column's type asks.
+A key is a column of `runs` or a key of sweep files; a value has the type of the column.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPES = {column.name: column.type for column in RUNS}
 
 @dataclass(frozen=True)
 class Condition:
-    """What a column of `runs` must be; `value` None stands for null."""
+    """A condition on a column of `runs`; `value` None means null."""
 
     column: str
     operator: str
@@ -50,9 +50,9 @@ class Condition:
         assert self.operator in _COMPARE
 
     def holds_in(self, rows: pa.Table) -> pa.ChunkedArray:
-        """By row of `runs`, settings filled, whether it holds.
+        """Whether the condition holds for each row of `runs`, whose settings are filled.
 
-        A null is equal to null alone, and unequal to all else; no order has a place for it.
+        Null equals only null; ordering comparisons with null are false.
         """
         cells = rows[self.column]
         if self.value is None:
@@ -64,13 +64,13 @@ class Condition:
 
 
 def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Condition, ...]:
-    """Each text is one condition, or several joined with `and`. Raises UsageError."""
+    """Parse texts of one condition, or of several joined with `and`. Raises UsageError."""
     parts = [part for text in texts for part in _split(text)]
     return tuple(_read(part, option) for part in parts)
 
 
 def _split(text: str) -> list[str]:
-    """At each `and` that stands outside quotes and brackets."""
+    """Split a text at each `and` outside quotes and brackets."""
     parts = [""]
     for word in _WORD.findall(text):
         if word.strip().lower() == "and":
@@ -136,14 +136,14 @@ def _number(written: str, where: str) -> int | float:
 
 
 def _text(column: str, written: str) -> str:
-    """Without its quotes; a schedule by its registered name, a list as the store writes it."""
+    """A text without quotes; a schedule's registered name; a list as the store writes it."""
     if len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":
         return written[1:-1]
     if column == "schedule":
         try:
             return find_schedule(written).name
         except UnknownScheduleError:
-            return written  # csv:PATH, or one that was known once
+            return written  # csv:PATH, or a schedule of another version
     if column in _LISTS:
         return _list(column, written)
     return written
@@ -155,7 +155,7 @@ _LISTS = {name for name, value in vars(Case()).items() if isinstance(value, tupl
 
 
 def _list(column: str, written: str) -> str:
-    """One number stands for a list of it, as in sweep files."""
+    """A list as the store writes it; one number means a list of one, as in sweep files."""
     try:
         listed = json.loads(written)
     except ValueError:
@@ -166,7 +166,7 @@ def _list(column: str, written: str) -> str:
 
 
 def holds(rows: pa.Table, conditions: Iterable[Condition]) -> pa.ChunkedArray | None:
-    """By row, whether all conditions hold; None when there is none."""
+    """Whether all conditions hold for each row; None without conditions."""
     found = None
     for condition in conditions:
         one = condition.holds_in(rows)

@@ -1,7 +1,8 @@
-"""A results folder: runs go in whole, and come out by their names.
+"""A results folder: runs are stored completely, and read by their names.
 
-A file is written aside and renamed, and `runs` comes last: a run exists wholly or not at all.
-One file per run, so that sweeps never write the same file and a crash costs one run at most.
+Files are written aside and renamed, that of `runs` last, so that a run exists completely or not at
+all. Each run has its own files, so that sweeps never write the same file and a crash costs at most
+one run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
 from ppbench.store.parquet import as_frame, as_table, storable, write_parquet
-from ppbench.store.reading import TABLES_STORED, Reader
+from ppbench.store.reader import TABLES_STORED, Reader
 
 LAST = "last"
 HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")
@@ -30,15 +31,15 @@ Row = Mapping[str, object]
 
 
 def new_run_id() -> str:
-    """Sorts by time; two made in the same millisecond differ at random."""
+    """A new id, which sorts by time; ids of the same millisecond differ at random."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Make the folder, and try that it takes a file and has room for some runs.
+    """Make the folder and check that files can be written and that there is space.
 
-    Raises StoreError, naming the option to change.
+    Raises StoreError, which names the option to change.
     """
     fix = f"choose another with {option} DIR"
     try:
@@ -54,19 +55,16 @@ def check_writable(folder: Path, option: str) -> None:
     if space.total and space.free < MIN_FREE_BYTES:
         free, needed = (f"{size / 2**20:.1f} MiB" for size in (space.free, MIN_FREE_BYTES))
         raise StoreError(
-            f"{folder}: its disk has {free} left, and a sweep needs {needed} at least; make room, "
+            f"{folder}: its disk has {free} left; a sweep needs at least {needed}; make room, "
             f"or {fix}"
         )
 
 
 class Store:
-    """A results folder. Reading one that does not exist gives empty tables."""
+    """A results folder; one that does not exist has empty tables."""
 
     def __init__(self, folder: Path, on_skip: Skip | None = None) -> None:
-        """`on_skip` receives a line for each file that cannot be used; the others are read.
-
-        By default it is printed to stderr, once.
-        """
+        """`on_skip` receives a line for each unusable file; by default it is a warning."""
         self.folder = folder
         self._reader = Reader(folder, on_skip or ConsoleNote())
 
@@ -99,13 +97,13 @@ class Store:
 
     @property
     def damaged(self) -> list[DamagedFile]:
-        """The files that could not be used so far, or not wholly."""
-        return self._reader.damaged
+        """The files found damaged so far, entirely or in part."""
+        return self._reader.damage.files
 
     def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
-        """Why the run has no rows in a table that was asked for; None if no file is to blame.
+        """The damage that explains missing rows of a run in a table; None if there is none.
 
-        A damaged file of which the runs are unknown may be to blame for any run.
+        A damaged file with unknown runs may have had any run.
         """
         possible = [known for known in self.damaged if known.table == table]
         certain = [known for known in possible if run_id in known.run_ids]
@@ -126,9 +124,9 @@ class Store:
         where: Iterable[Condition] = (),
         newest: int | None = None,
     ) -> pd.DataFrame:
-        """The runs for which the conditions hold, each once, oldest first.
+        """The runs that meet the conditions, each once, oldest first.
 
-        Of the given columns, which are much faster to read than all; and of the newest so many.
+        `columns` limits the columns, which is much faster than reading all; `newest` the runs.
         """
         found = self._reader.runs(columns, tuple(where), newest)
         return as_frame(found if columns is None else found.select(list(columns)), "runs")
@@ -142,10 +140,7 @@ class Store:
         return self.runs([*HISTORY, figure], wanted)
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
-        """The rows that the given runs have in a table, in the order of the ids.
-
-        None where a run has no part in it.
-        """
+        """The rows of the given runs in a table, in the order of the ids."""
         return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
 
     def compact(self, tell: Skip) -> list[Compacted]:
@@ -153,7 +148,7 @@ class Store:
         return compact(self.folder, tell)
 
     def every_run(self) -> pd.DataFrame:
-        """As `runs`, at least one. Raises UsageError."""
+        """All runs. Raises UsageError if there is none."""
         return self._at_least_one(self.runs())
 
     def _at_least_one(self, runs: pd.DataFrame) -> pd.DataFrame:
@@ -166,10 +161,10 @@ class Store:
         return self.named([name]).iloc[0]
 
     def named(self, names: Sequence[str]) -> pd.DataFrame:
-        """The runs called so, each once and in this order, as far as their rows can be read.
+        """The runs of these names, each once, in this order, as far as their rows are readable.
 
-        Raises UsageError for a name that is none, StoreError if no row can be read. `last` is the
-        last run that can be.
+        Raises UsageError for an unknown name, StoreError if no row is readable. `last` is the last
+        readable run.
         """
         runs = self._at_least_one(self.runs([RUN_ID]))
         while True:
@@ -185,7 +180,7 @@ class Store:
         return rows
 
     def id_of(self, name: str, known: pd.Series) -> str:
-        """The one of the known ids, oldest first, that is called so. Raises UsageError."""
+        """The id that a name means among the known ids, oldest first. Raises UsageError."""
         if name == LAST:
             return str(known.iloc[-1])
         found = known[known.str.startswith(name)]
@@ -195,10 +190,13 @@ class Store:
             self._check_not_damaged(name)
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
         some = ", ".join(found.tail(5))
-        raise UsageError(f'run "{name}": {len(found)} runs begin so: {some}; give more of the id')
+        raise UsageError(
+            f'run "{name}" is ambiguous: {len(found)} runs start with it: {some}; '
+            "give more characters"
+        )
 
     def _check_not_damaged(self, name: str) -> None:
-        """Raises StoreError for the name of a run whose row is damaged."""
+        """Raise StoreError for the name of a run whose row is damaged."""
         for damage in self.damaged:
             if damage.table == "runs":
                 for run_id in damage.run_ids:
@@ -207,7 +205,7 @@ class Store:
 
     def _unreadable(self, run_id: str) -> StoreError:
         damage = self.damage_to(run_id, "runs")
-        reason = f"{damage.path} is damaged" if damage else "no file of runs has it any more"
+        reason = f"{damage.path} is damaged" if damage else "no file of runs has it"
         return StoreError(
             f"run {run_id}: its row cannot be read: {reason}; measure it again with: "
             "ppbench sweep FILE"
@@ -230,15 +228,15 @@ class Store:
 
 
 def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """As `Store.last_sweep`, among these rows of `runs`, at least one."""
+    """Like `Store.last_sweep`, among the given rows of `runs`, at least one."""
     newest = newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
     return newest.sort_values("position", kind="stable")
 
 
 def newest_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest of the rows of `runs` for each case and launch.
+    """The newest row of `runs` for each case and launch.
 
-    One that was interrupted counts only where there is no other: nothing was found out.
+    An interrupted run counts only where there is no other: it has no result.
     """
     is_whole = runs["status"] != "interrupted"
     whole = runs[is_whole].drop_duplicates("resume_key", keep="last")
@@ -247,13 +245,13 @@ def newest_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_ok(run: pd.Series, what: str) -> None:
-    """Raises UsageError for a run that was not measured to its end, and so has no such thing."""
+    """Raise UsageError for a run that did not finish and so lacks `what`."""
     if run["status"] != "ok":
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
 
 
-def no_spans(store: Store, run: pd.Series) -> StoreError:
-    """To be raised where a run's spans, or its steps, are wanted and are not there."""
+def missing_spans(store: Store, run: pd.Series) -> StoreError:
+    """The error for a run whose spans or steps are needed but not stored."""
     run_id = str(run["run_id"])
     damage = store.damage_to(run_id, "spans") or store.damage_to(run_id, "steps")
     reason = f"{damage.path} is damaged" if damage else "missing or unreadable"

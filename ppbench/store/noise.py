@@ -1,8 +1,9 @@
-"""How much launches of the same differ on a machine: what was measured, kept beside the runs.
+"""Measured noise between equal launches on a machine, kept beside the runs.
 
     results/noise/<fingerprint>-<case_id>.json
 
-A file per case and fingerprint, since noise is of both; not a table, since it is not of a run.
+One file per case and fingerprint, since noise depends on both; no table, since it belongs to no
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ppbench.store.parquet import damage_in, regular_bytes
 
 @dataclass(frozen=True)
 class StoredNoise:
-    """Of one case on one fingerprint."""
+    """The noise of one case on one fingerprint."""
 
     case_id: str
     fingerprint: str
@@ -27,7 +28,7 @@ class StoredNoise:
     commit: str | None
     num_launches: int
     deviations: dict[str, float]  # figure -> relative standard deviation between launches
-    run_ids: list[str] | None = None  # of the launches; None in files of older versions
+    run_ids: list[str] | None = None  # of the launches; None in older files
 
     def __post_init__(self) -> None:
         if not isinstance(self.deviations, dict):
@@ -43,7 +44,7 @@ class StoredNoise:
 
 
 def write_noise(folder: Path, noise: StoredNoise) -> None:
-    """Replace what was kept of this case and fingerprint. Raises StoreError."""
+    """Replace the stored noise of this case and fingerprint. Raises StoreError."""
     with whole_file(_path(folder, noise.fingerprint, noise.case_id)) as file:
         file.write(json.dumps(asdict(noise), indent=1).encode())
 
@@ -51,7 +52,7 @@ def write_noise(folder: Path, noise: StoredNoise) -> None:
 def read_noise(
     folder: Path, fingerprint: str, case_id: str, on_skip: Skip | None = None
 ) -> StoredNoise | None:
-    """What is kept, None where nothing is that can be used.
+    """The stored noise; None if it is missing or unusable.
 
     `on_skip` receives a line for a file that is damaged; by default it is printed to stderr.
     """
@@ -68,12 +69,12 @@ def read_noise(
 
 
 def _noise_in(data: object, fingerprint: str, case_id: str) -> StoredNoise:
-    """Raises ValueError, TypeError for what is no such record."""
+    """Parse a record. Raises ValueError, TypeError."""
     if not isinstance(data, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     noise = StoredNoise(**data)
     if (noise.fingerprint, noise.case_id) != (fingerprint, case_id):
-        raise ValueError("it is of another case or machine than its name says")
+        raise ValueError("its content is of another case or machine than its name")
     return noise
 
 

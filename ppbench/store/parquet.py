@@ -1,4 +1,13 @@
-"""One parquet file of a table: from rows, and back to them whatever version wrote it."""
+"""One parquet file of a table: rows of any version, and checksums.
+
+A seal of checksums detects a flipped bit before anything is parsed:
+
+    PAR1 | pages | seal | footer | length of the footer | PAR1
+
+Readers find the footer from the end of the file and pages from the footer, so other programs ignore
+the seal. Parquet's own page checksums do not cover the footer, which is most of a file of one run,
+and are verified only for the columns that are read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,8 @@ import contextlib
 import io
 import os
 import stat
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +27,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
-from ppbench.error_text import MOST_OF_ERROR, encodable, readable
+from ppbench.errors import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, schema_of
-from ppbench.store.damage import DamagedError, names_of
-from ppbench.store.seal import WHOLE_BYTES, check_seal, seal
-from ppbench.store.validity import Flaw, check_columns, check_text, check_version, flaws_in
+from ppbench.store.damage import (
+    DamagedError,
+    Flaw,
+    check_columns,
+    check_text,
+    check_version,
+    flaws_in,
+    names_of,
+)
 
 _VERSION = "schema_version"
 WRITE_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-"""How every file of the store is written."""
+"""Options of every file of the store."""
 _RAISED_BY_PYARROW = (
     ValueError,
     TypeError,
@@ -37,7 +54,7 @@ _RAISED_BY_PYARROW = (
     SystemError,
 )
 _EFFECT_BEFORE = {"launch_bind": False}
-"""What a setting's absence means in a file that is older than the setting, if not its default."""
+"""Values of settings in files older than the setting, where not the default."""
 _STORED = {VARIABLE: 0, UNKNOWN: -1}  # keeps `seq_len` a number for readers of the files
 
 
@@ -59,10 +76,10 @@ def write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
 
 
 def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
-    """Rows with the columns and types of a table; what `frame` lacks is null."""
+    """Convert rows to the columns and types of a table; columns that `frame` lacks are null."""
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
-    assert not unknown, f"columns without a meaning: {sorted(unknown)}"
+    assert not unknown, f"undocumented columns: {sorted(unknown)}"
     frame = _with_settings_stored(frame)
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
@@ -81,20 +98,20 @@ def _readable_error(value: object) -> object:
 
 @dataclass(frozen=True)
 class Footer:
-    """The footer of a file, and whether the file has a seal, which was checked."""
+    """The footer of a file, and whether the file has a valid seal."""
 
     metadata: pq.FileMetaData
     is_sealed: bool
 
 
 class TableFile:
-    """An open file of a table of the store. Its rows have the documented types.
+    """An open file of a table of the store.
 
-    Every method raises DamagedError for what is damaged, and FileNotFoundError if the file is gone.
+    Every method raises DamagedError for damage, and FileNotFoundError if the file is gone.
     """
 
     def __init__(self, path: Path, name: str, footer: Footer | None = None) -> None:
-        """A `footer` that is known already is not read again."""
+        """Open the file; a known `footer` is not read again."""
         self.path = path
         self._name = name
         with contextlib.ExitStack() as held, damage_in(path):
@@ -119,7 +136,7 @@ class TableFile:
         self._held.close()
 
     def newest_version(self) -> int | None:
-        """The largest `schema_version` that the footer knows of."""
+        """The largest `schema_version` by the footer's statistics."""
         if _VERSION not in self.names:
             return None
         index, metadata = self.names.index(_VERSION), self.footer.metadata
@@ -133,7 +150,7 @@ class TableFile:
     def raw_rows(
         self, columns: Iterable[str] | None = None, groups: Sequence[int] | None = None
     ) -> pa.Table:
-        """All rows, or those of some groups, with their version if there are any columns beside."""
+        """All rows, or those of some groups, in the types of the file."""
         with damage_in(self.path):
             wanted = self._known(columns)
             rows = (
@@ -152,7 +169,7 @@ class TableFile:
             return rows_of(self.raw_rows(columns, groups), self._name, columns)
 
     def flaws(self, rows: pa.Table) -> list[Flaw]:
-        """What is wrong with documented rows of this file, for which no seal vouches."""
+        """The flaws in documented rows of this file; none are looked for in a sealed file."""
         if self.footer.is_sealed:
             return []
         with damage_in(self.path):
@@ -160,14 +177,14 @@ class TableFile:
             return list(flaws_in(rows, self._name))
 
     def sound_rows(self, columns: Iterable[str] | None = None) -> pa.Table:
-        """All rows, none of which has a flaw."""
+        """All rows. Raises DamagedError if any has a flaw."""
         rows = self.rows(columns)
         for flaw in self.flaws(rows):
             raise DamagedError(flaw.reason)
         return rows
 
     def _known(self, columns: Iterable[str] | None) -> list[str] | None:
-        """Those of the columns that the file has, its run's id and version among them."""
+        """The requested columns that the file has, and the run's id and version."""
         if columns is None:
             return None
         wanted = {RUN_ID, _VERSION, *columns}
@@ -183,7 +200,7 @@ def read_own_rows(path: Path, name: str, columns: Iterable[str] | None = None) -
 
 
 def check_own(path: Path, rows: pa.Table) -> None:
-    """Raises DamagedError for rows of another run than a file's name says."""
+    """Raise DamagedError for rows of another run than the file's name says."""
     others = [run_id for run_id in rows[RUN_ID].unique().to_pylist() if run_id != path.stem]
     if others:
         raise DamagedError(f"it holds rows of {names_of(others)}, not of the run in its name")
@@ -191,10 +208,10 @@ def check_own(path: Path, rows: pa.Table) -> None:
 
 @contextlib.contextmanager
 def damage_in(path: Path) -> Iterator[None]:
-    """Make a DamagedError of whatever reading a file raises.
+    """Convert every exception of reading a file to DamagedError.
 
-    A damaged file makes pyarrow raise errors of many kinds, some of them of Python's own. One that
-    is gone keeps its FileNotFoundError, unless the path is a link that leads nowhere.
+    Damage makes pyarrow raise exceptions of many kinds, builtin ones among them. A missing file
+    keeps its FileNotFoundError, unless the path is a broken link.
     """
     try:
         yield
@@ -202,7 +219,7 @@ def damage_in(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise DamagedError("it is a link to a file that is not there") from error
+            raise DamagedError("it is a broken link") from error
         raise
     except PermissionError as error:
         raise DamagedError(error.strerror, fix="make it readable with: chmod u+r") from error
@@ -213,12 +230,12 @@ def damage_in(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A regular file, open; a pipe in its place would block whoever opens it."""
+    """Open a regular file; opening a pipe in its place must not block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
-        raise DamagedError("it is a folder" if stat.S_ISDIR(kind) else "it is no regular file")
+        raise DamagedError("it is a folder" if stat.S_ISDIR(kind) else "it is not a regular file")
     return os.fdopen(handle, "rb")
 
 
@@ -229,7 +246,7 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def _source(raw: IO[bytes], path: Path) -> object:
-    """A small file's bytes; a large file is read where it is."""
+    """The bytes of a small file; a large file is read from disk in parts."""
     if raw.seek(0, os.SEEK_END) > WHOLE_BYTES:
         return pa.OSFile(str(path))
     raw.seek(0)
@@ -237,16 +254,16 @@ def _source(raw: IO[bytes], path: Path) -> object:
 
 
 def rows_of(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
-    """Rows of a file as `documented`, without those that belong to no run."""
+    """Rows of a file as `documented`, without those that have no run id."""
     rows = documented(table, name, columns)
     return rows.filter(rows[RUN_ID].is_valid()) if rows[RUN_ID].null_count else rows
 
 
 def documented(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
-    """Rows of a file: columns as documented, null where its version lacks them.
+    """Rows of a file with documented columns, null where its version lacks them.
 
-    Of the given columns only, if any are given, and `run_id`. Raises ArrowException for what cannot
-    be had with the documented types.
+    With `columns`, only these and `run_id`. Raises ArrowException for cells that cannot be cast to
+    the documented types.
     """
     schema = schema_of(name, columns)
     if table.schema == schema:
@@ -261,10 +278,9 @@ def documented(table: pa.Table, name: str, columns: Iterable[str] | None = None)
 
 
 def with_settings_filled(table: pa.Table) -> pa.Table:
-    """Rows of `runs` in which every setting has the value that was in force.
+    """Fill settings that an older version did not know, in rows of `runs`.
 
-    A setting that an older version did not know had its default's effect, as case ids assume too,
-    or the one in `_EFFECT_BEFORE`.
+    They had the effect of their default, as case ids assume too, or the one in `_EFFECT_BEFORE`.
     """
     for name, effect in effects_when_absent().items():
         index = table.schema.get_field_index(name)
@@ -276,15 +292,15 @@ def with_settings_filled(table: pa.Table) -> pa.Table:
 
 
 def effects_when_absent() -> dict[str, object]:
-    """Setting -> what it was in runs that are older than it."""
+    """The value of each setting in runs that are older than it."""
     return {**Case().settings(), **_EFFECT_BEFORE}
 
 
 def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
-    """Rows for people to work with; settings of `runs` are as a case has them."""
+    """Rows as a frame; settings of `runs` are written as in a case."""
     filled = with_settings_filled(table) if name == "runs" else table
     frame: pd.DataFrame = filled.to_pandas()
-    if name == "runs" and "error" in frame:  # an older version stored it as it was
+    if name == "runs" and "error" in frame:  # older versions stored it unbounded
         frame["error"] = frame["error"].map(_readable_error)
     if name != "runs" or "seq_len" not in frame:
         return frame
@@ -296,7 +312,7 @@ def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
 
 
 def stored_seq_len(value: object) -> object:
-    """A `seq_len` as a case has it, the way that files hold it."""
+    """A case's `seq_len` as files hold it."""
     return _STORED.get(value, value) if isinstance(value, str) else value
 
 
@@ -304,3 +320,72 @@ def _with_settings_stored(frame: pd.DataFrame) -> pd.DataFrame:
     if "seq_len" not in frame:
         return frame
     return frame.assign(seq_len=frame["seq_len"].map(stored_seq_len))
+
+
+WHOLE_BYTES = 2**20
+"""Largest file whose seal is checked as a whole.
+
+Of a larger file the footer is checked, and pages when they are read.
+"""
+_MAGIC = b"PPB\x00SEAL"
+_SEAL = struct.Struct("<8sII")  # magic, CRC-32 of the bytes before the seal, and after it
+_TAIL = struct.Struct("<I4s")  # length of the footer, PAR1
+_PARQUET = b"PAR1"
+_CHUNK_BYTES = 2**20
+
+
+def seal(file: IO[bytes]) -> None:
+    """Insert the seal before the footer of a complete parquet file, open for update."""
+    file.flush()
+    start = _footer_start(file)
+    file.seek(start)
+    footer = file.read()
+    before = _crc_until(file, start)
+    file.seek(start)
+    file.truncate()
+    file.write(_SEAL.pack(_MAGIC, before, zlib.crc32(footer)) + footer)
+
+
+def check_seal(file: IO[bytes]) -> bool:
+    """Whether the file has a seal, which older files lack. Raises OSError.
+
+    Raises DamagedError for a broken seal and for an incomplete parquet file.
+    """
+    start = _footer_start(file)
+    at = max(0, start - _SEAL.size)
+    file.seek(at)
+    held = file.read(start - at)
+    if len(held) < _SEAL.size or not held.startswith(_MAGIC):
+        return False
+    _, before, after = _SEAL.unpack(held)
+    if zlib.crc32(file.read()) != after:
+        raise DamagedError("the checksum of its footer does not match")
+    if file.tell() <= WHOLE_BYTES and _crc_until(file, at) != before:
+        raise DamagedError("its checksum does not match")
+    return True
+
+
+def _footer_start(file: IO[bytes]) -> int:
+    """The offset of the footer. Raises DamagedError if the file does not end like parquet."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        raise DamagedError("it is empty")
+    if size < len(_PARQUET) + _TAIL.size:
+        raise DamagedError(f"it is not a parquet file: {size} bytes long")
+    file.seek(size - _TAIL.size)
+    length, end = _TAIL.unpack(file.read(_TAIL.size))
+    start = size - _TAIL.size - int(length)
+    if end != _PARQUET:
+        raise DamagedError("it is not a parquet file, or it is truncated")
+    if start < len(_PARQUET):
+        raise DamagedError("its footer is longer than the file")
+    return start
+
+
+def _crc_until(file: IO[bytes], end: int) -> int:
+    file.seek(0)
+    crc, left = 0, end
+    while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+        crc = zlib.crc32(chunk, crc)
+        left -= len(chunk)
+    return crc

@@ -1,8 +1,8 @@
-"""Questions in SQL: every table of a store as a view of its name. The only user of duckdb.
+"""SQL queries over a store, with a view for each table. Only this module uses duckdb.
 
-DuckDB reads the files through arrow, so that it sees the rows that `Store` has: of readable files,
-each run once, older versions with what they lack as null. It may read nothing else, and write
-nothing at all.
+DuckDB reads the files through arrow, so that it sees the same rows as `Store`: those of readable
+files, each run once, with null where an older version lacks a column. It may read nothing else, and
+write nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyarrow.dataset as ds
 from ppbench.errors import UsageError
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
-from ppbench.store.listing import steadily
 from ppbench.store.parquet import TableFile, damage_in, effects_when_absent
-from ppbench.store.reading import Reader, bounds_of
+from ppbench.store.reader import Reader, bounds_of
+from ppbench.store.snapshot import read_consistently
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,14 +33,14 @@ _READS = ("SELECT", "EXPLAIN")
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a table, less those of some runs."""
+    """Rows of a table without those of some runs."""
 
     rows: Any  # what duckdb registers: a table or a data set of arrow
     without: frozenset[str] = frozenset()
 
 
 def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
-    """The answer to one SELECT. Raises UsageError for what SQL refuses."""
+    """The result of one SELECT. Raises UsageError for refused SQL."""
     try:
         import duckdb
     except ImportError:
@@ -55,13 +55,13 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
                 with duckdb.connect(":memory:") as database:
                     return _answer(database, tables, text)
             except (duckdb.Error, pa.ArrowException, OSError) as error:
-                # Perhaps of a file that is damaged where only the answer needs it.
+                # A file may be damaged in columns that only the query reads.
                 found = _damaged_files(reader, text) - tables.suspects
                 if not found:
                     return error if isinstance(error, duckdb.Error) else duckdb.Error(str(error))
                 tables.suspects.update(found)
 
-    answer = steadily(folder, look)
+    answer = read_consistently(folder, look)
     if isinstance(answer, duckdb.Error):
         raise UsageError(f"query: {str(answer).strip()}") from answer
     for name, there in tables.runs_of.items():
@@ -71,9 +71,9 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
 
 
 def _runs_before(reader: Reader) -> list[str]:
-    """The runs that are stored now: one that is stored during the query is missing nowhere.
+    """The runs stored before the query; later ones must not be reported as missing.
 
-    Runs that have steps and no row are reported.
+    Runs that have steps but no row are reported.
     """
     rows = reader.runs([RUN_ID], (), None)
     return [str(run_id) for run_id in rows[RUN_ID].to_pylist()]
@@ -83,9 +83,9 @@ def _answer(database: duckdb.DuckDBPyConnection, tables: _Tables, text: str) -> 
     statements = database.extract_statements(text)
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1 or kinds[0] not in _READS:
-        told = ", ".join(kinds) or "nothing"
-        raise UsageError(f"query: expected one SELECT, which reads; got {told}")
-    for name in TABLES:  # one that is not asked for is there, and costs nothing
+        got = ", ".join(kinds) or "nothing"
+        raise UsageError(f"query: expected one SELECT; got {got}")
+    for name in TABLES:  # unused tables are views without rows
         _make_view(database, name, list(tables.parts(name)) if _is_asked(name, text) else [])
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
@@ -97,7 +97,7 @@ def _is_asked(name: str, text: str) -> bool:
 
 
 def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: list[_Part]) -> None:
-    """Registered under names of their own, the parts make one view."""
+    """Make one view of the parts, which are registered under names of their own."""
     selects = []
     for number, part in enumerate([_Part(schema_of(name).empty_table()), *parts]):
         source = f"_{name}_{number}"
@@ -112,7 +112,7 @@ def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: list[_Part
 
 
 def _all_columns(name: str) -> str:
-    """Settings that an older version did not know as what was in force then."""
+    """The select list of a table; settings that an older version lacked are filled in."""
     if name != "runs":
         return "*"
     filled = ", ".join(
@@ -131,14 +131,14 @@ class _Tables:
     """The tables of a store as duckdb sees them."""
 
     def __init__(self, reader: Reader, suspects: set[Path]) -> None:
-        """`suspects` are files that are damaged somewhere; their sound rows are read here."""
+        """`suspects` are files with damage; their valid rows are read here, not by duckdb."""
         self._reader = reader
         self.suspects = suspects
         self.runs_of: dict[str, set[str]] = {}
-        """The runs that have rows in each table that was asked for."""
+        """The runs with rows in each table of the query."""
 
     def parts(self, name: str) -> Iterator[_Part]:
-        """The rows of a table, each run's in one part. To be called within `steadily`."""
+        """The rows of a table, each run in one part; within `read_consistently`."""
         files = self._reader.files(name)
         singles = [path for path in files.single if self._is_own(path, name)]
         if singles:
@@ -156,9 +156,9 @@ class _Tables:
         self.runs_of[name] = seen
 
     def _is_own(self, path: Path, name: str) -> bool:
-        """Whether a file has the documented columns, or some, and only rows of its own run.
+        """Whether duckdb can read a file itself: documented columns, and rows of its run only.
 
-        Then duckdb reads of it what it needs; what is different is read, judged and cast here.
+        Other files are read, checked and cast here.
         """
         if path in self.suspects:
             return False
@@ -166,13 +166,15 @@ class _Tables:
             with TableFile(path, name) as file, damage_in(path):
                 bounds, version = bounds_of(file.footer.metadata), file.newest_version()
                 is_documented = _is_documented(file.schema, name)
+                is_sealed = file.footer.is_sealed
         except (DamagedError, FileNotFoundError):
             return False
         is_known = version is None or 1 <= version <= SCHEMA_VERSION
-        return is_documented and is_known and set(bounds) <= {(path.stem, path.stem)}
+        # Without a seal, rows are checked, which duckdb cannot do.
+        return is_sealed and is_documented and is_known and set(bounds) <= {(path.stem, path.stem)}
 
     def _opened(self, path: Path, name: str) -> tuple[Any, set[str]]:
-        """The rows of a file of many runs, and the runs that they are of."""
+        """The rows of a file of many runs, and their runs."""
         if path not in self.suspects:
             try:
                 with TableFile(path, name) as file:
@@ -182,7 +184,7 @@ class _Tables:
                             one for one in column.unique().to_pylist() if one
                         }
             except (DamagedError, FileNotFoundError):
-                pass  # the reader finds out what it is
+                pass  # the reader reports it
         rows = self._reader.many_rows(path, name)
         if rows is None:
             return schema_of(name).empty_table(), set()
@@ -190,7 +192,7 @@ class _Tables:
 
 
 def _damaged_files(reader: Reader, text: str) -> set[Path]:
-    """Read every file of the tables that are asked for wholly; which are damaged."""
+    """The damaged files of the query's tables, found by reading all of them."""
     for name in TABLES:
         if _is_asked(name, text):
             files = reader.files(name)
@@ -198,7 +200,7 @@ def _damaged_files(reader: Reader, text: str) -> set[Path]:
                 reader.own_rows(path, name)
             for path in files.compacted:
                 reader.many_rows(path, name)
-    return {damage.path for damage in reader.damaged}
+    return {damage.path for damage in reader.damage.files}
 
 
 def _is_documented(schema: pa.Schema, name: str) -> bool:
@@ -210,7 +212,7 @@ def _is_documented(schema: pa.Schema, name: str) -> bool:
 
 
 def _data_set(paths: Iterable[Path], name: str) -> ds.Dataset:
-    """Rows that belong to no run are left out."""
+    """Files as a data set, without rows that have no run."""
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     how = ds.ParquetFileFormat(default_fragment_scan_options=options)
     files = ds.dataset([str(path) for path in paths], schema=schema_of(name), format=how)
@@ -218,9 +220,9 @@ def _data_set(paths: Iterable[Path], name: str) -> ds.Dataset:
 
 
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """An answer of text, numbers and booleans: what else SQL has is written out."""
+    """A result of text, numbers and booleans; other types are written as text."""
     columns = dict.fromkeys(map(str, frame.columns))
-    assert len(columns) == len(frame.columns)  # duckdb tells columns of one name apart
+    assert len(columns) == len(frame.columns)  # duckdb makes column names unique
     return frame.apply(_plain_column)
 
 

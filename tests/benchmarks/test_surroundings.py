@@ -1,7 +1,7 @@
 """What a benchmark tells of its machine and code."""
 
 from benchmarks.surroundings import read_surroundings
-from ppbench.run.environment import available_cores
+from ppbench.run.machine.environment import available_cores
 
 
 def test_the_surroundings_name_machine_software_and_code():

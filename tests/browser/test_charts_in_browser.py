@@ -13,10 +13,10 @@ import pytest
 from chromium import Browser, Tab
 from screens import needs_browser
 
-from ppbench.analysis.front import pareto_front
 from ppbench.config.case import Case
 from ppbench.report import charts
-from ppbench.report.page import write_report
+from ppbench.report.charts.memory import pareto_front
+from ppbench.report.pages.report import write_report
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from stored_runs import run_row, store_with

@@ -18,10 +18,10 @@ from engine.plan.lower import lower
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
-from ppbench.analysis.post_mortem import LastSeen, flight_rows, post_mortem
 from ppbench.config.case import Case
-from ppbench.report.page import write_report
-from ppbench.report.timeline_page import write_timeline
+from ppbench.report.pages.report import write_report
+from ppbench.report.pages.timeline import write_timeline
+from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
 from ppbench.store import Store
 
 pytestmark = needs_browser
@@ -54,7 +54,7 @@ START = """(() => {
 })()"""
 
 
-def cut(spans: pd.DataFrame, lowered: Program) -> tuple[pd.DataFrame, list[LastSeen]]:
+def cut(spans: pd.DataFrame, lowered: Program) -> tuple[pd.DataFrame, list[RankState]]:
     """What was finished before those actions, and what the ranks' records then said."""
     actions = [
         Action(*key) for key in zip(spans["stage"], spans["op"], spans["microbatch"], strict=True)
@@ -68,7 +68,7 @@ def cut(spans: pd.DataFrame, lowered: Program) -> tuple[pd.DataFrame, list[LastS
         is_stopped = rank == STOPPED
         since_ns = int(mine.loc[mine["op"].isin(["F", "B"]), "end_ns"].max())
         process = "stopped" if is_stopped else "alive"
-        record = LastSeen(rank, "node", process, "steps", 3, action, not is_stopped, since_ns)
+        record = RankState(rank, "node", process, "steps", 3, action, not is_stopped, since_ns)
         records.append(record)
     return pd.concat(finished), records
 

@@ -9,10 +9,10 @@ import pytest
 from chromium import Browser, Tab
 from screens import DESK, keep, needs_browser
 
-from ppbench.analysis.compare import METRICS
-from ppbench.analysis.history import tell
-from ppbench.report.history import HistoryPage, write_history
-from ppbench.tracking.series import Wanted, read_history
+from ppbench.commits.series import read_history
+from ppbench.report.pages.history import HistoryPage, write_history
+from ppbench.statistics.series import analyse
+from ppbench.statistics.verdicts import METRICS
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from histories import CASE, OTHER, Runs, Told, five
@@ -54,8 +54,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(2):
         runs.add_launches(Told(sha(number), number), OTHER, five(2000.0, number)[:2])
     metric = METRICS["tokens_per_s"]
-    found = read_history(runs.store, Wanted(metric))
-    series = [tell(one, metric) for one in found.series]
+    found = read_history(runs.store, metric)
+    series = [analyse(one, metric) for one in found.series]
     told_page = HistoryPage(metric, series, found.notes, found.line, "ppbench history")
     write_history(folder / "page.html", runs.store, told_page)
     return folder / "page.html"

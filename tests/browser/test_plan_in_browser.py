@@ -11,8 +11,7 @@ import pytest
 from chromium import Browser, Tab
 from screens import DESK, PHONE, keep, needs_browser
 
-from ppbench.planning import schedules as planning
-from ppbench.planning.programs import Wanted
+from ppbench.cli import schedules as planning
 
 pytestmark = needs_browser
 DRAWN = """new Promise(async (done) => {
@@ -26,7 +25,8 @@ CHART = "document.querySelector('.chart')"
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "plan.html"
-    assert planning.draw(Wanted("zbv", 4, 8, None), "F=1,I=1,W=1", path).endswith(str(path))
+    planning.draw("zbv", 4, 8, html=path)
+    assert path.exists()
     return path
 
 
@@ -64,7 +64,7 @@ def test_every_action_has_its_bar_in_seconds(tab: Tab) -> None:
 
 def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "short.html"
-    planning.draw(Wanted("1f1b", 2, 2, None), "F=0.01,I=0.01,W=0.01", path)
+    planning.draw("1f1b", 2, 2, cost="F=0.01,I=0.01,W=0.01", html=path)
     tab = Tab(browser, path, DESK)
     assert tab.evaluate(DRAWN)
     assert tab.evaluate(f"{CHART}.layout.xaxis.ticksuffix") == " ms"

@@ -17,9 +17,9 @@ from screens import DESK, PHONE, keep, needs_browser
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.config.case import Case
-from ppbench.report.marks import Sizes, Step, marks_of
-from ppbench.report.overview import overview
-from ppbench.report.timeline_page import write_timeline
+from ppbench.report.pages.timeline import write_timeline
+from ppbench.report.timeline.marks import SizeUnit, Step, marks_of
+from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
 
 pytestmark = needs_browser
@@ -148,12 +148,12 @@ def test_hovering_tells_the_span_and_why_the_gap_before_it_exists(desk: Tab) -> 
         "rank 1, stage 1",
         "start 11.000 ms",
         "duration 10.000 ms",
-        "idle for 11.000 ms before it, mostly until stage 0 (rank 0) has made the forward",
+        "idle for 11.000 ms before it, mostly until stage 0 (rank 0) has computed the forward",
     ]
     told = hovered(desk, "idle: another stage", 0)
     assert told[:2] == [
         "idle: another stage",
-        "until stage 1 (rank 1) has made the gradient of microbatch 0",
+        "until stage 1 (rank 1) has computed the gradient of microbatch 0",
     ]
 
 
@@ -234,7 +234,7 @@ def test_too_many_spans_open_as_an_overview_that_says_what_was_merged(big: Tab) 
 def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) -> None:
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     step = Step("", spans)
-    kinds = [m for m in marks_of(step, Sizes()) if m.kind.has_text]
+    kinds = [m for m in marks_of(step, SizeUnit()) if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
     found = json.loads(
         str(
@@ -261,7 +261,7 @@ def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
     lengths = dict(big.evaluate("div._fullData.map((t) => [t.name, t.visible ? t._length : 0])"))
     assert lengths["forward"] == (seen["op"] == "F").sum() > 10
     assert lengths["send activations"] >= (seen["op"] == "SEND_F").sum() > 10
-    assert note.endswith("bars in view, each drawn by itself.")
+    assert note.endswith("bars in view, drawn one by one.")
     first = (
         seen[(seen["op"] == "F") & (seen["start_ns"] > start * MS)]
         .sort_values(["rank", "start_ns"])
@@ -289,7 +289,7 @@ def test_the_view_survives_another_colour_scheme_and_a_hidden_op(big: Tab) -> No
     )
     big.evaluate("shown.then(() => true)")
     assert big.evaluate("div.layout.xaxis.range") == before
-    assert view(big)[1].endswith("bars in view, each drawn by itself.")
+    assert view(big)[1].endswith("bars in view, drawn one by one.")
 
 
 def test_zooming_in_a_little_makes_a_finer_overview(big: Tab) -> None:

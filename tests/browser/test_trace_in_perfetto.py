@@ -13,8 +13,8 @@ from trace_processor import Bridge, needs_perfetto
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
+from ppbench.cli.export import trace
 from ppbench.config.case import Case
-from ppbench.exporting import trace
 from ppbench.store import Store
 
 pytestmark = [needs_browser, needs_perfetto]
@@ -80,7 +80,7 @@ def opened(
 ) -> Iterator[TraceProcessor]:
     path = tmp_path_factory.mktemp("traces") / request.param
     is_perfetto = path.suffix == ".pftrace"
-    trace("last", path, "all", store.folder, path.parent, is_perfetto=is_perfetto)
+    trace("last", path, "all", perfetto=is_perfetto, results=store.folder)
     with Bridge(browser) as bridge, TraceProcessor(str(path), addr=bridge.address) as processor:
         yield processor
 

@@ -483,6 +483,28 @@ def quantised() -> nn.Sequential:
     return chain(mixer(), Quantise(), nn.Identity(), nn.Embedding(WIDTH, WIDTH), mixer())
 
 
+class Turn(nn.Module):
+    """Its weight is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.linspace(0, 2, WIDTH // 2)
+        self.turns = nn.Parameter(torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+
+def complex_weight() -> nn.Sequential:
+    return chain(Turn(), mixer(), Turn())
+
+
+def complex_shared_weight() -> nn.Sequential:
+    turn = Turn()
+    return chain(turn, mixer(), nn.Tanh(), turn)
+
+
 class Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -695,6 +717,23 @@ def shared_layer() -> LlamaForCausalLM:
     model = llama()
     model.model.layers[3] = model.model.layers[0]
     return model
+
+
+class EveryOtherStep(nn.Module):
+    """Uses its layer for the microbatches of every other step of four."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.num_calls = layer, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return self.layer(x) if (self.num_calls - 1) // 4 % 2 == 0 else x
+
+
+def shared_at_times() -> nn.Sequential:
+    layer = mixer()
+    return chain(EveryOtherStep(layer), mixer(), nn.Tanh(), EveryOtherStep(layer))
 
 
 def shared_layer_with_cache() -> LlamaForCausalLM:

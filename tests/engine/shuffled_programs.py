@@ -11,7 +11,7 @@ import dataclasses
 import random
 
 from engine.plan.action import Action, Op
-from engine.plan.lower import channel_of, incoming, lower, outgoing
+from engine.plan.lower import edge_of, incoming, lower, outgoing
 from engine.plan.program import Placement, Program
 
 MAX_STAGES_PER_RANK = 3
@@ -74,7 +74,7 @@ def is_taken_out_of_order(program: Program) -> bool:
                 (taken, incoming(action, program)),
             ):
                 if message is not None:
-                    messages.setdefault(channel_of(message), []).append(message.microbatch)
+                    messages.setdefault(edge_of(message), []).append(message.microbatch)
     return sent != taken
 
 

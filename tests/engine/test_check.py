@@ -9,6 +9,8 @@ from models import configuration_folder
 
 from engine.check import architectures
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 def check(tmp_path, *names, num_ranks=2):
     out = tmp_path / "out.jsonl"

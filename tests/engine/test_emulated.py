@@ -6,7 +6,7 @@ from pipeline import config
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import channel_of, lower
+from engine.plan.lower import edge_of, lower
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import peak_activations, simulate, uniform
@@ -73,7 +73,7 @@ def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
         for send, receive in ((at[one], at[other]) for one, other in (ends, back)):
             assert receive.end_ns - max(send.start_ns, receive.start_ns) >= 4 * MS
     sends = [action for row in lower(program).actions for action in row if action.op in SEND_OPS]
-    moving = {send: 4 * MS for send in sends if max(channel_of(send)) == 2}
+    moving = {send: 4 * MS for send in sends if max(edge_of(send)) == 2}
     by_op = durations.by_op()
     compute = {a: by_op[a.op][a.stage] for row in program.actions for a in row}
     spans = [span for span in at.values() if span.op in COMPUTE_OPS]

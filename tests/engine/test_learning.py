@@ -55,6 +55,6 @@ def test_the_loss_falls_well_below_the_unigram_entropy_of_the_data(one_device):
     assert np.mean(one_device[-20:]) < unigram_entropy() - 0.4
 
 
-@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b"])
 def test_the_curve_is_that_of_one_device(ranks, one_device, schedule):
     assert curve(ranks, schedule, 2) == one_device

@@ -12,12 +12,13 @@ from engine.run.optimizer import OptimizerSpec
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2")
 HEADS = {"gpt_neox": {"lm_head.weight": "gpt_neox.embed_in.weight"}}
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+TWO = pytest.param(2, marks=pytest.mark.thorough)  # what four ranks show as well
 SGD = OptimizerSpec("sgd", 1e-2, momentum=0.9)
 """For attention with biases: that of the keys has no gradient but rounding, of which AdamW makes
 steps as large as any."""
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [TWO, 4])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_is_exact(ranks, tmp_path, architecture, tied, world_size):
@@ -26,7 +27,7 @@ def test_an_architecture_is_exact(ranks, tmp_path, architecture, tied, world_siz
     assert_exact(ranks, config("1f1b", world_size, 3, preset=folder), shared=shared)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [TWO, 4])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_a_mixture_of_experts_is_exact(ranks, tmp_path, tied, world_size):
     folder = configuration_folder(tmp_path, "mixtral", tied=tied)
@@ -98,10 +99,10 @@ SPLITS = {2: ("layers.2",), 3: ("layers.1", "layers.3"), 4: ("layers.1", "layers
 @pytest.mark.parametrize(
     ("name", "world_size", "schedule"),
     [
-        ("Tutorial", 2, "afab"),
-        ("Tutorial", 3, "1f1b"),
+        pytest.param("Tutorial", 2, "afab", marks=pytest.mark.thorough),
+        pytest.param("Tutorial", 3, "1f1b", marks=pytest.mark.thorough),
         ("Tutorial", 4, "1f1b"),
-        ("TiedTutorial", 2, "1f1b"),
+        pytest.param("TiedTutorial", 2, "1f1b", marks=pytest.mark.thorough),
         ("TiedTutorial", 4, "afab"),
     ],
 )

@@ -21,7 +21,7 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, wo
     assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.thorough), 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_over_gloo_they_equal_it_as_well(ranks, schedule, world_size):
     assert_exact(ranks, config(schedule, world_size, 8), run=train_over_gloo)

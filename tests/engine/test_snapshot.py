@@ -153,3 +153,10 @@ def test_a_run_does_not_go_on_with_another_optimizer(ranks, tmp_path):
     other = config("1f1b", 1, 4, optimizer=OptimizerSpec("sgd"))
     message = refusal(ranks, other, snapshot.latest(tmp_path))
     assert "was trained with adamw and cannot go on with sgd" in message
+
+
+def test_weights_that_no_file_can_hold_are_refused_before_training():
+    can_be = {"whole": torch.zeros(2, dtype=torch.int64), "turns": torch.zeros(2).to(torch.cfloat)}
+    snapshot.check_storable(can_be)
+    with pytest.raises(SnapshotError, match=r"turns is torch\.complex128, which safetensors"):
+        snapshot.check_storable({**can_be, "turns": torch.zeros(2, dtype=torch.complex128)})

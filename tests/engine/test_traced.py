@@ -174,7 +174,7 @@ def batched(every: list[TrainerConfig], size: int) -> list[list[TrainerConfig]]:
     return [every[i : i + size] for i in range(0, len(every), size)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_awkward_modules_are_exact(ranks, world_size):
     every = [settings(name, world_size, POINTS) for name in EXACT]
     for each, results in run_all(ranks, every).items():
@@ -182,7 +182,7 @@ def test_awkward_modules_are_exact(ranks, world_size):
         assert_equal(each, results)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_random_modules_are_exact(ranks, is_thorough, world_size):
     numbers = range(100 if is_thorough else 8)
     every = []

@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 ALONE = [sys.executable, "-m", "engine.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TWO_RANKS = [*TORCHRUN, "-m", "engine.train"]

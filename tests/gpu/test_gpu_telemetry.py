@@ -6,9 +6,9 @@ import time
 import torch
 
 from engine.run.peak import measured_peak_flops
-from ppbench.run.runtimes.peak import peak_of
-from ppbench.run.sampler import read_samples, start_sampler
-from ppbench.run.telemetry import summarize
+from ppbench.run.machine.sampler import read_samples, start_sampler
+from ppbench.run.machine.telemetry import summarize
+from ppbench.run.runtimes.trained import peak_of
 
 GPU = torch.device("cuda", 0)
 

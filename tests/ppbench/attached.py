@@ -23,9 +23,9 @@ from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.simulate import uniform
 from engine.run.emulation import Emulation
-from ppbench import members
-from ppbench.members import Members
-from ppbench.run.profiling import profile_steps
+from ppbench.external import members
+from ppbench.external.members import Members
+from ppbench.run.worker.measure import profile_steps
 
 WIDTH, MICROBATCHES, STEPS = 8, 4, 5
 CPU = torch.device("cpu")

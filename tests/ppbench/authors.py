@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,22 @@ class Batched(nn.Module):
         return self.norm(x.flatten(0, 1)).view_as(x)
 
 
+class Rotation(nn.Module):
+    """Turns pairs of channels by angles that are trained, as complex numbers; some are masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.linspace(0, 3, WIDTH // 2)
+        self.turns = nn.Parameter(torch.polar(torch.ones_like(angles), angles))
+        self.register_buffer("is_kept", torch.arange(WIDTH) % 5 > 0)
+        self.register_buffer("num_calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        self.num_calls += 1
+        return torch.view_as_real(pairs * self.turns).flatten(-2) * self.is_kept
+
+
 def _of(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(
         nn.Embedding(VOCABULARY, WIDTH), Positions(), *layers, nn.Linear(WIDTH, VOCABULARY)
@@ -78,6 +95,10 @@ def dropping() -> nn.Sequential:
 
 def batched() -> nn.Sequential:
     return _of(Layer(), Batched(), Batched(), Layer())
+
+
+def rotating() -> nn.Sequential:
+    return _of(Rotation(), Layer(), Rotation(), Layer())
 
 
 class Skipping(nn.Module):
@@ -108,6 +129,18 @@ def leaving() -> nn.Sequential:
             return x
 
     return _of(Leaving(), Layer())
+
+
+def too_large() -> nn.Sequential:
+    """Is killed in the author's process, as where memory runs out; on a rank it is called alike."""
+
+    class TooLarge(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor and "RANK" not in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x
+
+    return _of(TooLarge(), Layer())
 
 
 def failing() -> nn.Sequential:

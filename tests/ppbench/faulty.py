@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.flight import read_record
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.shared_memory import MemoryChannel
-from ppbench.run.evidence import node_folder
+from ppbench.run.failures.evidence import node_folder
 
 AT = 6  # of the forwards so far, four in each step
 NO_LIMIT = 10**6

@@ -8,8 +8,8 @@ from pathlib import Path
 from repositories import git
 from stored_runs import run_row
 
-from ppbench.config.sweep_file import read_sweep
-from ppbench.run.environment import read_environment
+from ppbench.config.reader import read_sweep
+from ppbench.run.machine.environment import read_environment
 from ppbench.store import Store
 
 SWEEP = """\

@@ -200,6 +200,20 @@ def stale_weight(runtime):
         trainer._update = update
 
 
+def stale_imaginary_part(runtime):
+    """The update skips the imaginary part of one complex weight."""
+    weight = parameter_of(runtime, "2.turns")
+    if weight is not None:
+        trainer, usual = runtime._trainer, runtime._trainer._update
+
+        def update(rate):
+            old = weight.detach().imag.clone()
+            usual(rate)
+            weight.data.imag.copy_(old)
+
+        trainer._update = update
+
+
 def stale_copy(runtime):
     """The second step computes with the first step's weight, which the optimizer has left."""
     if layer := module_of(runtime, "5"):

@@ -12,8 +12,8 @@ from engine.plan.action import Op, parse_action
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
-from ppbench.analysis.post_mortem import LastSeen, PostMortem, flight_rows, post_mortem
 from ppbench.config.case import Case
+from ppbench.run.failures.post_mortem import PostMortem, RankState, flight_rows, post_mortem
 from ppbench.store import TABLES, Store
 
 MS = 1_000_000
@@ -122,8 +122,8 @@ def demo_store(folder: Path) -> Store:
 def found_stopped(until_ms: int = 10_027) -> PostMortem:
     """Rank 1 was stopped in 1B0 of step 1, at 27 ms of `ACTIONS`, and rank 0 waits for it."""
     seen = [
-        LastSeen(0, "node", "alive", "steps", 1, parse_action("0B0"), True, 17 * MS),
-        LastSeen(1, "node", "stopped", "steps", 1, parse_action("1B0"), False, 27 * MS),
+        RankState(0, "node", "alive", "steps", 1, parse_action("0B0"), True, 17 * MS),
+        RankState(1, "node", "stopped", "steps", 1, parse_action("1B0"), False, 27 * MS),
     ]
     return post_mortem(seen, lower(build_program("1f1b", 2, 1)), until_ms * MS)
 

@@ -1,4 +1,4 @@
-"""What is known of schedules in closed form: their bubble and the most that a rank holds.
+"""Closed forms of schedules: their bubble, and the most activations that a rank holds.
 
 For equal stages and free transfers, in units of one microbatch on one rank: F, I and W are the
 times of its forward and of the two halves of its backward on all stages of a rank together. Stated
@@ -15,7 +15,7 @@ from engine.plan.schedules.one_f_one_b import num_rounds
 
 
 class Shape(NamedTuple):
-    """What a schedule is made for."""
+    """The numbers of ranks, stages and microbatches that a schedule is made for."""
 
     world_size: int
     stages_per_rank: int
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Of one microbatch on one rank: forward, and the two halves of the backward."""
+    """The times of one microbatch on one rank: forward, and the two halves of the backward."""
 
     f: Fraction
     i: Fraction

@@ -44,7 +44,7 @@ CSV_PREFIX = "csv:"
 
 @dataclass(frozen=True)
 class StagesPerRank:
-    """How many stages a rank may have (`most` None: any number), and has where nobody says."""
+    """The numbers of stages a rank may have (`most` None: any number), and the default."""
 
     least: int
     most: int | None
@@ -58,7 +58,7 @@ ANY_STAGES = StagesPerRank(1, None, 2)
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a schedule asks of the number of microbatches."""
+    """A schedule's condition on the number of microbatches."""
 
     text: str
     is_met: Callable[[Shape], bool]
@@ -66,7 +66,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the suite knows of a schedule besides its rows."""
+    """Facts of a schedule besides its rows."""
 
     name: str
     generate: Callable[[Placement, int], list[list[Action]]]

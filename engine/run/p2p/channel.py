@@ -1,4 +1,4 @@
-"""What every channel offers: a directed stage edge, seen from one of its ends.
+"""The interface of a channel: a directed stage edge, seen from one of its ends.
 
 Messages travel in the order in which they are sent, and are posted in the same order, which
 `engine.plan.lower` proves. Sending never blocks the rank, and receives are posted ahead of need.
@@ -55,8 +55,9 @@ class Channel(Protocol):
         """Make buffers ready for the next message. Never blocks."""
 
     def take(self, action: Action) -> Tensors:
-        """The message that was posted as this RECV. Blocks the host, or with NCCL the compute
-        stream, until it is there.
+        """Return the message that was posted as this RECV.
+
+        Blocks the host, or with NCCL the compute stream, until it is there.
         """
 
     def finish_step(self) -> list[Transfer]:
@@ -67,5 +68,5 @@ class Channel(Protocol):
 
 
 def num_bytes_of(tensors: Tensors) -> int:
-    """Of all of them."""
+    """Return the size of all tensors."""
     return sum(tensor.nbytes for tensor in tensors)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.model.stage_module import Message
-from engine.plan.lower import Channel as Edge
+from engine.plan.lower import Edge
 from engine.run.clock import Clock, HostClock, Ping
 from engine.run.p2p.channel import Channel
 from engine.run.p2p.gloo import GlooChannel
@@ -41,7 +41,7 @@ class Fabric:
 
     @property
     def transport(self) -> str:
-        """What moves messages: `memory`, `gloo`, `nccl` or `gloo via host memory`."""
+        """The way that messages take: `memory`, `gloo`, `nccl` or `gloo via host memory`."""
         if self._uses_nccl:
             return "nccl"
         if self.shares_memory:
@@ -100,8 +100,9 @@ class Fabric:
         with_shapes: bool,
         delays_ns: Mapping[Edge, int] | None = None,
     ) -> dict[Edge, Channel]:
-        """This rank's end of each edge that it has one of. Collective over `ranks`, which must have
-        been connected.
+        """Return this rank's end of each edge that it has one of.
+
+        Collective over `ranks`, which must have been connected.
 
         `messages[stage]` is what a stage sends to the next, at its longest. `with_shapes`: shapes
         vary, and travel with each message. `delays_ns`: by how much longer the messages of an edge
@@ -159,7 +160,7 @@ class Fabric:
         return theirs
 
     def _gather_from_all(self, ours: Any) -> list[Any]:
-        """As `gather_objects`, over the default group."""
+        """Gather as `gather_objects` does, over the default group."""
         if self._host_group is None:
             return [ours]
         theirs: list[Any] = [None] * dist.get_world_size()

@@ -19,6 +19,7 @@ one is used, so that only as much memory is touched as messages have waited at o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import mmap
 import os
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from engine.model.stage_module import Message, TensorSpec, gradient_message
 from engine.plan.action import Action
-from engine.plan.lower import Channel as Edge
+from engine.plan.lower import Edge
 from engine.run.clock import HostClock
 from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
 
@@ -47,6 +48,7 @@ _ALIGNMENT = 64
 _PATIENCE_MS = 30 * 60 * 1000  # as torch's process groups
 _NUM_LOOKS = 64  # for a message, before sleeping
 _HEAD = 3  # numbers of a header before its shapes: slot, when it was sent, microbatch
+_PAGE = mmap.PAGESIZE
 
 
 def can_share_memory(gather: Gather) -> bool:
@@ -112,7 +114,7 @@ def open_channels(
     """
     crossing = [edge for edge in edges if ranks[edge.source] != ranks[edge.target]]
     inboxes = {
-        edge: _Inbox(num_microbatches, _room_for(edge, messages))
+        edge: _Inbox(num_microbatches, _message_of(edge, messages))
         for edge in crossing
         if ranks[edge.target] == me
     }
@@ -133,12 +135,15 @@ def open_channels(
     return channels
 
 
-def _room_for(edge: Edge, messages: Sequence[Message]) -> int:
+def _message_of(edge: Edge, messages: Sequence[Message]) -> Message:
     if edge.source < edge.target:
-        message = messages[edge.source]
-    else:
-        message = gradient_message(messages[edge.target])
-    return sum(_room_of(spec) for spec in message)
+        return messages[edge.source]
+    return gradient_message(messages[edge.target])
+
+
+def _num_numbers(message: Message) -> int:
+    """Return the number of integers in the header of such a message."""
+    return _HEAD + sum(len(spec.shape) for spec in message)
 
 
 def _room_of(spec: TensorSpec) -> int:
@@ -150,7 +155,7 @@ def _rounded(number: int, multiple: int) -> int:
 
 
 class _Address(NamedTuple):
-    """Where an inbox is opened from another process."""
+    """The address by which another process opens an inbox."""
 
     memory: str
     pipe: str
@@ -161,9 +166,11 @@ class _Address(NamedTuple):
 class _Inbox:
     """The receiver's memory and pipe, until its sender has opened both."""
 
-    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, num_slots: int, message: Message) -> None:
+        slot_bytes = sum(_room_of(spec) for spec in message)
         self._memory = os.memfd_create("engine")
         self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _make_room(self._writes, num_slots, 8 * _num_numbers(message))
         paths = _path_of(self._memory), _path_of(self._writes)
         self.address = _Address(*paths, num_slots, slot_bytes)
         self._slots = _Slots(self._memory, num_slots, slot_bytes)
@@ -173,6 +180,23 @@ class _Inbox:
         os.close(self._memory)
         os.close(self._writes)  # the sender's is the last one: the pipe ends with it
         return MemoryChannel(self._slots, self._reads, sender, is_spinning=is_spinning)
+
+
+def _make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
+    """Have a pipe hold a header for every slot. Raises TransferError where the system forbids it.
+
+    A page holds whole headers only: the system does not split a write between two.
+    """
+    needed = _PAGE * -(-num_headers // max(1, _PAGE // header_bytes))
+    if needed <= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
+        return
+    with contextlib.suppress(OSError, OverflowError):
+        if fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, needed) >= needed:
+            return
+    raise TransferError(
+        f"{num_headers} microbatches: their headers need a pipe of {needed} bytes, which this "
+        "system refuses; give fewer microbatches, or raise /proc/sys/fs/pipe-max-size"
+    )
 
 
 def _open_sender(address: _Address, receiver: int) -> MemoryChannel:
@@ -226,13 +250,16 @@ class _Posted:
 
 
 class MemoryChannel:
-    """One end of a directed edge. Its transfers' times are the sender's copy and, for a receive,
-    when the message was there.
+    """One end of a directed edge.
+
+    The times of its transfers are those of the sender's copy and, for a receive, when the message
+    was there.
     """
 
     def __init__(self, slots: _Slots, pipe: int, peer: int, *, is_spinning: bool = False) -> None:
-        """`pipe`: the end that is this rank's. `is_spinning`: it has a core for itself, and looks
-        for a message a while before it sleeps.
+        """Use `pipe`, this rank's end of the channel's pipe.
+
+        `is_spinning`: it has a core for itself, and looks for a message a while before it sleeps.
         """
         self._slots, self._pipe, self._peer = slots, pipe, peer
         self._num_looks = _NUM_LOOKS if is_spinning else 1
@@ -306,7 +333,7 @@ class MemoryChannel:
 
     def _next_header(self, message: Message) -> tuple[int, ...]:
         """Blocks until there is one."""
-        num_numbers = _HEAD + sum(len(spec.shape) for spec in message)
+        num_numbers = _num_numbers(message)
         header = self._read(8 * num_numbers)
         if not header:
             raise TransferError(f"receive from rank {self._peer}: it is gone")

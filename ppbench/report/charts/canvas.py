@@ -1,16 +1,23 @@
-"""What the charts are made of: an empty chart with its panels, bars of cases, markers, notes."""
+"""Parts shared by the charts: the style, an empty chart with panels, bars, markers, hover notes.
+
+Figures leave their colours open: in a report the page supplies them (page.css); elsewhere, `styled`
+applies a light or a dark theme.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.report.cases import SPREAD_OF_LAUNCHES
-from ppbench.report.palette import schedule_colors
-from ppbench.report.panels import (
+from ppbench.display.cases import SPREAD_OF_LAUNCHES
+from ppbench.display.colors import schedule_colors
+from ppbench.display.formats import Theme
+from ppbench.display.units import is_missing
+from ppbench.report.charts.panels import (
     MAX_COLUMNS,
     Panels,
     Update,
@@ -21,20 +28,38 @@ from ppbench.report.panels import (
     panels_meta,
     title_annotations,
 )
-from ppbench.report.style import NEUTRAL, PLAIN, legend
-from ppbench.report.units import is_missing
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+NEUTRAL = "#808080"  # legible on white and on near-black; a page replaces it
+_FRAME = "rgba(128,128,128,0.22)"
+PLAIN = {
+    "layout": {
+        "font": {"family": FONT, "size": 12, "color": NEUTRAL},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
+        "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
+    },
+    "data": {
+        "scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}}],
+        "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}}],
+    },
+}
+
 
 HATCH = {"size": 6, "solidity": 0.35, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
 NOT_FINITE_SYMBOL = "x-thin-open"
-NOT_FINITE_NOTE = "<br>not finite: a loss or gradient was NaN<br>or infinite, nothing was learnt"
-CROWDED_NOTE = "<br>oversubscribed: ranks shared cores,<br>says nothing about the schedule"
+NOT_FINITE_NOTE = (
+    "<br>not finite: a loss or gradient was NaN<br>or infinite, so speed means nothing"
+)
+OVERSUBSCRIBED_NOTE = "<br>oversubscribed: ranks shared cores,<br>so the schedule cannot be judged"
 
 
 def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overlay") -> go.Figure:
-    """An empty chart; `title` is that of the axis on which figures are read.
+    """Return an empty chart; `title` is the title of the value axis.
 
-    `layout.meta.panels` tells a page how they lie, so that it can arrange those that it does not
-    hide in as many columns as its width has room for.
+    `layout.meta.panels` describes the panels, so that a page can hide some of them and arrange the
+    others in as many columns as fit its width.
     """
     y_title = "" if panels.has_rows else title
     under = {"title": {"text": title, "standoff": 4}} if panels.has_rows else {}
@@ -56,21 +81,21 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
     return figure.update_layout(arrangement(panels, columns, y_title))
 
 
-def shared(panels: Panels, **settings: object) -> Update:
-    """An axis of figures that is the same in every panel; from zero unless told otherwise."""
+def shared_axis(panels: Panels, **settings: object) -> Update:
+    """Return a value axis that all panels share; it starts at zero by default."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 
 def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) -> Iterator[go.Bar]:
-    """One trace per schedule and panel; the legend names each schedule once, unless rows do.
+    """Yield a trace per schedule and panel; the legend names each schedule once, unless rows do.
 
-    `shown` is the figure in words, with `%{value}` in its place.
+    `shown` is the hover text of the value, with the placeholder `%{value}`.
     """
     for schedule, panel, cases, is_first in by_schedule(panels):
         error = _error_bars(panels, cases, column) if with_spread else {}
         yield go.Bar(
             **panels.at(cases["x"], cases[column]),
-            **of_cases(cases, panel),
+            **ids_in_panel(cases, panel),
             **error,
             name=figure_text(schedule),
             legendgroup=schedule,
@@ -88,17 +113,17 @@ def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) 
 
 
 def by_schedule(panels: Panels) -> Iterator[tuple[str, int, pd.DataFrame, bool]]:
-    """Schedule, panel, its cases, and whether the schedule comes for the first time."""
-    for schedule, of_schedule in panels.cases.groupby("schedule", sort=False):
-        for number, (panel, cases) in enumerate(of_schedule.groupby("panel")):
+    """Yield schedule, panel, its cases, and whether this is the first panel of the schedule."""
+    for schedule, schedule_cases in panels.cases.groupby("schedule", sort=False):
+        for number, (panel, cases) in enumerate(schedule_cases.groupby("panel")):
             yield str(schedule), int(str(panel)), cases, number == 0
 
 
-def of_cases(points: pd.DataFrame, panel: int) -> Update:
-    """Whose points a trace shows, and in which panel.
+def ids_in_panel(points: pd.DataFrame, panel: int) -> Update:
+    """Return the trace settings that name the case of each point, and the panel's axes.
 
-    Of points with the same id plotly would draw one only: what comes after a slash tells a case's
-    points apart.
+    Plotly draws only one of several points with the same id, so a case's further points get a
+    number after a slash.
     """
     ids = points["case_id"].to_list()
     if not points["case_id"].is_unique:
@@ -114,18 +139,18 @@ def in_panel(panel: int) -> Update:
 def markers(
     panels: Panels, points: pd.DataFrame, name: str, marker: Mapping[str, object], shown: str
 ) -> Iterator[go.Scatter]:
-    """Markers of each panel at `x` along its cases and at `value`, with `hover` as heading."""
-    for number, (panel, of_panel) in enumerate(points.groupby("panel")):
+    """Yield a trace per panel: markers at `x` along its cases and at `value`, headed `hover`."""
+    for number, (panel, panel_points) in enumerate(points.groupby("panel")):
         yield go.Scatter(
-            **panels.at(of_panel["x"], of_panel["value"]),
-            **of_cases(of_panel, int(str(panel))),
+            **panels.at(panel_points["x"], panel_points["value"]),
+            **ids_in_panel(panel_points, int(str(panel))),
             name=name,
             legendgroup=name,
             showlegend=number == 0,
             mode="markers",
             cliponaxis=False,
             marker={"line": {"width": 1, "color": "#ffffff"}, **marker},
-            text=of_panel["hover"].to_list(),
+            text=panel_points["hover"].to_list(),
             hovertemplate=_hover(panels, f"%{{text}}{shown}"),
         )
 
@@ -136,7 +161,7 @@ def hatching(cases: pd.DataFrame) -> Update:
 
 
 def with_hatch_key(figure: go.Figure, panels: Panels) -> go.Figure:
-    """Explain the hatching in the legend, where there is any."""
+    """Add an entry to the legend for each kind of hatching in the chart."""
     marks = (("oversubscribed", "/"), ("not finite", "x"))
     for name, shape in marks:
         if panels.cases[f"is_{name.replace(' ', '_')}"].any():
@@ -154,20 +179,20 @@ def with_hatch_key(figure: go.Figure, panels: Panels) -> go.Figure:
 
 
 def legend_key(name: str, marker: Mapping[str, object]) -> go.Scatter:
-    """A marker that is in the legend only."""
+    """Return a marker that appears in the legend only."""
     return go.Scatter(
         name=name, x=[None], y=[None], mode="markers", marker=dict(marker), hoverinfo="skip"
     )
 
 
-def crowded_notes(cases: pd.DataFrame) -> pd.Series:
-    """For hovering: what must be known of a case whose ranks shared cores, or that broke down."""
-    crowded = cases["is_oversubscribed"].map({True: CROWDED_NOTE, False: ""})
-    return crowded + cases["is_not_finite"].map({True: NOT_FINITE_NOTE, False: ""})
+def caution_notes(cases: pd.DataFrame) -> pd.Series:
+    """Return the hover notes of cases that were oversubscribed or not finite."""
+    notes = cases["is_oversubscribed"].map({True: OVERSUBSCRIBED_NOTE, False: ""})
+    return notes + cases["is_not_finite"].map({True: NOT_FINITE_NOTE, False: ""})
 
 
 def launch_notes(cases: pd.DataFrame) -> pd.Series:
-    """For hovering: of how many launches a figure is the median."""
+    """Return hover notes on the number of launches that a median is taken over."""
     return cases["num_launches"].map(lambda n: f"<br>median of {n} launches" if n > 1 else "")
 
 
@@ -176,9 +201,9 @@ def _hover(panels: Panels, text: str) -> str:
 
 
 def _notes(cases: pd.DataFrame, *, with_spread: bool) -> np.ndarray:
-    """For hovering: the case in words, and what must be known about its figure."""
+    """Return the hover texts of each case: its name, and the notes on its value."""
     spread = [_spread_text(case) if with_spread else "" for _, case in cases.iterrows()]
-    notes = launch_notes(cases) + spread + crowded_notes(cases)
+    notes = launch_notes(cases) + spread + caution_notes(cases)
     return np.column_stack([cases["text"].map(figure_text), notes])
 
 
@@ -187,12 +212,12 @@ def _spread_text(case: pd.Series) -> str:
         return ""
     between = f"{case['low']:,.0f} to {case['high']:,.0f}"
     if case["spread"] == SPREAD_OF_LAUNCHES:
-        return f"<br>its launches: {between}"
-    return f"<br>95 % by the steps of its one launch:<br>{between}"
+        return f"<br>launches: {between}"
+    return f"<br>95 % interval over the steps of one launch:<br>{between}"
 
 
 def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
-    """From `low` to `high`; in the colour of the page's ink, or of its template."""
+    """Return error bars from `low` to `high`; page or template supply their colour."""
     if not cases["low"].notna().any():
         return {}
     error = {
@@ -204,3 +229,50 @@ def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
         "width": 3,
     }
     return {f"error_{panels.value}": error}
+
+
+def legend() -> dict[str, object]:
+    """Return the settings of a horizontal legend above the figure."""
+    return {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+
+
+@dataclass(frozen=True)
+class _Colors:
+    paper: str
+    ink: str
+    quiet: str
+    line: str
+
+
+_COLORS = {
+    Theme.light: _Colors(paper="#ffffff", ink="#1a1c1f", quiet="#5d636b", line="#e3e5e8"),
+    Theme.dark: _Colors(paper="#15171a", ink="#e6e8ea", quiet="#9ba2ab", line="#2d3136"),
+}
+
+
+def styled(figure: go.Figure, theme: Theme) -> go.Figure:
+    """Return a copy of the figure with the background and text colours of a theme."""
+    return go.Figure(figure).update_layout(template=_template(_COLORS[theme]))
+
+
+def _template(colors: _Colors) -> dict[str, object]:
+    """Return the settings that figures leave open, as figures.js sets them on a page."""
+    axis = {"gridcolor": colors.line, "zerolinecolor": colors.line, "linecolor": colors.line}
+    error = {"color": colors.quiet}
+    outline = {"line": {"color": colors.paper}}
+    return {
+        "layout": {
+            "font": {"family": FONT, "size": 12, "color": colors.ink},
+            "paper_bgcolor": colors.paper,
+            "plot_bgcolor": colors.paper,
+            "hoverlabel": {"bgcolor": colors.paper, "font": {"color": colors.ink}, "align": "left"},
+            "xaxis": {**axis, "color": colors.quiet},
+            "yaxis": {**axis, "color": colors.quiet},
+        },
+        "data": {
+            "bar": [{"marker": outline, "error_x": error, "error_y": error}],
+            "scatter": [
+                {"marker": {"color": colors.ink, **outline}, "line": {"color": colors.ink}}
+            ],
+        },
+    }

@@ -1,4 +1,4 @@
-"""How idle the cases are, and what they wait for."""
+"""Charts of the idle time of cases: the bubble, and its causes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.report.cases import Axes, by_case, ok_runs
+from ppbench.display.cases import Axes, by_case, ok_runs
+from ppbench.display.colors import PART_COLORS
+from ppbench.display.explanation import PART_NAMES
 from ppbench.report.charts.canvas import (
     bars,
     blank,
-    crowded_notes,
+    caution_notes,
     hatching,
+    ids_in_panel,
     markers,
-    of_cases,
-    shared,
+    shared_axis,
     with_hatch_key,
 )
-from ppbench.report.explanation import PART_NAMES
-from ppbench.report.palette import PART_COLORS
-from ppbench.report.panels import Panels, arrange, arrange_rows, figure_text
+from ppbench.report.charts.panels import Panels, arrange, arrange_rows, figure_text
 
 _SHORT_NAMES = {
     "structure": "schedule",
@@ -29,18 +29,18 @@ _SHORT_NAMES = {
     "transfer": "transfers",
     "jitter": "jitter",
     "launch_gap": "launch gaps",
-}  # a legend on a phone has little room
+}  # a legend on a phone is narrow
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
 
 
 def bubble(runs: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Measured `bubble_fraction` of every ok case, as bars; the schedule's theory as markers.
+    """Draw the measured `bubble_fraction` of every ok case as bars, its theory as markers.
 
-    `runs` are rows of the store's `runs`; the median over launches; `axes` are the varying
+    Values are medians over launches. `runs` are rows of the store's `runs`, `axes` the varying
     settings.
     """
     panels = arrange(by_case(runs, axes), axes)
-    figure = blank(panels, "bubble", shared(panels, tickformat=".0%"))
+    figure = blank(panels, "bubble", shared_axis(panels, tickformat=".0%"))
     figure.add_traces(list(bars(panels, "bubble_fraction", "%{value:.1%} measured")))
     cases = panels.cases
     marks = cases.assign(
@@ -52,30 +52,30 @@ def bubble(runs: pd.DataFrame, axes: Axes) -> go.Figure:
 
 
 def idle(runs: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Where the idle time of every ok case went: the parts of its bubble, stacked.
+    """Draw the idle time of every ok case by cause: the parts of its bubble, stacked.
 
-    `runs` are rows of the store's `runs`; the mean over launches, so that the parts still add up;
-    `axes` are the varying settings. Negative parts lie left of zero. Cases whose runs do not tell
-    their parts are not drawn, nor are single ranks beside pipelines.
+    Values are means over launches, so that the parts still add up; negative parts lie left of zero.
+    Cases without stored parts are not drawn, nor are single ranks beside pipelines. `runs` are rows
+    of the store's `runs`, `axes` the varying settings.
     """
-    told = ok_runs(runs).dropna(subset=list(PART_COLUMNS.values()))
-    told = told[(told["world_size"] > 1) | (told["world_size"].max() == 1)]
-    parts = told.groupby("case_id")[[*PART_COLUMNS.values(), "bubble_mean"]].mean()
-    panels = arrange_rows(by_case(told, axes).join(parts, on="case_id"), axes)
-    figure = blank(panels, "share of rank-time", shared(panels, tickformat=".0%"), "relative")
+    runs = ok_runs(runs).dropna(subset=list(PART_COLUMNS.values()))
+    runs = runs[(runs["world_size"] > 1) | (runs["world_size"].max() == 1)]
+    parts = runs.groupby("case_id")[[*PART_COLUMNS.values(), "bubble_mean"]].mean()
+    panels = arrange_rows(by_case(runs, axes).join(parts, on="case_id"), axes)
+    figure = blank(panels, "share of rank-time", shared_axis(panels, tickformat=".0%"), "relative")
     for part in PART_NAMES:
-        figure.add_traces(list(_part(panels, part)))
+        figure.add_traces(list(_part_bars(panels, part)))
     return with_hatch_key(figure, panels)
 
 
-def _part(panels: Panels, part: str) -> Iterator[go.Bar]:
+def _part_bars(panels: Panels, part: str) -> Iterator[go.Bar]:
     name = PART_NAMES[part]
     for number, (panel, cases) in enumerate(panels.cases.groupby("panel")):
         text = cases["text"].map(figure_text)
         total = [f"<br>of {share:.1%} idle" for share in cases["bubble_mean"]]
         yield go.Bar(
             **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
-            **of_cases(cases, int(str(panel))),
+            **ids_in_panel(cases, int(str(panel))),
             name=_SHORT_NAMES[part],
             legendgroup=part,
             showlegend=number == 0,
@@ -86,7 +86,7 @@ def _part(panels: Panels, part: str) -> Iterator[go.Bar]:
                 "line": {"width": 0},
                 "pattern": hatching(cases),
             },
-            customdata=np.column_stack([text, total + crowded_notes(cases)]),
+            customdata=np.column_stack([text, total + caution_notes(cases)]),
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name}: %{{x:.1%}}%{{customdata[1]}}"
             "<extra></extra>",
         )

@@ -1,4 +1,4 @@
-"""How big the cases are: each rank beside its prediction, and what speed costs in memory."""
+"""Charts of memory: peak by rank beside its prediction, speed against memory, and over time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.analysis.front import pareto_front
-from ppbench.report.cases import KNOBS, Axes, by_case, settings_text, work_axes
+from ppbench.display.cases import KNOBS, Axes, by_case, settings_text, work_axes
+from ppbench.display.colors import rank_color, schedule_colors
+from ppbench.display.units import NS_PER_MS, counted, is_missing, size_unit
 from ppbench.report.charts.canvas import (
+    NEUTRAL,
     NOT_FINITE_SYMBOL,
+    PLAIN,
     bars,
     blank,
     by_schedule,
-    crowded_notes,
+    caution_notes,
+    ids_in_panel,
     in_panel,
     launch_notes,
+    legend,
     legend_key,
     markers,
-    of_cases,
-    shared,
+    shared_axis,
     with_hatch_key,
 )
-from ppbench.report.palette import schedule_colors
-from ppbench.report.panels import (
+from ppbench.report.charts.panels import (
     AXIS_TITLE_PX,
     BOTTOM_PX,
     Panels,
@@ -35,25 +38,24 @@ from ppbench.report.panels import (
     figure_text,
     titles_and_panels,
 )
-from ppbench.report.style import NEUTRAL
-from ppbench.report.units import counted, size_unit
 
-MOST_LABELS = 6  # more would lie on each other
+MOST_LABELS = 6  # more would overlap
 _FRONT_PX = 300
+_MEMORY_PX, _TOP_PX, _BOTTOM_PX = 320, 38, 36
 _PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
 
 
 def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Peak allocated memory of every ok case: the highest rank as a bar, each rank as a point.
+    """Draw the peak allocated memory of every ok case: the highest rank as a bar, each as a point.
 
-    `runs` and `ranks` are rows of the store's tables, `axes` the varying settings. Points stand
-    from rank 0 on the left (or on top) to the last rank; a diamond is what was predicted of each.
+    Points run from rank 0 on the left (or on top) to the last rank; diamonds are the predictions.
+    `runs` and `ranks` are rows of the store's tables, `axes` the varying settings.
     """
     cases = by_case(runs, axes)
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
     panels = arrange(cases.assign(peak=cases["peak_memory_bytes"] / unit_bytes), axes)
-    figure = blank(panels, unit, shared(panels, tickformat=",~r"))
+    figure = blank(panels, unit, shared_axis(panels, tickformat=",~r"))
     shown = f"%{{value:,.1f}} {unit}"
     figure.add_traces(list(bars(panels, "peak", f"{shown}, highest rank")))
     for column, name, marker, word in (
@@ -71,16 +73,16 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
 
 
 def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Tokens/s of every ok case against the peak memory of its fullest rank, with the front.
+    """Draw the tokens/s of every ok case against the peak memory of its fullest rank.
 
-    `runs` are rows of the store's `runs`, `axes` the varying settings. On the front is a case that
-    no other is both at least as fast and as small as. Oversubscribed cases count only where there
-    are no others. A front compares cases that do the same work: each model, length, ... has a
-    panel and a front of its own.
+    The Pareto front holds the cases that no other equals in both and beats in one. Oversubscribed
+    cases count only if there are no others. A front compares cases that do the same work, so each
+    model, length, ... has its own panel and front. `runs` are rows of the store's `runs`, `axes`
+    the varying settings.
 
     For a page that hides cases: a trace with `meta.isFront` is the front of the other traces of its
-    panel, whose `meta.isSound` tells which points count and `text` what each is called; names are
-    shown of `layout.meta.mostLabels` at most.
+    panel; their `meta.isSound` selects the points that count, their `text` names them. A front of
+    more than `layout.meta.mostLabels` points shows no names.
     """
     cases = by_case(runs, axes).dropna(subset=["peak_memory_bytes"])
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
@@ -99,7 +101,7 @@ def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
 def _rank_points(
     panels: Panels, runs: pd.DataFrame, ranks: pd.DataFrame, column: str, unit_bytes: int
 ) -> pd.DataFrame:
-    """One row per case and rank, spread over the width of the case's bar."""
+    """Return a row per case and rank, spread over the width of the case's bar."""
     owned = ranks.reindex(columns=["run_id", "rank", column]).merge(
         runs[["run_id", "case_id"]], on="run_id"
     )
@@ -118,12 +120,12 @@ def _rank_points(
 def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
     colors, sizes = schedule_colors(panels.cases["schedule"]), _sizes(panels.cases)
     for schedule, panel, cases, is_first in by_schedule(panels):
-        notes = launch_notes(cases) + crowded_notes(cases)
+        notes = launch_notes(cases) + caution_notes(cases)
         symbols = [_symbol(sizes, case) for _, case in cases.iterrows()]
         yield go.Scatter(
-            x=cases["x"].to_list(),  # plain, for the page that seeks the front of some of them
+            x=cases["x"].to_list(),  # plain: the page computes the front of some of them
             y=cases["tokens_per_s"].to_list(),
-            **of_cases(cases, panel),
+            **ids_in_panel(cases, panel),
             name=figure_text(schedule),
             legendgroup=schedule,
             showlegend=is_first,
@@ -142,7 +144,7 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
 
 
 def _fronts(panels: Panels, axes: Axes) -> Iterator[go.Scatter]:
-    """A stepped line in each panel: the most tokens/s that fit in so much memory."""
+    """Yield a stepped line per panel: the highest tokens/s within a given memory."""
     for panel in range(len(panels.titles)):
         cases = _front(panels.cases[panels.cases["panel"] == panel])
         has_labels = len(cases) <= MOST_LABELS
@@ -158,15 +160,15 @@ def _fronts(panels: Panels, axes: Axes) -> Iterator[go.Scatter]:
             line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
             text=_labels(cases, axes) if has_labels else [],
-            textposition=_beside(cases["x"], panels.cases["x"].max()),
+            textposition=_label_positions(cases["x"], panels.cases["x"].max()),
             textfont={"size": 11},
             meta={"isFront": True},
             hoverinfo="skip",
         )
 
 
-def _beside(memory: pd.Series, largest: float) -> list[str]:
-    """Labels point away from the nearer side; up, where no case is that is faster and smaller."""
+def _label_positions(memory: pd.Series, largest: float) -> list[str]:
+    """Point labels away from the nearer side, and up, where no better case can be."""
     return ["top right" if x < largest / 2 else "top left" for x in memory]
 
 
@@ -199,7 +201,7 @@ def _symbol(sizes: list[int], case: pd.Series) -> str:
 
 
 def _keys(cases: pd.DataFrame) -> Iterator[go.Scatter]:
-    """What the markers' shapes mean, where there are several."""
+    """Yield legend entries for the markers' shapes, where there are several."""
     sizes = _sizes(cases)
     if len(sizes) > 1:
         for size, symbol in zip(sizes, _SYMBOLS, strict=False):
@@ -209,3 +211,79 @@ def _keys(cases: pd.DataFrame) -> Iterator[go.Scatter]:
         yield legend_key("oversubscribed", {"symbol": "circle-open", "size": 9, "color": NEUTRAL})
     if cases["is_not_finite"].any():
         yield legend_key("not finite", {"symbol": NOT_FINITE_SYMBOL, "size": 9, "color": NEUTRAL})
+
+
+def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
+    """Return the indices of the Pareto-optimal points: least memory, highest speed.
+
+    No other point is at least as good in both and better in one. They are ordered by memory, hence
+    also by speed; of points that are equal in both, the first is kept.
+    """
+    order = sorted(range(len(memory)), key=lambda i: (memory[i], -speed[i], i))
+    front: list[int] = []
+    for index in order:
+        if not front or speed[index] > speed[front[-1]]:
+            front.append(index)
+    return front
+
+
+def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> go.Figure:
+    """Draw the bytes allocated on each rank during the extra step that records memory.
+
+    `levels` has the columns `rank`, `time_ns` (start of the level) and `num_bytes`, and at least
+    one row. `ranks` are the run's rows of the store's `ranks`; predicted peaks are dashed lines.
+    """
+    unit, unit_bytes = size_unit(levels["num_bytes"].max())
+    num_ranks = int(levels["rank"].max()) + 1
+    end_ms = float(levels["time_ns"].max()) / NS_PER_MS
+    peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
+    figure = go.Figure(layout=_layout_over_time(unit))
+    for rank, rank_levels in levels.groupby("rank"):
+        color, number = rank_color(int(str(rank)), num_ranks), int(str(rank))
+        figure.add_trace(_allocated_line(number, rank_levels, color, unit, unit_bytes))
+        peak = peaks.get(number)
+        if not is_missing(peak):
+            figure.add_trace(
+                _predicted_line(number, float(str(peak)) / unit_bytes, end_ms, color, unit)
+            )
+    return figure
+
+
+def _allocated_line(
+    rank: int, levels: pd.DataFrame, color: str, unit: str, unit_bytes: int
+) -> go.Scatter:
+    return go.Scatter(
+        name=f"rank {rank}",
+        legendgroup=f"rank {rank}",
+        x=levels["time_ns"].to_numpy(dtype=float) / NS_PER_MS,
+        y=levels["num_bytes"].to_numpy(dtype=float) / unit_bytes,
+        mode="lines",
+        line={"shape": "hv", "width": 1.5, "color": color},
+        hovertemplate=f"rank {rank}<br>%{{x:.2f}} ms<br>%{{y:,.1f}} {unit}<extra></extra>",
+    )
+
+
+def _predicted_line(rank: int, peak: float, end_ms: float, color: str, unit: str) -> go.Scatter:
+    return go.Scatter(
+        name=f"rank {rank}, predicted peak",
+        legendgroup=f"rank {rank}",
+        showlegend=False,
+        x=[0, end_ms],
+        y=[peak, peak],
+        mode="lines",
+        line={"width": 1, "dash": "dash", "color": color},
+        hovertemplate=f"rank {rank}, predicted peak<br>%{{y:,.1f}} {unit}<extra></extra>",
+    )
+
+
+def _layout_over_time(unit: str) -> dict[str, object]:
+    return {
+        "template": PLAIN,
+        "height": _MEMORY_PX,
+        "margin": {"l": 58, "r": 12, "t": _TOP_PX, "b": _BOTTOM_PX},
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": legend(),
+        "xaxis": {"ticksuffix": " ms", "showticksuffix": "first", "rangemode": "tozero"},
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+    }

@@ -1,4 +1,4 @@
-"""How fast the cases are, and what further ranks are worth."""
+"""Charts of the speed of cases: throughput, scaling with the number of ranks, step times."""
 
 from __future__ import annotations
 
@@ -9,49 +9,54 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.config.case import EMULATED
-from ppbench.report.cases import Axes, by_case
+from ppbench.display.cases import Axes, by_case, ok_runs
+from ppbench.display.colors import schedule_colors, translucent
+from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import (
+    NEUTRAL,
     NOT_FINITE_SYMBOL,
     bars,
     blank,
     by_schedule,
-    crowded_notes,
+    caution_notes,
+    ids_in_panel,
     in_panel,
+    launch_notes,
     legend_key,
-    of_cases,
-    shared,
+    shared_axis,
     with_hatch_key,
 )
-from ppbench.report.palette import schedule_colors
-from ppbench.report.panels import Panels, arrange, figure_text
-from ppbench.report.style import NEUTRAL
-from ppbench.report.units import counted
+from ppbench.report.charts.panels import Panels, arrange, arrange_rows, figure_text
 
+LEAST_FOR_BOX = 8
+"""Quartiles of fewer steps mean little, so these are drawn one by one."""
+_QUARTILES = {"fastest": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "slowest": 1.0}
 _KINDS = ["schedule", "runtime"]
 
 
 def throughput(runs: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Tokens/s of every ok case, the median over its launches; `axes` are the varying settings.
+    """Draw the tokens/s of every ok case, as the median over its launches.
 
-    `runs` are rows of the store's `runs`. Error bars are from the slowest to the fastest launch, or
-    the 95 % interval of the median over the steps of an only launch.
+    Error bars reach from the slowest to the fastest launch, or over the 95 % interval of the median
+    over the steps of a single launch. `runs` are rows of the store's `runs`, `axes` the varying
+    settings.
     """
     panels = arrange(by_case(runs, axes), axes)
-    figure = blank(panels, "tokens/s", shared(panels, tickformat=",~s"))
+    figure = blank(panels, "tokens/s", shared_axis(panels, tickformat=",~s"))
     shown = "%{value:,.0f} tokens/s"
     figure.add_traces(list(bars(panels, "tokens_per_s", shown, with_spread=True)))
     return with_hatch_key(figure, panels)
 
 
 def scaling(runs: pd.DataFrame, axes: Axes) -> go.Figure:
-    """Scaling efficiency of every ok case against world size; see `efficiencies`.
+    """Draw the scaling efficiency of every ok case against world size; see `efficiencies`.
 
     `runs` are rows of the store's `runs`, `axes` the varying settings, of which `world_size` must
-    be one. Cases without a base to be held against are not drawn.
+    be one. Cases without a base to compare with are not drawn.
     """
     cases = efficiencies(by_case(runs, axes), axes).dropna(subset=["efficiency"])
     panels = arrange(cases, axes)
-    scale = shared(panels, tickformat=".0%", rangemode="normal")
+    scale = shared_axis(panels, tickformat=".0%", rangemode="normal")
     figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
     figure.add_traces([*_ideal(panels), *_lines(panels)])
     if cases["is_oversubscribed"].any():
@@ -61,33 +66,32 @@ def scaling(runs: pd.DataFrame, axes: Axes) -> go.Figure:
 
 
 def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """Add `base_size` and `efficiency`, tokens/s of a rank over those of a rank of its base.
+    """Add `base_size` and `efficiency`: tokens/s per rank over tokens/s per rank of the base.
 
-    The base of a case differs from it in nothing but `world_size`, of which it has the least that
-    was measured. At one rank every schedule computes the same, so any schedule will do there if the
-    case's own was not measured, and the unsplit model if its runtime was not. Each emulated rank
-    takes the time that was set, however many there are: the model grows with them, and it is
-    tokens/s themselves that should stay the same.
+    The base of a case differs from it only in `world_size`, which is the smallest one measured. On
+    one rank every schedule computes the same, so another schedule is the base there if the case's
+    own was not measured, and the unsplit model if its runtime was not. Each emulated rank takes
+    the configured time, so the model grows with the number of ranks, and total tokens/s are
+    compared instead.
     """
     free = ("world_size", *_KINDS)
     others = [axis for axis in axes if axis not in free] or ["device"]
-    parts = [_of_group(group) for _, group in cases.groupby(others, sort=False)]
+    parts = [_group_efficiencies(group) for _, group in cases.groupby(others, sort=False)]
     return pd.concat(parts).sort_index() if parts else cases
 
 
-def _of_group(group: pd.DataFrame) -> pd.DataFrame:
-    """Cases that differ in schedule, runtime and world size only."""
-    alone = group[group["world_size"] == 1]
+def _group_efficiencies(group: pd.DataFrame) -> pd.DataFrame:
+    """Add the efficiencies of cases that differ only in schedule, runtime and world size."""
     size = group.groupby(_KINDS)["world_size"].transform("min")
-    if not alone.empty:
+    if (group["world_size"] == 1).any():
         size[:] = 1
-    speed = group["tokens_per_s"].mask(group["is_not_finite"])  # what broke down is no base
+    speed = group["tokens_per_s"].mask(group["is_not_finite"])  # no base
     group = group.assign(tokens_per_s=speed)
-    alone = group[group["world_size"] == 1]
+    single = group[group["world_size"] == 1]
     bases = group[group["world_size"] == size].drop_duplicates(_KINDS).set_index(_KINDS)
     base = group[_KINDS].join(bases["tokens_per_s"], on=_KINDS)["tokens_per_s"]
-    if not alone.empty:
-        by_runtime = alone.drop_duplicates("runtime").set_index("runtime")["tokens_per_s"]
+    if not single.empty:
+        by_runtime = single.drop_duplicates("runtime").set_index("runtime")["tokens_per_s"]
         unsplit = by_runtime.get("single", by_runtime.iloc[0])
         base = base.fillna(group["runtime"].map(by_runtime)).fillna(unsplit)
     growth = (group["world_size"] / size).mask(group["device"] == EMULATED, 1.0)
@@ -95,28 +99,28 @@ def _of_group(group: pd.DataFrame) -> pd.DataFrame:
 
 
 def base_text(cases: pd.DataFrame) -> str:
-    """What is 100 %: `1 rank`, or whatever is the fewest measured."""
+    """Name the base that is 100 %: `1 rank`, or the fewest ranks measured."""
     sizes = cases["base_size"].unique()
     return counted(int(sizes[0]), "rank") if len(sizes) == 1 else "fewest ranks"
 
 
 def has_scaling(cases: pd.DataFrame, axes: Axes) -> bool:
-    """Whether some case of more ranks than its base can be held against it."""
+    """Whether some case can be compared with a base of fewer ranks."""
     if "world_size" not in axes or cases.empty:
         return False
-    told = efficiencies(cases, axes).dropna(subset=["efficiency"])
-    return bool((told["world_size"] > told["base_size"]).any())
+    cases = efficiencies(cases, axes).dropna(subset=["efficiency"])
+    return bool((cases["world_size"] > cases["base_size"]).any())
 
 
 def _lines(panels: Panels) -> Iterator[go.Scatter]:
     colors = schedule_colors(panels.cases["schedule"])
-    for schedule, panel, of_schedule, is_first in by_schedule(panels):
-        cases = of_schedule.sort_values("tick")
+    for schedule, panel, schedule_cases, is_first in by_schedule(panels):
+        cases = schedule_cases.sort_values("tick")
         shapes = np.where(cases["is_oversubscribed"], "circle-open", "circle")
         symbols = np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
         yield go.Scatter(
             **panels.at(cases["tick"], cases["efficiency"]),
-            **of_cases(cases, panel),
+            **ids_in_panel(cases, panel),
             name=figure_text(schedule),
             legendgroup=schedule,
             showlegend=is_first,
@@ -131,11 +135,11 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
 
 def _notes(cases: pd.DataFrame) -> np.ndarray:
     base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
-    return np.column_stack([cases["text"].map(figure_text), base + crowded_notes(cases)])
+    return np.column_stack([cases["text"].map(figure_text), base + caution_notes(cases)])
 
 
 def _ideal(panels: Panels) -> Iterator[go.Scatter]:
-    """A line at 100 % in each panel, from its first tick to its last."""
+    """Yield a line at 100 % for each panel, from its first tick to its last."""
     for panel in range(len(panels.titles)):
         yield go.Scatter(
             **in_panel(panel),
@@ -147,4 +151,139 @@ def _ideal(panels: Panels) -> Iterator[go.Scatter]:
             mode="lines",
             line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
             hoverinfo="skip",
+        )
+
+
+def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> go.Figure:
+    """Draw the full times in ms of all steps of every ok case: boxes, or points for few steps.
+
+    A box spans the first to the third quartile over the steps of all launches, with the median
+    inside; its whiskers reach the fastest and the slowest step that is not an outlier; outliers are
+    points. Each panel has its own scale, which need not start at zero. `runs` and `steps` are rows
+    of the store's tables, `axes` the varying settings.
+    """
+    times = _step_times_of(ok_runs(runs), steps)
+    cases = by_case(runs, axes).merge(_boxes(times), on="case_id")
+    panels = arrange_rows(cases, axes)
+    figure = blank(panels, "ms per step", {"tickformat": ",~r"})
+    figure.add_traces(
+        [
+            *_box_traces(panels),
+            *_single_steps(panels, times),
+            *_medians(panels),
+            *_outliers(panels, times),
+        ]
+    )
+    return figure
+
+
+def _step_times_of(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return `case_id`, `launch`, `step`, `ms` and `is_outlier` of every step."""
+    owned = steps.merge(runs[["run_id", "case_id", "launch"]], on="run_id")
+    is_outlier = owned["is_outlier"].eq(True)  # null in runs of older versions
+    ms = owned["step_with_optimizer_ns"] / NS_PER_MS
+    return owned.assign(ms=ms, is_outlier=is_outlier).dropna(subset=["ms"])
+
+
+def _boxes(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the box of each case: quartiles over all steps, whiskers without outliers."""
+    by_case_id = steps.groupby("case_id")["ms"]
+    boxes = pd.DataFrame({name: by_case_id.quantile(q) for name, q in _QUARTILES.items()})
+    usual = steps[~steps["is_outlier"]].groupby("case_id")["ms"]
+    for name, ends in (("fastest", usual.min()), ("slowest", usual.max())):
+        boxes[name] = ends.reindex(boxes.index).fillna(boxes[name])
+    boxes["num_steps"] = by_case_id.size()
+    return boxes.reset_index()
+
+
+def _box_traces(panels: Panels) -> Iterator[go.Box]:
+    colors = schedule_colors(panels.cases["schedule"])
+    for schedule, panel, schedule_cases, _ in by_schedule(panels):
+        cases = schedule_cases[schedule_cases["num_steps"] >= LEAST_FOR_BOX]
+        if cases.empty:
+            continue
+        yield go.Box(
+            **ids_in_panel(cases, panel),
+            name=figure_text(schedule),
+            showlegend=False,
+            orientation="h",
+            y=cases["x"].to_numpy(dtype=float),
+            q1=cases["q1"].to_numpy(dtype=float),
+            median=cases["median"].to_numpy(dtype=float),
+            q3=cases["q3"].to_numpy(dtype=float),
+            lowerfence=cases["fastest"].to_numpy(dtype=float),
+            upperfence=cases["slowest"].to_numpy(dtype=float),
+            width=panels.bar_width * 0.8,
+            line={"color": colors[schedule], "width": 1.5},
+            fillcolor=translucent(colors[schedule], 0.35),
+            boxpoints=False,
+            hoverinfo="skip",
+        )
+
+
+def _medians(panels: Panels) -> Iterator[go.Scatter]:
+    """Yield the marks to hover over: plotly would show five labels of a box at once."""
+    for panel, cases in panels.cases.groupby("panel"):
+        notes = launch_notes(cases).str.replace("median of", "steps of") + caution_notes(cases)
+        yield go.Scatter(
+            **panels.at(cases["x"], cases["median"]),
+            **ids_in_panel(cases, int(str(panel))),
+            name="median",
+            showlegend=False,
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
+            customdata=np.column_stack(
+                [cases["text"].map(figure_text), cases.apply(_box_text, axis=1) + notes]
+            ),
+            hovertemplate="<b>%{customdata[0]}</b><br>median %{x:,.1f} ms%{customdata[1]}"
+            "<extra></extra>",
+        )
+
+
+def _box_text(case: pd.Series) -> str:
+    if case["num_steps"] < LEAST_FOR_BOX:
+        return f" of {counted(int(case['num_steps']), 'step')}"
+    return (
+        f"<br>half of {counted(int(case['num_steps']), 'step')}: "
+        f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
+        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
+    )
+
+
+def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
+    colors = schedule_colors(panels.cases["schedule"])
+    few = panels.cases[panels.cases["num_steps"] < LEAST_FOR_BOX]
+    columns = ["case_id", "panel", "x", "schedule"]
+    usual = steps[~steps["is_outlier"]].merge(few[columns], on="case_id")
+    for (schedule, panel), points in usual.groupby(["schedule", "panel"]):
+        yield go.Scatter(
+            **panels.at(points["x"], points["ms"]),
+            **ids_in_panel(points, int(str(panel))),
+            name=figure_text(schedule),
+            showlegend=False,
+            mode="markers",
+            marker={"size": 7, "color": colors[str(schedule)]},
+            hoverinfo="skip",
+        )
+
+
+def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
+    outliers = steps[steps["is_outlier"]].merge(panels.cases[["case_id", "panel", "x", "text"]])
+    for number, (panel, points) in enumerate(outliers.groupby("panel")):
+        where = [
+            f"launch {launch}, step {step}"
+            for launch, step in zip(points["launch"], points["step"], strict=True)
+        ]
+        yield go.Scatter(
+            **panels.at(points["x"], points["ms"]),
+            **ids_in_panel(points, int(str(panel))),
+            name="outlier",
+            legendgroup="outlier",
+            showlegend=number == 0,
+            mode="markers",
+            cliponaxis=False,
+            marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
+            customdata=np.column_stack([points["text"].map(figure_text), where]),
+            hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
+            "<br>an outlier among the steps of its launch<extra></extra>",
         )

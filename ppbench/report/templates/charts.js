@@ -1,7 +1,7 @@
-// The Pareto front of the points that are shown: ppbench/report/charts/memory.py draws the first.
+// The Pareto front of the visible points; ppbench/report/charts/memory.py computes that of all.
 "use strict";
 
-// Indices of the points {x, y} that no other one equals or betters in both (less x, more y), by x.
+// Indices of the Pareto-optimal points {x, y} (small x, large y), ordered by x.
 function paretoFront(points) {
   const order = points.map((_, index) => index).sort((a, b) =>
     points[a].x - points[b].x || points[b].y - points[a].y || a - b);
@@ -12,8 +12,8 @@ function paretoFront(points) {
   return front;
 }
 
-// Of a figure whose points were filtered, with plain or typed arrays: each trace that is a front
-// becomes that of the points left in its panel. Changes the figure in place and returns it.
+// Recomputes each front of a filtered figure (with plain or typed arrays) from the points left in its
+// panel. Changes the figure in place and returns it.
 function withFronts(figure, isNarrow = false) {
   for (const front of figure.data) {
     if (!front.meta?.isFront) continue;

@@ -1,10 +1,10 @@
-// Draws a page's figures when they can be seen, in its colours and width, with the selected cases.
+// Draws a page's figures when they become visible, in its colours and width, for the selected cases.
 
 const figures = (() => {
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
   const PACKED = "application/x-ppbench-figure";
   const texts = new Map(); // script -> its figure's JSON, once unpacked
-  let selected = null; // ids of cases; null is all
+  let selected = null; // ids of cases; null selects all
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -29,7 +29,7 @@ const figures = (() => {
     };
   }
 
-  // Small multiples stand in as many columns as fit, and on paper a little closer to each other.
+  // Small multiples are arranged in as many columns as fit, and a little closer on paper.
   const COLUMN_WIDTHS = [[4, 1000], [3, 760], [2, 500], [1, 0]];
   const CLOSER = 14;
   const isPrinting = () => document.documentElement.classList.contains("printing");
@@ -42,8 +42,8 @@ const figures = (() => {
   const NARROW = 640;
   const SMALL_LEGEND = { font: { size: 11 }, maxheight: 1000 };
 
-  // Names are of any length: how many rows a legend takes is known once it is drawn, and the figure
-  // grows by what is missing above its panels' titles or its first rank.
+  // The number of rows of a legend is known only after it is drawn; then the figure grows by the height
+  // that is missing above its panels' titles or its first rank.
   const PANEL_TITLE = 34;
   const FIRST_RANK = 10;
 
@@ -70,7 +70,7 @@ const figures = (() => {
     if (isNarrow) Object.assign(figure.layout.legend ??= {}, SMALL_LEGEND);
     div.dataset.narrow = isNarrow;
     figure.layout.template = template();
-    // Of a figure that is drawn already plotly would keep the width.
+    // Otherwise plotly keeps the width of a figure that is drawn already.
     figure.layout.width = div.clientWidth;
     return figure;
   }
@@ -97,7 +97,7 @@ const figures = (() => {
     div.dispatchEvent(new Event("drawn", { bubbles: true }));
   }
 
-  // What is packed is unpacked the first time, which takes a moment; everything else is at once.
+  // Packed data is unpacked the first time, asynchronously; everything else is drawn at once.
   function draw(div) {
     const script = scriptOf(div);
     div.dataset.drawn = "";
@@ -106,13 +106,13 @@ const figures = (() => {
     return prepare(div).then(() => drawText(div, texts.get(script)));
   }
 
-  // Unpack ahead: paper cannot wait.
+  // Unpacks ahead of time, since printing cannot wait.
   async function prepare(div) {
     const script = scriptOf(div);
     if (script.type === PACKED && !texts.has(script)) texts.set(script, await unpackText(script));
   }
 
-  // A chart is drawn when it first comes near the screen; while it is folded away it never does.
+  // A chart is drawn when it first comes near the screen, which a folded chart never does.
   const nearby = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;

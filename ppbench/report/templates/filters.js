@@ -1,5 +1,5 @@
-// Filters over the grid's axes: what is chosen drives every chart, table and list of the page. The
-// address keeps it (#schedule=1f1b&world_size=2), so a link or a reload shows the same.
+// Filters over the grid's axes: the chosen values apply to every chart, table and list of the page. The
+// address keeps them (#schedule=1f1b&world_size=2), so a link or a reload shows the same.
 
 (() => {
   const block = document.getElementById("cases");
@@ -9,7 +9,7 @@
   const boxes = [...document.querySelectorAll("#filters input[type=checkbox]")];
   const finder = document.getElementById("find");
   const runs = document.querySelector("#runs table");
-  const chosen = new Map(axes.map((axis) => [axis, new Set()])); // nothing chosen is everything
+  const chosen = new Map(axes.map((axis) => [axis, new Set()])); // an empty set selects everything
 
   const passes = ({ axes: values }, except) => axes.every((axis) => (
     axis === except || chosen.get(axis).size === 0 || chosen.get(axis).has(values[axis])
@@ -19,23 +19,23 @@
   const isFiltered = () => [...chosen.values()].some((values) => values.size > 0);
 
   function read() {
-    const told = new URLSearchParams(location.hash.slice(1));
+    const params = new URLSearchParams(location.hash.slice(1));
     for (const axis of axes) {
       const known = new Set(cases.map((item) => item.axes[axis]));
-      chosen.set(axis, new Set(told.getAll(axis).filter((value) => known.has(value))));
+      chosen.set(axis, new Set(params.getAll(axis).filter((value) => known.has(value))));
     }
-    finder.value = told.get("find") ?? "";
+    finder.value = params.get("find") ?? "";
   }
 
   function write() {
-    const told = new URLSearchParams();
-    axes.forEach((axis) => chosenTexts(axis).forEach((value) => told.append(axis, value)));
-    if (finder.value.trim()) told.set("find", finder.value.trim());
+    const params = new URLSearchParams();
+    axes.forEach((axis) => chosenTexts(axis).forEach((value) => params.append(axis, value)));
+    if (finder.value.trim()) params.set("find", finder.value.trim());
     const bare = location.href.split("#")[0];
-    history.replaceState(null, "", told.size ? `${bare}#${told}` : bare);
+    history.replaceState(null, "", params.size ? `${bare}#${params}` : bare);
   }
 
-  // A value's count is what choosing it would leave, the other axes being as they are.
+  // A value's count is the number of cases that choosing it would leave, other axes unchanged.
   function showChoices() {
     for (const box of boxes) {
       const { axis } = box.dataset;
@@ -119,7 +119,7 @@
   const restore = () => { read(); find(); apply(); };
   addEventListener("hashchange", restore);
 
-  // A list of many values lies over the page, and leaves it again.
+  // A list of many values opens over the page, and closes on a click elsewhere or Escape.
   const lists = [...document.querySelectorAll("#filters details.many")];
   addEventListener("click", ({ target }) => {
     lists.filter((list) => !list.contains(target)).forEach((list) => { list.open = false; });
@@ -127,7 +127,7 @@
   addEventListener("keydown", ({ key }) => {
     if (key === "Escape") lists.forEach((list) => { list.open = false; });
   });
-  // On a phone an open bar would be half the screen.
+  // On a phone an open bar would cover half the screen.
   if (innerWidth <= 640) document.querySelector("#filters > details").open = false;
   restore();
 })();

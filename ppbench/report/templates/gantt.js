@@ -1,9 +1,9 @@
-// A timeline with more bars than can be drawn shows an overview; this takes the bars that are in
-// view from the packed columns (detail.py), or makes the overview anew for what is in view.
+// A timeline with too many bars shows an overview. After zooming, the bars in view are taken from the
+// packed columns (overview.py), or the overview is recomputed for the view.
 "use strict";
 
-// The columns of a timeline, as detail.py laid them out in `bytes`.
-function readColumns(told, bytes) {
+// The columns of a timeline, as overview.py packs them into `bytes`; `layout` describes them.
+function readColumns(detail, bytes) {
   const column = (layout, count, isRunning, factor = 1) => {
     const values = new Float64Array(count);
     let weight = 1;
@@ -14,22 +14,22 @@ function readColumns(told, bytes) {
     for (let n = 0; n < count; n++) values[n] = (values[n] + layout.least) * factor;
     return values;
   };
-  return told.traces.map((trace) => {
+  return detail.traces.map((trace) => {
     const read = (layout, factor) => column(layout, trace.count, false, factor);
     const begin = read(trace.begin, 1);
-    const width = read(trace.width, told.quantumMs);
+    const width = read(trace.width, detail.quantumMs);
     const rows = trace.rows.map(([row, from], n) => ({ row, from, to: trace.rows[n + 1]?.[1] ?? trace.count }));
     for (const row of rows) {
       row.longest = 0;
       let running = 0; // whole quanta, so that a million differences add up exactly
       for (let n = row.from; n < row.to; n++) {
         running += begin[n];
-        begin[n] = running * told.quantumMs;
+        begin[n] = running * detail.quantumMs;
         if (width[n] > row.longest) row.longest = width[n];
       }
     }
     const lazy = new Map();
-    // Only what hovering needs, read when bars are drawn for the first time.
+    // Columns that only hover texts need are read when bars are first drawn.
     const later = (key, layout, factor) => {
       if (!lazy.has(key)) lazy.set(key, read(layout, factor));
       return lazy.get(key);
@@ -56,13 +56,13 @@ function eachBetween(trace, row, start, end, take) {
   return true;
 }
 
-// Where the marks in view stand, by trace; null when they are more than `most`.
+// The index and y of the marks in view, by trace; null if there are more than `most`.
 function marksInView(traces, view, most) {
   let total = 0;
-  const found = [];
+  const byTrace = [];
   for (const trace of traces) {
     const places = [];
-    found.push(places);
+    byTrace.push(places);
     for (const row of trace.rows) {
       const y = row.row + trace.lane;
       if (y < view.top || y > view.bottom) continue;
@@ -73,12 +73,12 @@ function marksInView(traces, view, most) {
       if (!isAll) return null;
     }
   }
-  return found;
+  return byTrace;
 }
 
 const inMs = (ms) => ms.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
-// The legend has the colour of the first bar: that of a rank's first stage, if one is in view.
+// The legend has the colour of the first bar, which should be of a rank's first stage if possible.
 function firstShadeFirst(trace, places) {
   const shade = trace.later("shade", trace.shade, 1);
   const sorted = { first: [], others: [] };
@@ -89,10 +89,10 @@ function firstShadeFirst(trace, places) {
   return sorted.first.concat(sorted.others);
 }
 
-// The arrays with which plotly draws the marks at these places; text in those of `least` ms or more,
-// because measuring text that does not fit takes most of the time.
-function barsOf(trace, found, quantumMs, least) {
-  const places = trace.colors ? firstShadeFirst(trace, found) : found;
+// The arrays with which plotly draws the marks at these places. Only marks of at least `least` ms have
+// text, because measuring text that does not fit takes most of the time.
+function barsOf(trace, inView, quantumMs, least) {
+  const places = trace.colors ? firstShadeFirst(trace, inView) : inView;
   const count = places.length / 2;
   const at = (n) => places[2 * n];
   const taken = (values) => Float64Array.from({ length: count }, (_, n) => values[at(n)]);
@@ -107,10 +107,10 @@ function barsOf(trace, found, quantumMs, least) {
     const microbatch = numbers[trace.numbers.findIndex((number) => number.name === "microbatch")];
     bars.text = Array.from({ length: count }, (_, n) => (bars.x[n] < least ? "" : String(microbatch[at(n)])));
   }
-  if (trace.said) {
-    const codes = trace.later("codes", trace.said.codes, 1);
-    const amounts = trace.later("amount", trace.said.amount, quantumMs);
-    const phrase = (n) => trace.said.words[codes[n]].replace("{}", inMs(amounts[n]));
+  if (trace.phrases) {
+    const codes = trace.later("codes", trace.phrases.codes, 1);
+    const amounts = trace.later("amount", trace.phrases.amount, quantumMs);
+    const phrase = (n) => trace.phrases.words[codes[n]].replace("{}", inMs(amounts[n]));
     bars.hovertext = Array.from({ length: count }, (_, n) => phrase(at(n)));
   }
   if (trace.colors) {
@@ -121,7 +121,7 @@ function barsOf(trace, found, quantumMs, least) {
   return bars;
 }
 
-// The time that each kind takes of each slice of each rank between two times: as overview.py has it.
+// The time of each kind in each slice of each rank between two times, as overview.py computes it.
 function slicesOf(kinds, grid, start, end, numSlices) {
   const size = grid.ranks * numSlices;
   const spent = kinds.map(() => new Float64Array(size));
@@ -151,7 +151,7 @@ function gridOf(kinds, grid, view, { slices: numSlices, mostShare, laneHeight })
   const { spent, counts } = slicesOf(kinds, grid, view.start, view.end, numSlices);
   const [z, customdata, text] = [[], [], []];
   for (let rank = 0; rank < grid.ranks; rank++) {
-    const [codes, told, words] = [[], [], []];
+    const [codes, details, words] = [[], [], []];
     for (let n = rank * numSlices; n < (rank + 1) * numSlices; n++) {
       let [busy, mostly] = [0, 0];
       for (let kind = 0; kind < kinds.length; kind++) {
@@ -160,11 +160,11 @@ function gridOf(kinds, grid, view, { slices: numSlices, mostShare, laneHeight })
       }
       if (spent[mostly][n] < mostShare * busy) mostly = kinds.length;
       codes.push(busy > 0 ? mostly + Math.min(0.999, Math.max(0.001, busy)) : null);
-      told.push([Math.min(1, busy), counts[n]]);
+      details.push([Math.min(1, busy), counts[n]]);
       words.push(kinds[mostly]?.name ?? "several");
     }
     z.push(codes);
-    customdata.push(told);
+    customdata.push(details);
     text.push(words);
   }
   const dx = (view.end - view.start) / numSlices;
@@ -195,33 +195,33 @@ function putBars(data, trace, bars) {
   shown.insidetextfont.color = inks;
 }
 
-// Puts what is in view into `data`; returns a plain sentence on what was merged.
-function showView(data, told, traces, view) {
-  const found = marksInView(traces, view, told.mostBars);
-  for (const grid of told.grids) data[grid.trace].visible = found === null;
+// Puts the marks in view into `data`; returns a note on what was merged.
+function showView(data, detail, traces, view) {
+  const marks = marksInView(traces, view, detail.mostBars);
+  for (const grid of detail.grids) data[grid.trace].visible = marks === null;
   traces.forEach((trace, n) => {
-    const isShown = found !== null && found[n].length > 0;
-    putBars(data, trace, isShown ? barsOf(trace, found[n], told.quantumMs, view.least) : NOTHING);
+    const isShown = marks !== null && marks[n].length > 0;
+    putBars(data, trace, isShown ? barsOf(trace, marks[n], detail.quantumMs, view.least) : NOTHING);
   });
-  if (found !== null) {
-    const total = found.reduce((sum, places) => sum + places.length / 2, 0);
-    return `${total.toLocaleString("en-US")} bars in view, each drawn by itself.`;
+  if (marks !== null) {
+    const total = marks.reduce((sum, places) => sum + places.length / 2, 0);
+    return `${total.toLocaleString("en-US")} bars in view, drawn one by one.`;
   }
   const isHidden = (trace) => data[trace.trace].visible === "legendonly";
   const kinds = traces.map((trace) => ({ ...trace, name: data[trace.trace].name, rows: isHidden(trace) ? [] : trace.rows }));
-  for (const grid of told.grids) {
+  for (const grid of detail.grids) {
     const own = grid.kinds.map((name) => kinds.find((kind) => kind.name === name));
-    Object.assign(data[grid.trace], gridOf(own, grid, view, told));
+    Object.assign(data[grid.trace], gridOf(own, grid, view, detail));
   }
-  return told.note;
+  return detail.note;
 }
 
-// A step's title tells most first; a narrow figure leaves the end of it out.
+// The end of a step's title matters least; a narrow figure leaves it out.
 const TITLE_CHARACTER = 7.5; // px
 
 function fitTitles(div, layout) {
   const room = (div.clientWidth - layout.margin.l - layout.margin.r) / TITLE_CHARACTER;
-  for (const title of (layout.annotations ?? []).filter((one) => one.name === "title")) {
+  for (const title of (layout.annotations ?? []).filter(({ name }) => name === "title")) {
     const parts = title.text.replace(/<\/?b>/g, "").split(" · ");
     while (parts.length > 1 && parts.join(" · ").length > room) parts.pop();
     const shown = parts.join(" · ");
@@ -229,11 +229,11 @@ function fitTitles(div, layout) {
   }
 }
 
-// The note on what was merged stands above the figure, as text that wraps.
+// The note on what was merged moves above the figure, where its text wraps.
 function placeNote(div, layout) {
-  const note = layout.annotations?.find((one) => one.name === "note");
+  const note = layout.annotations?.find(({ name }) => name === "note");
   if (!note) return;
-  layout.annotations = layout.annotations.filter((one) => one !== note);
+  layout.annotations = layout.annotations.filter((other) => other !== note);
   layout.height -= layout.meta.notePx;
   layout.margin.b -= layout.meta.notePx;
   noteOf(div).textContent = note.text.replaceAll("<br>", " ");
@@ -248,26 +248,26 @@ function noteOf(div) {
 
 const columnsOf = new WeakMap();
 
-// Lets a figure with `layout.meta.detail`, just drawn, show what one zooms in on.
+// Lets a drawn figure with `layout.meta.detail` show single bars after zooming in.
 function attachDetail(div, config) {
-  const told = div.layout.meta.detail;
-  told.note = noteOf(div).textContent;
+  const { detail } = div.layout.meta;
+  detail.note = noteOf(div).textContent;
   if (columnsOf.has(div)) {
     showInView(div, config);
     return;
   }
-  // When the columns, at the page's end, have been read, and the overview is on the screen.
+  // Once the columns at the end of the page are parsed and the overview is on the screen.
   const ahead = globalThis.requestIdleCallback ?? setTimeout;
   const idle = parsed().then(() => new Promise((done) => ahead(done, { timeout: 500 })));
-  const bytes = idle.then(() => unpackBytes(document.getElementById(told.columns)));
-  columnsOf.set(div, bytes.then((unpacked) => readColumns(told, unpacked)));
+  const bytes = idle.then(() => unpackBytes(document.getElementById(detail.columns)));
+  columnsOf.set(div, bytes.then((unpacked) => readColumns(detail, unpacked)));
   div.on("plotly_relayout", (change) => {
     if (Object.keys(change).some((key) => /^[xy]axis\b/.test(key))) showInView(div, config);
   });
   div.on("plotly_restyle", () => showInView(div, config));  // a name was clicked in the legend
 }
 
-// What one has zoomed in on and hidden stays, when a figure is drawn anew for other colours or paper.
+// Keeps the zoom and the hidden traces when a figure is redrawn for other colours or for paper.
 function keepView(div, data, layout) {
   if (!div.layout || !div._fullLayout?.xaxis || layout.meta?.panels) return;
   for (const axis of ["xaxis", "yaxis"]) {
@@ -286,8 +286,8 @@ async function parsed() {
 
 async function showInView(div, config) {
   const traces = await columnsOf.get(div);
-  const told = div.layout.meta.detail;
-  noteOf(div).textContent = showView(div.data, told, traces, viewOf(div));
+  const { detail } = div.layout.meta;
+  noteOf(div).textContent = showView(div.data, detail, traces, viewOf(div));
   await Plotly.react(div, div.data, div.layout, config);
   div.dispatchEvent(new Event("detailed"));
 }

@@ -1,5 +1,5 @@
-// The page of a history: a click on a commit or a change opens what stands behind it, a list of the
-// series leaves those that are looked for.
+// The page of a history: a click on a commit or a change opens a panel of details; the list of series
+// can be searched and filtered.
 
 (() => {
   const make = (name, text = "", className = "") => {
@@ -14,9 +14,9 @@
   function fillPairs(list, pairs, wrap) {
     list.replaceChildren(...pairs.map(([name, text]) => {
       const item = make("div");
-      const told = make("dd");
-      told.append(wrap(text));
-      item.append(make("dt", name), told);
+      const content = make("dd");
+      content.append(wrap(text));
+      item.append(make("dt", name), content);
       return item;
     }));
     list.hidden = pairs.length === 0;
@@ -30,17 +30,17 @@
     return block;
   }
 
-  function timelinesOf(told) {
-    if (!told.figure) return [];
+  function timelinesOf(content) {
+    if (!content.figure) return [];
     const div = make("div", "", "chart");
     div.setAttribute("role", "figure");
-    div.setAttribute("aria-label", `Timelines, ${told.title}`);
-    div.dataset.figure = told.figure;
-    div.style.minHeight = `${told.height}px`;
+    div.setAttribute("aria-label", `Timelines, ${content.title}`);
+    div.dataset.figure = content.figure;
+    div.style.minHeight = `${content.height}px`;
     return [div];
   }
 
-  // Commits are numbered along the axis; a change has a name instead, and no neighbours.
+  // Commits are numbered along the axis; a change has a name instead and no neighbours.
   function neighbour(button, key, panels, by) {
     const next = String(Number(key) + by);
     button.hidden = Number.isNaN(Number(key));
@@ -48,28 +48,28 @@
     button.dataset.opens = next;
   }
 
-  function fill(panel, told, key, panels) {
+  function fill(panel, content, key, panels) {
     panel.replaceChildren(document.getElementById("panel").content.cloneNode(true));
     const find = (selector) => panel.querySelector(selector);
-    panel.setAttribute("aria-label", told.title);
-    find("h3").textContent = told.title;
-    find(".subject").textContent = told.subject;
-    find(".sentences").replaceChildren(...told.sentences.map((text) => make("p", text)));
-    fillPairs(find(".facts"), told.facts, (text) => document.createTextNode(text));
-    fillPairs(find(".commands"), told.commands, copyable);
-    find(".drawn").replaceChildren(...timelinesOf(told));
+    panel.setAttribute("aria-label", content.title);
+    find("h3").textContent = content.title;
+    find(".subject").textContent = content.subject;
+    find(".sentences").replaceChildren(...content.sentences.map((text) => make("p", text)));
+    fillPairs(find(".facts"), content.facts, (text) => document.createTextNode(text));
+    fillPairs(find(".commands"), content.commands, copyable);
+    find(".drawn").replaceChildren(...timelinesOf(content));
     neighbour(find(".older"), key, panels, -1);
     neighbour(find(".newer"), key, panels, 1);
   }
 
-  // A line through the chart says which commit is open.
+  // A line through the chart marks the open commit.
   function mark(section, key) {
     const div = chartOf(section);
     if (!div.layout) return;
     const shapes = (div.layout.shapes ?? []).filter(({ name }) => name !== "open");
-    const trace = div.data.find(({ customdata }) => [...(customdata ?? [])].some((one) => String(one) === key));
+    const trace = div.data.find(({ customdata }) => [...(customdata ?? [])].some((id) => String(id) === key));
     if (trace) {
-      const x = trace.x[[...trace.customdata].findIndex((one) => String(one) === key)];
+      const x = trace.x[[...trace.customdata].findIndex((id) => String(id) === key)];
       const color = getComputedStyle(document.documentElement).getPropertyValue("--quiet").trim();
       shapes.push({ name: "open", type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 1 }, layer: "below" });
     }

@@ -1,4 +1,4 @@
-// What a page does by itself: draws, follows the scheme and the width, prints, copies.
+// Behaviour of every page: drawing, following colour scheme and width, printing, copying.
 
 (() => {
   figures.watch();
@@ -7,7 +7,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", figures.redrawAll);
   addEventListener("resize", figures.refitAll);
 
-  // Paper is white, has its own width, and shows everything that is open, seen before or not.
+  // Paper is white, has its own width, and shows everything that is open, drawn before or not.
   const root = document.documentElement;
   const folded = [];
   addEventListener("beforeprint", () => {
@@ -22,8 +22,8 @@
     figures.redrawAll();
   });
 
-  // A file that is opened offline may have no clipboard of its own; then the selection is copied,
-  // or stays for the reader to copy.
+  // A page opened from a file may have no access to the clipboard; then the text is selected and copied,
+  // or left selected for the reader to copy.
   async function copied(source) {
     try {
       await navigator.clipboard.writeText(source.textContent);
@@ -40,7 +40,7 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
 
-  // Also those that are put on the page later.
+  // Delegated, so that it also works for buttons added later.
   document.addEventListener("click", ({ target }) => {
     if (target.matches("button.copy")) copy(target);
   });

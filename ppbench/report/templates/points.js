@@ -1,13 +1,13 @@
-// The points of a figure that a filter keeps, and the panels that are then left.
-// Pure: a parsed figure in, a new one out. A trace says with `ids` which case each point is; what
-// follows a slash tells the points of a case apart.
+// Filters the points of a figure, and removes the panels that are then empty.
+// Pure: a parsed figure in, a new one out. The `ids` of a trace name the case of each point; a number
+// after a slash distinguishes the points of a case.
 
 const TYPED = {
   i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array,
   i4: Int32Array, u4: Uint32Array, f4: Float32Array, f8: Float64Array,
 };
 
-// plotly's JSON holds typed arrays as base64; of two dimensions they become a list of rows.
+// plotly's JSON holds typed arrays as base64; with two dimensions they become a list of rows.
 function decoded({ dtype, bdata, shape }) {
   const bytes = Uint8Array.from(atob(bdata), (letter) => letter.charCodeAt(0));
   const values = new TYPED[dtype](bytes.buffer);
@@ -18,7 +18,7 @@ function decoded({ dtype, bdata, shape }) {
 
 const isTyped = (value) => typeof value.bdata === "string" && value.dtype in TYPED;
 
-// A value of a trace with the kept points only: every array with an entry per point is thinned.
+// A value of a trace with only the kept points: every array with an entry per point is thinned.
 function thinned(value, keep) {
   if (value === null || typeof value !== "object") return value;
   if (isTyped(value)) return thinned(decoded(value), keep);
@@ -29,8 +29,8 @@ function thinned(value, keep) {
   return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, thinned(inner, keep)]));
 }
 
-// The traces with the points of `selected` cases; null is all. A name stays in the legend as long
-// as one trace of its group has points.
+// The traces with the points of the `selected` cases; null selects all. A name remains in the legend as
+// long as one trace of its group has points.
 function tracesOf(data, selected) {
   if (selected === null) return data;
   const left = data.map((trace) => {
@@ -51,7 +51,7 @@ function tracesOf(data, selected) {
 const keyOf = (panel) => (panel === 0 ? "" : String(panel + 1));
 const panelOf = (axis) => (axis.length === 1 ? 0 : Number(axis.slice(1)) - 1);
 
-// The figure with only the panels that have points, numbered anew from the first.
+// The figure with only the panels that have points, renumbered from the first.
 function withPanelsLeft(figure) {
   const panels = figure.layout.meta.panels;
   const used = new Set(figure.data.filter((trace) => trace.ids).map((trace) => panelOf(trace.xaxis ?? "x")));
@@ -78,7 +78,7 @@ function withPanelsLeft(figure) {
   layout.annotations = (figure.layout.annotations ?? []).filter(({ xref }) => isLeft(xref ?? "paper"))
     .map((note) => (/^x/.test(note.xref) ? { ...note, xref: moved(note.xref), yref: moved(note.yref) } : note));
   layout.meta = { ...figure.layout.meta, panels: { ...panels, titles: kept.map((panel) => panels.titles[panel]) } };
-  // A key of the legend has no points and no panel of its own.
+  // A legend key has no points and no panel of its own.
   const isKey = (trace) => !trace.ids && [...numbers(trace.x)].every((x) => x === null);
   const data = figure.data.filter((trace) => isKey(trace) || isLeft(trace.xaxis ?? "x"))
     .map((trace) => (isKey(trace) ? { ...trace, xaxis: "x", yaxis: "y" }
@@ -86,7 +86,7 @@ function withPanelsLeft(figure) {
   return { ...figure, data, layout };
 }
 
-// Where the panels stand in so many columns: `arrangement` of panels.py, over again.
+// Arranges the panels in so many columns, as `arrangement` of panels.py does.
 function arrange(layout, columns) {
   const { titles, yTitle, panelPx, gapPx, topPx, bottomPx, gapX } = layout.meta.panels;
   const rows = Math.ceil(titles.length / columns);
@@ -112,7 +112,7 @@ const offsetsOf = (data, letter) => {
   return [...new Set(bars.flatMap((trace) => [...numbers(trace[letter])].map(offsetOf)))].sort((a, b) => a - b);
 };
 
-// The letter of the axis that has names for 0, 1, 2, ... and nothing on it but cases, if one does.
+// The letter of the axis with names for 0, 1, 2, ... and only cases on it, if there is one.
 function casesAxisOf(figure) {
   return ["x", "y"].find((letter) => {
     const { tickvals, ticktext } = figure.layout[`${letter}axis`] ?? {};
@@ -122,7 +122,7 @@ function casesAxisOf(figure) {
   });
 }
 
-// How to move what stands at a place or beside it once only `places` and bars `after` are left.
+// Returns a function that moves a mark when only `places` and the bar offsets `after` are left.
 function moverOf(places, before, after) {
   if (!after.length) return (at) => places.indexOf(Math.round(at)) + offsetOf(at);
   const wider = before.length / after.length;
@@ -135,7 +135,7 @@ function moverOf(places, before, after) {
   };
 }
 
-// Places and bars that no case needs any longer make room for the others.
+// Removes places and bars without cases, so that the others get their space.
 function withPlacesLeft(figure, all, letter) {
   const taken = figure.data.filter((trace) => trace.ids).flatMap((trace) => [...numbers(trace[letter])]);
   const places = [...new Set(taken.map(Math.round))].sort((a, b) => a - b);
@@ -169,7 +169,7 @@ function withPlacesLeft(figure, all, letter) {
   return { ...figure, data, layout };
 }
 
-// The figure of the selected cases, or null if none of them is in it. `selected` null is all.
+// The figure of the selected cases, or null if it has none of them; `selected` null selects all.
 function figureOf(figure, selected) {
   const hasCases = figure.data.some((trace) => trace.ids);
   if (!hasCases) return figure;

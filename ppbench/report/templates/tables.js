@@ -1,5 +1,5 @@
-// Tables: a click on a heading sorts, a search leaves the rows that have the words, a button opens
-// the row's detail beneath it.
+// Tables: a click on a heading sorts, a search hides rows without the words, a button opens the detail
+// below a row.
 
 const tables = (() => {
   const rowsOf = (table) => [...table.tBodies[0].rows].filter((row) => !row.classList.contains("detail"));
@@ -10,7 +10,7 @@ const tables = (() => {
     const index = [...header.parentNode.children].indexOf(header);
     const isNumber = header.classList.contains("number");
     const before = header.getAttribute("aria-sort");
-    // Figures start with the largest, words with the first.
+    // Numbers are first sorted from the largest, words alphabetically.
     const ascending = before ? before === "descending" : !isNumber;
     const key = (row) => {
       const cell = row.cells[index];
@@ -29,7 +29,7 @@ const tables = (() => {
     table.tBodies[0].append(...rows.flat());
   }
 
-  // Every word has to be in some cell.
+  // A row matches if each word is in some cell.
   function search(table, text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rowsOf(table)) {

@@ -1,7 +1,7 @@
-// The other end of packed.py: base64 of deflated bytes, from a <script> that the browser skips.
+// Unpacks what pages/templates.py packs: deflated bytes in base64, in a <script> of unknown type.
 "use strict";
 
-// Promise of the bytes that `pack_bytes` was given.
+// Resolves to the bytes that `pack_bytes` was given.
 async function unpackBytes(script) {
   const text = atob(script.textContent.trim());
   const deflated = new Uint8Array(text.length);
@@ -10,7 +10,7 @@ async function unpackBytes(script) {
   return new Uint8Array(await new Response(inflated).arrayBuffer());
 }
 
-// Promise of the text that `pack_text` was given.
+// Resolves to the text that `pack_text` was given.
 async function unpackText(script) {
   return new TextDecoder().decode(await unpackBytes(script));
 }

@@ -1,14 +1,14 @@
-"""Starts a machine's workers and restarts them all when one fails: torch's elastic agent, at home.
+"""Starts a machine's workers and restarts them all when one fails, by torch's elastic agent.
 
     python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS PRELOADED MODULE [ARGUMENT ...]
 
 `torch.distributed.run` would do but for five things. Its store listens on every interface of the
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
-as one that is stopped. It tells nobody in what order workers died, or how. It leaves its workers
+as one that is stopped. It does not report in what order workers died, or how. It leaves its workers
 behind when it is killed. And each worker that it starts imports torch and the models anew, which
 takes seconds; these are forked from the agent, which has imported all that.
 
-    FOLDER/exits.jsonl                       who failed, how and when (exits.py)
+    FOLDER/exits.jsonl                       who failed, how and when (local.py)
            logs/*/attempt_<n>/<rank>/        what each worker printed
 """
 
@@ -49,8 +49,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from engine.interfaces import LOOPBACK, keep_to_loopback
 from engine.rank_store import serve
-from ppbench.run import lifetime
-from ppbench.run.launch.exits import Exit, note_exit
+from ppbench.run.launch import lifetime
+from ppbench.run.launch.local import Exit, note_exit
 
 GRACE_S = 1.0
 """Workers have nothing to put in order; what they store is whole at any moment."""
@@ -89,7 +89,7 @@ class Loopback(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """There is nobody to tell."""
+        """Do nothing: no other node is there."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -99,7 +99,7 @@ class Loopback(RendezvousHandler):
 
 
 class Agent(LocalElasticAgent):
-    """Torch's agent; what differs is how it learns of a worker's end, and how it ends the rest."""
+    """Torch's agent with another way to learn of a worker's end, and to end the other workers."""
 
     def __init__(
         self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path, start_method: str
@@ -115,7 +115,7 @@ class Agent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Torch's own would find a failure later, and leave the others at work until then."""
+        """End the other workers at once: torch's method would find the failure later."""
         watch = self._watch
         if watch is not None and watch.has_failed:
             self._end_workers()
@@ -136,10 +136,10 @@ class Agent(LocalElasticAgent):
 
 
 class _Watch:
-    """One start of the workers: a thread waits for each and notes it if it fails.
+    """Waits for one start of the workers by a thread for each, and notes those that fail.
 
-    The threads leave the dead to be reaped by torch, so that no process of that id can be another.
-    Torch may be faster than they are: what it saw is noted as well.
+    The threads leave dead workers to be reaped by torch, so that no other process can get their
+    ids. Torch may be faster than they are: what it saw is noted as well.
     """
 
     def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
@@ -154,7 +154,7 @@ class _Watch:
             thread.start()
 
     def _follow(self, rank: int, pid: int) -> None:
-        """Blocks until the worker has ended."""
+        """Block until the worker has ended, and note it."""
         try:
             status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped
@@ -164,7 +164,10 @@ class _Watch:
         self.note(rank, pid, -status.si_status if is_signal else status.si_status)
 
     def note(self, rank: int, pid: int, exitcode: int) -> None:
-        """That a worker has ended, now; once. One that left with code 0 may not have been done."""
+        """Note, once, that a worker has just ended.
+
+        One that left with code 0 is noted too: it may not have been done.
+        """
         at, at_ns = time.time(), time.monotonic_ns()
         with self._lock:
             if self._is_ending or pid in self._noted:
@@ -180,7 +183,7 @@ class _Watch:
                 print(f"{self._folder}: cannot be written: {error}", flush=True)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all workers have ended by then."""
+        """Whether all workers have ended within the time."""
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -229,7 +232,7 @@ def run(
 
 
 def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
-    """A worker: run the module as `python -m` would."""
+    """Run the module in a worker as `python -m` would."""
     for number in _HANDLED:  # a rank that is ended with the others has no error of its own
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -246,7 +249,7 @@ def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
 
 
 def _end(code: int | str) -> NoReturn:
-    """As Python ends with this code; but here, where what is printed goes into the worker's log."""
+    """End as Python does for this code, but here: what is printed goes into the worker's log."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     sys.stdout.flush()
@@ -255,7 +258,7 @@ def _end(code: int | str) -> NoReturn:
 
 
 def stay_local() -> None:
-    """Workers' sockets, too, are bound to loopback, whatever the machine's settings say."""
+    """Bind the workers' sockets to loopback as well, whatever the machine's settings are."""
     for library in ("GLOO", "NCCL", "TP"):
         os.environ.pop(f"{library}_SOCKET_IFNAME", None)
     keep_to_loopback(os.environ)

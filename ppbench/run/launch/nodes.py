@@ -50,9 +50,9 @@ _STORE_TIMEOUT = timedelta(seconds=300)  # torch's, for the ranks'
 
 
 class OneInterface(RendezvousHandler):
-    """Torch's handler; what differs is the address of the ranks' store.
+    """Torch's handler with another address for the ranks' store.
 
-    Torch would tell the first machine's name, which may be loopback there, or another interface.
+    Torch would publish the first machine's name, which may be loopback there, or another interface.
     """
 
     def __init__(self, handler: RendezvousHandler, place: Interface) -> None:
@@ -64,11 +64,15 @@ class OneInterface(RendezvousHandler):
         return serve(self._place.address, port, _STORE_TIMEOUT)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Blocks until all nodes are here. The store's keys are this round's."""
+        """Block until all nodes are here. The store's keys are those of this round."""
         met = self._handler.next_rendezvous()
         if met.rank == 0:
-            told = met.bootstrap_store_info
-            port = told.master_port if told is not None and self.use_agent_store else self._free()
+            store_info = met.bootstrap_store_info
+            port = (
+                store_info.master_port
+                if store_info is not None and self.use_agent_store
+                else self._free()
+            )
             met.store.set(_ADDRESS, f"{port} {self._place.address}")
         port_text, _, address = met.store.get(_ADDRESS).decode().partition(" ")
         where = RendezvousStoreInfo(address, int(port_text))
@@ -103,7 +107,7 @@ class OneInterface(RendezvousHandler):
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler that torchrun asks for. Ends the process where no address can be chosen."""
+    """Make the handler that torchrun asks for; end the process where no address can be chosen."""
     try:
         host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
         store, place = _open_store(host, port, params)
@@ -117,7 +121,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _open_store(host: str, port: int, params: RendezvousParameters) -> tuple[Any, Interface]:
-    """The agents' store, and where this machine listens."""
+    """Return the agents' store, and the interface on which this machine listens."""
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
     refuse_unspecified(host)
     is_host = params.get_as_bool("is_host")
@@ -137,7 +141,7 @@ def _open_store(host: str, port: int, params: RendezvousParameters) -> tuple[Any
 
 
 def _refuse_static(_params: RendezvousParameters) -> NoReturn:
-    """Torch's static rendezvous has a store of its own, on every interface."""
+    """Refuse torch's static rendezvous, whose store listens on every interface."""
     _refuse(
         "--rdzv-backend static: its store listens on every interface; expected c10d: add "
         "--standalone for one machine, or --rdzv-backend c10d --rdzv-endpoint HOST:PORT"

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
 from engine.flight import NO_FLIGHT, Flight
-from engine.model.answers import FlopFacts
+from engine.model.descriptions import FlopFacts
 from engine.model.stage_module import StageModule
 from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import SPANS, Watch
+from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
-from ppbench.run.durations import durations_of, link_ns_of
+from ppbench.config.programs import durations_of, link_ns_of
 from ppbench.run.runtimes.runtime import facts_of_split
 
 
 class EmulatedRuntime:
-    """Builds the case's emulated pipeline; every rank below the case's world size makes one."""
+    """The case's emulated pipeline; every rank below the case's world size makes one."""
 
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
@@ -45,14 +45,14 @@ class EmulatedRuntime:
 
     @property
     def modules(self) -> Mapping[int, StageModule]:
-        """None: nothing is computed."""
+        """Empty: nothing is computed."""
         return {}
 
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
-        return self._trainer.step(step, watch)
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
+        return self._trainer.step(step, recording)
 
     def measure_memory(self, step: int) -> MemoryUse | None:  # noqa: ARG002  # as a runtime does
-        """None: what a stage would hold is not there."""
+        """Return None: emulated stages hold nothing."""
         return None
 
     def peak(self) -> tuple[str, Peak] | None:

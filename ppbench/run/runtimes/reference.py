@@ -1,8 +1,8 @@
-"""The loss that every runtime must have in the first step: the unsplit model's, without a runtime.
+"""Computes the loss that every runtime must have in the first step: that of the unsplit model.
 
-One stage after the other takes all microbatches forward, on one rank, with nothing kept for a
-backward: so it needs no more memory than the largest stage and one message per microbatch, also
-where the whole model would not fit. What the gradients are, only `measure.verify` tells.
+One stage after the other takes all microbatches forward, on one rank, and keeps nothing for a
+backward. So it needs no more memory than the largest stage and one message per microbatch, even if
+the whole model does not fit. Gradients are compared by `measure.verify` only.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from engine.trainer import TrainerConfig
 
 
 def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
-    """The first step's mean loss per token; `config` is what `connect` returned.
+    """Return the first step's mean loss per token; `config` is what `connect` returned.
 
     None for a model that draws random numbers, as dropout does: its loss depends on the order in
-    which a rank comes to its microbatches, and no two schedules have the same.
+    which a rank computes its microbatches, which differs between schedules.
     """
     model = model_of(config, device)
     batch = _first_batch(config, model, device)
-    before = _random_state(device)
+    before = random_state(device)
     with torch.no_grad():
         losses = _losses(config, model, batch, device)
-    has_drawn = not torch.equal(before, _random_state(device))
+    has_drawn = not torch.equal(before, random_state(device))
     return None if has_drawn else float(torch.stack(losses).sum())
 
 
@@ -44,7 +44,7 @@ def _first_batch(config: TrainerConfig, model: Model, device: torch.device) -> S
 def _losses(
     config: TrainerConfig, model: Model, batch: StepBatch, device: torch.device
 ) -> list[Tensor]:
-    """Of each microbatch. Only messages are kept of all of them, and never their logits."""
+    """Return the loss of each microbatch. Messages of all are kept, but never their logits."""
     partition = partition_of(config, model, lowered_of(config).num_stages)
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
     losses: list[Tensor] = []
@@ -61,18 +61,18 @@ def _losses(
 
 
 def _built(model: Model, partition: Partition, stage: int, device: torch.device) -> StageModule:
-    """A stage; that initial weights are drawn does not count as drawing."""
-    state = _random_state(device)
+    """Build a stage and restore the random state: drawing initial weights does not count."""
+    state = random_state(device)
     module = model.build_stage(partition, stage, device)
-    _set_random_state(state, device)
+    set_random_state(state, device)
     return module
 
 
-def _random_state(device: torch.device) -> Tensor:
+def random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _set_random_state(state: Tensor, device: torch.device) -> None:
+def set_random_state(state: Tensor, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

@@ -1,29 +1,36 @@
-"""What the worker asks of whatever runs a case."""
+"""The interface between the worker and what runs a case, and the engine's settings of a case."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 
 from engine.configuration import TrainerConfig, model_of, partition_of, shares_of
 from engine.connection import Agreement
-from engine.flight import Flight
-from engine.model.answers import FlopFacts
+from engine.flight import Flight, Phase
+from engine.model.data import DataSpec
+from engine.model.descriptions import FlopFacts
+from engine.model.spec import ModelSpec
 from engine.model.stage_module import StageModule
+from engine.plan.lower import Policy
 from engine.plan.program import Program
+from engine.plan.schedules.registry import CSV_PREFIX
 from engine.run.memory import MemoryUse
+from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import SPANS, Watch
+from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
 
 
 class RefusalError(ValueError):
-    """The runtime cannot run the case; its run is `invalid`. Says what to change."""
+    """A case that the runtime cannot run; the run is `invalid`. The message says what to change."""
 
 
 class Runtime(Protocol):
@@ -31,7 +38,7 @@ class Runtime(Protocol):
 
     @property
     def lowered(self) -> Program:
-        """What all ranks run in a step, with its transfers; asked after the last step."""
+        """What all ranks run in a step, with transfers; read after the last step."""
 
     @property
     def peak_held(self) -> int:
@@ -39,64 +46,86 @@ class Runtime(Protocol):
 
     @property
     def modules(self) -> Mapping[int, StageModule]:
-        """This rank's stages by number, which hold what it trains; what verification reads."""
+        """This rank's stages by number, with the weights that it trains; read by verification."""
 
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
-        """One step of training; returns when this rank's part of it is over.
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
+        """Train one step; returns when this rank's part of it is over.
 
-        `watch` says what it records: spans, and ranges for a profiler that the caller has started.
+        `recording` says what to record: spans, or ranges for a profiler that the caller started.
         """
 
     def measure_memory(self, step: int) -> MemoryUse | None:
-        """One more step, under memory accounting; None where there is nothing to account for."""
+        """Run one more step under memory accounting; None where no memory is accounted for."""
 
     def peak(self) -> tuple[str, Peak] | None:
-        """This rank's device by name, and what it could compute; None where nothing is computed.
+        """Return the device's name and peak speed; None where nothing is computed.
 
-        The ranks measure it at the same time, where it is not known.
+        A speed that is not known is measured by all ranks at the same time.
         """
 
     def flop_facts(self) -> FlopFacts | None:
-        """What a token costs; asked of rank 0. None where nothing is computed."""
+        """Return what a token costs, on rank 0; None where nothing is computed."""
 
     def close(self) -> None:
-        """Give back what it holds; it is not used again."""
+        """Release all resources; the runtime is not used again."""
 
     def run_facts(self) -> dict[str, object]:
-        """Columns of `runs` that are the same on every rank; asked of rank 0."""
+        """Return columns of `runs` that are the same on every rank; called on rank 0."""
 
     def rank_facts(self) -> dict[str, object]:
-        """Columns of `ranks` that are known without running."""
+        """Return columns of `ranks` that are known without running."""
 
 
 @runtime_checkable
 class Inspected(Protocol):
-    """A runtime whose gradients and weights can be looked at; of others the loss alone tells."""
+    """A runtime whose gradients and weights can be checked; of others only the loss is."""
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """What of this rank was not finite in the last step, in words; None if all was.
+        """Name what was not finite on this rank in the last step; None if all was finite.
 
-        Asked between steps, on each rank by itself; with `has_weights` after the last one.
+        Called between steps, on each rank by itself; with `has_weights` after the last one.
         """
 
 
-class Factory(Protocol):
-    """Makes this rank's part of a case; a class is one, by its constructor.
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a case: what it runs, and how it talks to the others."""
 
-    Every rank below the case's world size calls it. They have been connected: `fabric.group_of` has
-    a communicator of theirs. Raises RefusalError for what the runtime cannot run.
+    case: Case
+    runtime: Runtime
+    fabric: Fabric
+    group: dist.ProcessGroup  # for control messages
+    flight: Flight  # where this rank notes what it does
+    config: TrainerConfig  # what the ranks have agreed on
+    cores: tuple[int, ...] | None = None  # the ones it is bound to
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.case.world_size))
+
+    def wait(self) -> None:
+        """Wait until the other ranks of the case are here as well."""
+        self.flight.enter(Phase.WAITS)
+        dist.barrier(self.group)
+
+
+class Factory(Protocol):
+    """Makes this rank's part of a case; a class is a factory through its constructor.
+
+    Every rank below the case's world size calls it. They are connected already: `fabric.group_of`
+    has their communicator. Raises RefusalError for what the runtime cannot run.
     """
 
     def __call__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight, /
     ) -> Runtime:
-        """The runtime, built and ready to step."""
+        """Return the runtime, built and ready to step."""
 
 
 def facts_of_split(
     config: TrainerConfig, program: Program, device: torch.device
 ) -> dict[str, object]:
-    """Columns of `runs` that tell how the model is cut and what program its stages run."""
+    """Return columns of `runs` about how the model is cut into stages."""
     model = model_of(config, device)
     partition = partition_of(config, model, program.num_stages)
     sizes = model.costs.of_stages(partition)
@@ -108,3 +137,53 @@ def facts_of_split(
         "parameters_per_stage": json.dumps([int(size) for size in sizes]),
         "stage_shares": json.dumps(shares),
     }
+
+
+def trainer_config(case: Case) -> TrainerConfig:
+    """Return the engine's configuration for a case."""
+    return TrainerConfig(
+        model=ModelSpec(
+            case.model_preset,
+            case.model_dtype,
+            case.model_partition,
+            case.model_seed,
+            weights=case.model_weights,
+            trust_remote_code=case.model_trust_remote_code,
+            split=case.model_split,
+            split_points=case.model_split_points,
+        ),
+        data=_data_spec(case),
+        schedule=case.schedule,
+        world_size=case.world_size,
+        stages_per_rank=None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank,
+        policy=Policy(case.transfer_policy),
+        look_ahead=case.transfer_look_ahead,
+        optimizer=OptimizerSpec(
+            case.train_optimizer,
+            case.train_learning_rate,
+            case.train_weight_decay,
+            case.train_momentum,
+            case.train_lr_schedule,
+            case.train_lr_warmup_steps,
+            case.train_lr_decay_steps,
+            case.train_clip_norm,
+        ),
+        autocast=case.train_autocast,
+        recompute=case.train_recompute,
+        compile=case.train_compile,
+    )
+
+
+def _data_spec(case: Case) -> DataSpec:
+    return DataSpec(
+        source=case.data_source,
+        seq_len=case.seq_len,
+        microbatch_size=case.train_microbatch_size,
+        num_microbatches=case.num_microbatches,
+        seed=case.data_seed,
+        tokenizer=case.data_tokenizer,
+        text_column=case.data_text_column,
+        max_seq_len=case.data_max_seq_len,
+        shuffle=case.data_shuffle,
+        num_workers=case.data_num_workers,
+    )

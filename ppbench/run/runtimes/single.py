@@ -2,7 +2,8 @@
 
     for each microbatch:  F  forward and loss    B  torch's own backward
 
-The reference of what a pipeline is to reach: plain torch, without stages, channels or an executor.
+It is the reference that a pipeline is compared with: plain torch, without stages, channels or an
+executor.
 """
 
 from __future__ import annotations
@@ -12,33 +13,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.connection import Agreement, autocast_of
-from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.connection import autocast_of
+from engine.flight import Flight, Phase
 from engine.model.data import StepBatch
 from engine.plan.action import Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
-from engine.run.p2p.fabric import Fabric
+from engine.run.recording import Recording
 from engine.run.stage import loss_of
-from engine.run.watch import Watch
-from engine.trainer import Trainer
-from ppbench.config.case import Case
-from ppbench.run.runtimes.stopwatch import Stopwatch
-from ppbench.run.runtimes.trained import TrainedRuntime
-
-
-class SingleRuntime(TrainedRuntime):
-    """The trainer with the unsplit model."""
-
-    def __init__(
-        self,
-        case: Case,  # noqa: ARG002  # all of it is in the agreement
-        agreement: Agreement,
-        fabric: Fabric,
-        flight: Flight = NO_FLIGHT,
-    ) -> None:
-        super().__init__(agreement.config, fabric, flight, Unsplit)
+from engine.trainer import Build, Trainer
+from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
 
 
 class Unsplit(Stopwatch):
@@ -55,9 +40,9 @@ class Unsplit(Stopwatch):
         )
         self.peak_held = 1
 
-    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
-        self.begin(step, watch)
-        if watch.has_spans:
+    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
+        self.begin(step, recording)
+        if recording.has_spans:
             self.clock.begin_step()
         losses = [self._train(mb, batch) for mb in range(len(batch.inputs))]
         return torch.stack(losses).sum()
@@ -84,3 +69,11 @@ class Unsplit(Stopwatch):
 
     def close(self) -> None:
         """There is nothing to give back."""
+
+
+class SingleRuntime(TrainedRuntime):
+    """The trainer with the unsplit model."""
+
+    @staticmethod
+    def executor() -> Build:
+        return Unsplit

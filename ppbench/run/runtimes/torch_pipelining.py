@@ -1,12 +1,12 @@
 """Runs a case on torch.distributed.pipelining: its schedules on the engine's stage modules.
 
 Weights, data, loss, optimizer, clipping and the sum of shared gradients are the trainer's, and so
-the same as the engine's. torch's are the order of actions, forward and backward of a stage, and
-the messages. It is used as its users use it: one `step` on the whole batch, which it cuts itself.
+the same as the engine's. The order of actions, forward and backward of a stage, and the messages
+are torch's. It is called as its users call it: one `step` on the whole batch, which it cuts itself.
 
-What torch cannot do is refused before (`ppbench.config.runtimes`). All messages between two ranks
-share one line per direction here, whose order the ranks must agree on; of a schedule whose
-transfers torch has put in place, that is proved before it runs.
+Cases that torch cannot run are refused earlier (`ppbench.config.feasibility`). Here all messages
+between two ranks share one queue per direction, whose order the ranks must agree on; for schedules
+whose transfers torch has placed, that is proved before they run.
 """
 
 from __future__ import annotations
@@ -31,38 +31,14 @@ from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.run.p2p.fabric import Fabric
+from engine.run.recording import Recording
 from engine.run.stage import loss_of
-from engine.run.watch import SPANS, Watch
-from engine.trainer import StepResult, Trainer
+from engine.trainer import Build, StepResult, Trainer
 from ppbench.config.case import Case
-from ppbench.config.runtimes import TORCH_SCHEDULES
+from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.runtime import RefusalError
-from ppbench.run.runtimes.stopwatch import Stopwatch
 from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_of
-from ppbench.run.runtimes.trained import TrainedRuntime
-
-
-class TorchRuntime(TrainedRuntime):
-    """The trainer with one of torch's schedules."""
-
-    def __init__(
-        self,
-        case: Case,  # noqa: ARG002  # all of it is in the agreement
-        agreement: Agreement,
-        fabric: Fabric,
-        flight: Flight = NO_FLIGHT,
-    ) -> None:
-        if fabric.device.type == "cuda" and fabric.transport != "nccl":
-            raise RefusalError(
-                'runtime "torch" sends what is on a GPU by NCCL, which needs a GPU for each rank; '
-                'run fewer ranks, or runtime = "engine", which goes through host memory'
-            )
-        super().__init__(agreement.config, fabric, flight, TorchPipeline)
-
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
-        result, runner = super().step(step, watch), self._trainer.runner
-        assert isinstance(runner, TorchPipeline)
-        return dataclasses.replace(result, early=runner.early)
+from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
 
 
 class TorchPipeline(Stopwatch):
@@ -88,16 +64,16 @@ class TorchPipeline(Stopwatch):
 
     @property
     def lowered(self) -> Program:
-        assert self._program is not None, "a step tells it, and none has been run"
+        assert self._program is not None, "known after the first step only"
         return self._program
 
-    def run(self, step: int, batch: StepBatch, watch: Watch) -> Tensor | None:
-        self.begin(step, watch)
+    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
+        self.begin(step, recording)
         self._num_tokens = batch.num_tokens
-        self._is_watched = watch.has_spans or watch.has_ranges or self.peak_held == 0
+        self._is_watched = recording.has_spans or recording.has_ranges or self.peak_held == 0
         if self._is_watched:
             self._instrument.clock = self.clock
-            self._instrument.start_step(has_ranges=watch.has_ranges)
+            self._instrument.start_step(has_ranges=recording.has_ranges)
         losses: list[Tensor] = []
         inputs = [torch.cat(batch.inputs)] if self._stages[0].is_first else []
         targets = torch.cat(batch.targets) if self._stages[-1].is_last else None
@@ -119,13 +95,13 @@ class TorchPipeline(Stopwatch):
         if self._program is None:  # blocks until every rank is here, once
             rows = self._trainer.gather(self._instrument.row)
             self._program = program_from(self.schedule, rows)
-        if not self.watch.has_spans:
+        if not self.recording.has_spans:
             return []
         self.early = frozenset(self._instrument.early)
         return [*spans, *self.spans(step)]
 
     def held_tensors(self) -> Iterable[Tensor]:
-        """The buffers of what is received: of every microbatch, from the first step on."""
+        """Return the buffers of what is received, for every microbatch, from the first step on."""
         for stage in self._stages:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 for info in infos:
@@ -141,15 +117,38 @@ class TorchPipeline(Stopwatch):
         kind = get_schedule_class(TORCH_SCHEDULES[config.schedule])
         is_multi = issubclass(kind, PipelineScheduleMulti)
         (first, *_) = stages = self._stages
-        of = stages if is_multi else first
-        return kind(of, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False)
+        owned = stages if is_multi else first
+        return kind(owned, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return loss_of(logits, targets, self._num_tokens)
 
 
+class TorchRuntime(TrainedRuntime):
+    """The trainer with one of torch's schedules."""
+
+    def __init__(
+        self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
+    ) -> None:
+        if fabric.device.type == "cuda" and fabric.transport != "nccl":
+            raise RefusalError(
+                'runtime "torch" sends what is on a GPU by NCCL, which needs a GPU for each rank; '
+                'run fewer ranks, or runtime = "engine", which goes through host memory'
+            )
+        super().__init__(case, agreement, fabric, flight)
+
+    @staticmethod
+    def executor() -> Build:
+        return TorchPipeline
+
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
+        result, runner = super().step(step, recording), self._trainer.runner
+        assert isinstance(runner, TorchPipeline)
+        return dataclasses.replace(result, early=runner.early)
+
+
 def _raise_cause_of(error: Exception) -> NoReturn:
-    """What a stage has raised, such as that it has no memory; torch wraps it in a RuntimeError."""
+    """Raise what a stage has raised, such as running out of memory: torch wraps it."""
     cause = error.__cause__
     if cause is None:
         raise error
@@ -158,7 +157,7 @@ def _raise_cause_of(error: Exception) -> NoReturn:
 
 
 class _Submodule(nn.Module):
-    """A stage as torch wants it: one tensor or a tuple out, of the dtypes that were agreed on."""
+    """A stage as torch needs it: it returns a tensor or a tuple, of the dtypes agreed on."""
 
     def __init__(self, module: StageModule, sends: Message | None, autocast: Any) -> None:
         super().__init__()
@@ -174,8 +173,10 @@ class _Submodule(nn.Module):
 
 
 class _Unviewed(torch.autograd.Function):
-    """The same memory, but no view for autograd: torch detaches what a stage has sent in place
-    after the first half of a backward, which a view cannot be (it says "Can't detach views").
+    """Returns the same memory, but not as a view.
+
+    torch detaches in place what a stage has sent, after the first half of a backward, and refuses
+    views there ("Can't detach views").
     """
 
     @staticmethod
@@ -188,10 +189,10 @@ class _Unviewed(torch.autograd.Function):
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which sends what autograd gives it: gloo refuses what is not contiguous.
+    """torch's stage, with contiguous messages, since gloo refuses others.
 
-    It tells of its computations, so that of a hang it is known in which one a rank is: each begins
-    when torch has waited for its input.
+    It notes its computations in the flight record, each from when torch has waited for its input,
+    so that after a hang it is known in which one a rank is.
     """
 
     stopwatch: Stopwatch
@@ -227,7 +228,7 @@ def _contiguous(operations: list[P2POp]) -> list[P2POp]:
 
 
 def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineStage:
-    """With the shapes of its messages given: torch then need not run the model to know them."""
+    """Build torch's stage. Given the shapes of messages, torch need not run the model for them."""
     config, module, device = trainer.config, trainer.modules[index], trainer.device
     sends = None if module.is_last else trainer.messages[index]
     shape = (config.data.microbatch_size, config.data.longest)
@@ -247,7 +248,7 @@ def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineSta
 
 
 def _examples(message: Message) -> tuple[Tensor, ...]:
-    """Tensors without memory: shapes, dtypes, and what has a gradient."""
+    """Return tensors without memory, with the shapes, dtypes and gradient flags of a message."""
     return tuple(
         torch.empty(
             spec.shape,

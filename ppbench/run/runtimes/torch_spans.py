@@ -1,32 +1,32 @@
-"""What a schedule of torch.distributed.pipelining does, as spans; for any script's schedule.
+"""Records what a schedule of torch.distributed.pipelining does as spans, in any script.
 
     instrument = Instrument(schedule, clock)
     instrument.start_step()           patches
     schedule.step(...)                torch's own code, unchanged
-    spans = instrument.collect(step)  reads the marks, takes the patches away
+    spans = instrument.collect(step)  reads the marks, removes the patches
 
-Each patch calls what it stands before and takes marks around it:
+Each patch calls what it replaces and takes marks around it:
 
-    stage.forward_one_chunk, _maybe_compute_loss         F; on the last stage the loss is part of it
+    stage.forward_one_chunk, _maybe_compute_loss         F; on the last stage it includes the loss
     stage.backward_one_chunk, backward_weight_one_chunk  B or I; W
-    stage.get_fwd_send_ops and its three likes           which message an operation is of
-    _batch_p2p, _wait_batch_p2p of torch's module        when it is started, and seen to be over
+    stage.get_fwd_send_ops and its three siblings        which message an operation belongs to
+    _batch_p2p, _wait_batch_p2p of torch's module        when it is started, and when it is complete
 
-Not torch's profiler, which knows neither stage nor microbatch of the schedules with one stage per
-rank, and not a schedule of our own, which would be another one than what is measured. Between steps
-nothing is patched: a step that is not watched costs what it did before.
+torch's profiler would not do: it knows neither stage nor microbatch of the schedules with one stage
+per rank. A schedule of our own would be another one than the one that is measured. Between recorded
+steps nothing is patched: a step that is not recorded costs what it did before.
 
-torch waits for a send when it must, often at the end of the step, so a send's end is when its rank
-knew of it; `ppbench.analysis.transfers.settled_end_ns` puts both ends of a message together. What a
-script waits for by itself is taken to be over when its consumer begins, or else with the step.
+torch waits for a send when it must, often at the end of the step, so a send ends when its rank
+noticed it; `ppbench.analysis.transfers.reconciled_end_ns` combines both ends of a message. Where a
+script waits for a message by itself, it ends when its consumer begins, or else with the step.
 
-No work object of gloo's tells whether it is done before it is waited for, and NCCL's only by
-asking while the device goes on. So a receive ends when its rank had waited for it; one that was
-there already when the rank asked is `early`, and how much earlier nobody knows.
+No work object of gloo says whether it is complete before it is waited for, and one of NCCL only by
+polling. So a receive ends when its rank has waited for it; one that had arrived before the rank
+waited is `early`, and when it arrived is not known.
 
-What is called here are names that torch keeps to itself; without one of them, `Instrument` refuses.
-An error of our own within a step is kept for `collect`: torch's code runs on as if nobody watched,
-and what that raises passes through.
+The patched names are private to torch; if one of them is missing, `Instrument` refuses. An error
+of our own within a step is kept for `collect`: torch's code runs on as if it were not recorded, and
+its own errors pass through.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ppbench.errors import UsageError
 
 _T = TypeVar("_T")
 EARLY_NS = 100_000
-"""A wait that is shorter found its message there: gloo needs 10 to 50 us to say so."""
+"""A shorter wait means that the message had arrived: gloo needs 10 to 50 us to say so."""
 _STARTS = "_batch_p2p"
 _WAITS = "_wait_batch_p2p"
 _SENDS_AND_RECEIVES = {
@@ -61,7 +61,7 @@ _SENDS_AND_RECEIVES = {
 
 
 def _op_of_backward(*arguments: Any, **named: Any) -> Op:
-    """By torch's own argument: (microbatch, loss, full_backward)."""
+    """Decide by torch's own arguments: (microbatch, loss, full_backward)."""
     is_full = named.get("full_backward", arguments[2] if len(arguments) > 2 else True)
     return Op.B if is_full else Op.I
 
@@ -88,12 +88,12 @@ class _Timed:
 
 
 class Instrument:
-    """Watches one rank's part of a schedule, whenever it is told to."""
+    """Records chosen steps of one rank's part of a schedule."""
 
     def __init__(self, schedule: Any, clock: Clock, rank: int | None = None) -> None:
-        """`schedule`: of torch's, with one stage or several. `rank`: in the pipeline.
+        """Take a schedule of torch's, with one stage or several, and the rank in the pipeline.
 
-        Raises UsageError for what is no such schedule, or one of a torch that is not known.
+        Raises UsageError for any other object, and for a version of torch that is not supported.
         """
         self.schedule, self.clock = schedule, clock
         self.stages = stages_of(schedule)
@@ -102,23 +102,23 @@ class Instrument:
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
         self._issued: list[_Timed] = []  # in the order in which the rank came to them
-        # By the id of an operation that is not started yet, or of a work that is not waited for:
-        # with the object, without which an id means nothing; no longer, for it holds its tensor.
+        # By the id of an operation that is not started yet, or of a work that is not waited for.
+        # The object is kept as well, since an id is reused; no longer, since it holds its tensor.
         self._to_start: dict[int, tuple[Any, Action]] = {}
         self._moving: dict[int, tuple[Any, list[_Timed]]] = {}
         self._open_messages: dict[Action, _Timed] = {}
         self._computations: dict[Action, _Timed] = {}
-        self._error: Exception | None = None  # of our own, in the step that is watched
+        self._error: Exception | None = None  # of our own, in the recorded step
         self.early: set[Action] = set()  # receives of the last step that were there when asked for
 
     @property
     def row(self) -> tuple[Action, ...]:
-        """What the rank did in the last step that was watched, transfers where they were issued."""
+        """The rank's actions in the last recorded step, transfers where they were issued."""
         return tuple(one.action for one in self._issued)
 
     @property
     def peak_held(self) -> int:
-        """The most microbatches that it held in that step, over its stages."""
+        """The most microbatches that the rank held in that step, over its stages."""
         held = peak = 0
         for action in self.row:
             held += {Op.F: 1, Op.B: -1, Op.W: -1}.get(action.op, 0)
@@ -126,9 +126,9 @@ class Instrument:
         return peak
 
     def start_step(self, *, has_ranges: bool = False) -> None:
-        """Watch what comes until `collect`. May synchronise the device (the clock's tie).
+        """Record until `collect`. May synchronise the device, to tie its clock to the host's.
 
-        `has_ranges`: each computation is a range of its name in torch's profiler, too.
+        `has_ranges`: each computation becomes a range of its name in torch's profiler, too.
         """
         self.remove()
         self._has_ranges, self._error = has_ranges, None
@@ -141,9 +141,9 @@ class Instrument:
         self.clock.begin_step()
 
     def collect(self, step: int) -> list[Span]:
-        """The spans of the step that is over; nothing is patched any more.
+        """Return the spans of the step that is over, and remove the patches.
 
-        Blocks until the device is done with it. Raises what went wrong in watching it.
+        Blocks until the device is done with it. Raises the error that recording it met.
         """
         self.remove()
         if self._error is not None:
@@ -154,13 +154,12 @@ class Instrument:
         return [self._span(step, one, over) for one in self._issued]
 
     def remove(self) -> None:
-        """Put everything back as it was, and keep no tensor; again changes nothing."""
+        """Remove the patches and keep no tensor. A second call changes nothing."""
         self._patches.close()
         self._to_start.clear()
         self._moving.clear()
 
     def _forget(self) -> None:
-        """What is noted of a step."""
         self._issued.clear()
         self._open_messages.clear()
         self._computations.clear()
@@ -182,7 +181,7 @@ class Instrument:
         return Span(step, self.rank, lane, stage, op, microbatch, start_ns, end_ns, one.num_bytes)
 
     def _patch(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Stand before an attribute until the patches are taken away."""
+        """Replace an attribute until the patches are removed."""
         usual, is_own = getattr(owner, name), name in vars(owner)
         ours = wrap(usual)
         setattr(owner, name, ours)
@@ -203,7 +202,7 @@ class Instrument:
             self._patch(stage, name, functools.partial(self._named, index, op))
 
     def _noting(self, note: Callable[..., _T], *arguments: Any) -> _T | None:
-        """What we do beside torch: the first error ends the watching, never the training."""
+        """Do work of our own: its first error ends the recording, never the training."""
         if self._error is not None:
             return None
         try:
@@ -213,7 +212,7 @@ class Instrument:
             return None
 
     def _timed(self, stage: int, op_of: Callable[..., Op], usual: Any) -> Any:
-        """A computation, with marks around it."""
+        """Wrap a computation with marks."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             one = self._noting(self._begin_computation, stage, op_of, arguments, named)
@@ -236,7 +235,7 @@ class Instrument:
         one.end = self.clock.mark()
 
     def _with_loss(self, usual: Any) -> Any:
-        """The last stage's F ends with the loss."""
+        """Wrap the loss: the last stage's F ends with it."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             result = usual(*arguments, **named)
@@ -252,7 +251,7 @@ class Instrument:
             self._end(self._computations[Action(int(stage.stage_index), Op.F, int(microbatch))])
 
     def _named(self, stage: int, op: Op, usual: Any) -> Any:
-        """Operations of a message, remembered until they are started."""
+        """Wrap the making of a message's operations, to remember them until they are started."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             operations = usual(*arguments, **named)
@@ -266,7 +265,7 @@ class Instrument:
         self._to_start |= {id(operation): (operation, action) for operation in operations}
 
     def _starting(self, usual: Any) -> Any:
-        """Messages begin. Works are one per operation, or one for all where NCCL joins them."""
+        """Wrap the start of messages: a work per operation, or one for all if NCCL joins them."""
 
         def run(operations: list[Any], *arguments: Any, **named: Any) -> Any:
             messages = self._noting(self._begin_messages, operations)
@@ -300,7 +299,7 @@ class Instrument:
             self._moving |= {id(work): (work, ours) for work in works}
 
     def _waiting(self, usual: Any) -> Any:
-        """Messages are over when they have been waited for: each in turn, as torch does."""
+        """Wrap the wait for messages: each ends when it has been waited for, one by one."""
 
         def run(works: Iterable[Any], *arguments: Any, **named: Any) -> Any:
             for work in works:
@@ -324,14 +323,14 @@ class Instrument:
 
 
 def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
-    """The first argument of each of the stage's methods, however it is called there."""
+    """Return the first argument of any of the stage's methods, whose name differs."""
     if arguments:
         return int(arguments[0])
     return int(next(value for name, value in named.items() if name.endswith("chunk_id")))
 
 
 def _consumers(transfer: Action) -> tuple[Action, ...]:
-    """Who waits for a receive; nobody for anything else."""
+    """Return the actions that wait for a receive; none for any other action."""
     stage, op, microbatch = transfer
     if op is Op.RECV_F:
         return (Action(stage, Op.F, microbatch),)
@@ -341,7 +340,7 @@ def _consumers(transfer: Action) -> tuple[Action, ...]:
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """This rank's stages. Raises UsageError for what is no schedule of torch's."""
+    """Return this rank's stages. Raises UsageError for anything but a schedule of torch's."""
     only = getattr(schedule, "_stage", None)
     stages = getattr(schedule, "_stages", None) or ([] if only is None else [only])
     if not stages:
@@ -353,7 +352,7 @@ def stages_of(schedule: Any) -> list[Any]:
 
 
 def _check_names(schedule: Any, stages: Sequence[Any]) -> None:
-    """Raises UsageError where torch has not what is watched."""
+    """Raises UsageError if this torch lacks a name that recording needs."""
     wanted = [(schedules, name) for name in (_STARTS, _WAITS)]
     wanted += [(schedule, name) for name in _OF_SCHEDULES]
     wanted += [(stage, name) for stage in stages for name in _OF_STAGES]
@@ -361,23 +360,23 @@ def _check_names(schedule: Any, stages: Sequence[Any]) -> None:
         if not hasattr(owner, name):
             whose = getattr(owner, "__name__", type(owner).__name__)
             raise UsageError(
-                f"torch {torch.__version__}: {whose} has no {name}, which watching needs; known "
-                "to work are torch 2.9 to 2.13"
+                f"torch {torch.__version__}: {whose} has no {name}, which recording needs; torch "
+                "2.9 to 2.13 are supported"
             )
 
 
 def placement_of(schedule: Any) -> Placement:
-    """Which rank has each stage, by torch's own table."""
+    """Return the rank of each stage, from torch's own table."""
     stage = stages_of(schedule)[0]
     ranks = stage.stage_index_to_group_rank
     return Placement(tuple(ranks[s] for s in range(stage.num_stages)), int(stage.group_size))
 
 
 def program_of(schedule: Any) -> Program | None:
-    """What the schedule is going to run, its transfers where torch has put them.
+    """Return what the schedule is going to run, with transfers where torch has placed them.
 
-    None for the schedules of one stage per rank, whose order is code: `program_from` the rows that
-    were run. (They have a table, too, but the one of 1F1B is wrong on the last rank.)
+    None for the schedules of one stage per rank, whose order is code: use `program_from` on the
+    recorded rows. (They have a table, too, but that of 1F1B is wrong on the last rank.)
     """
     table = getattr(schedule, "pipeline_order_with_comms", None)
     if not table:
@@ -389,7 +388,7 @@ def program_of(schedule: Any) -> Program | None:
 
 
 def program_from(schedule: Any, rows: Sequence[Sequence[Action]]) -> Program:
-    """The program of all ranks' rows, each with its transfers where it issues them."""
+    """Return the program of all ranks' rows, with transfers where each rank issues them."""
     name = type(schedule).__name__.removeprefix("Schedule")
     actions = tuple(tuple(row) for row in rows)
     return Program(name, placement_of(schedule), int(schedule._n_microbatches), actions)

@@ -1,46 +1,75 @@
-"""What all runtimes share that train with the engine's trainer: facts, modules, memory."""
+"""Runtimes that train with the engine's trainer, and what those with another executor share.
+
+EngineRuntime     the trainer with its own executor
+TrainedRuntime    facts, modules and memory, with whatever runs the microbatches
+Stopwatch         marks, spans and the flight record of an executor that is not the engine's
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar, TypeVarTuple
+
+import torch
+from torch.profiler import record_function
 
 from engine.configuration import model_of
-from engine.flight import Flight
-from engine.model.answers import FlopFacts
+from engine.connection import Agreement
+from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.model.descriptions import FlopFacts
 from engine.model.flops import flop_facts
+from engine.model.spec import DTYPES
 from engine.model.stage_module import StageModule
+from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.program import Program
 from engine.plan.simulate import peak_activations
+from engine.plan.spans import Span, lane_of
+from engine.run.clock import Clock, Mark
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
-from engine.run.watch import SPANS, Watch
-from engine.trainer import Build, StepResult, Trainer, TrainerConfig
-from ppbench.analysis.mfu import Peak
-from ppbench.run.runtimes.peak import peak_of
+from engine.run.peak import measured_peak_flops
+from engine.run.recording import Recording
+from engine.trainer import Build, StepResult, Trainer
+from ppbench.analysis.mfu import Peak, datasheet_peak
+from ppbench.config.case import Case
 from ppbench.run.runtimes.runtime import facts_of_split
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class TrainedRuntime:
-    """One rank's side of a case: a trainer with whatever runs its microbatches."""
+    """One rank's part of a case: a trainer with whatever runs its microbatches."""
 
     def __init__(
-        self, config: TrainerConfig, fabric: Fabric, flight: Flight, build: Build | None = None
+        self,
+        case: Case,  # noqa: ARG002  # all of it is in the agreement
+        agreement: Agreement,
+        fabric: Fabric,
+        flight: Flight = NO_FLIGHT,
     ) -> None:
-        """`config` is what `connect` returned; for `build` see `engine.trainer.Trainer`."""
+        config = agreement.config
         self._transport = fabric.transport if config.world_size > 1 else "none"
-        self._trainer = Trainer(config, fabric, flight, build)
+        self._trainer = Trainer(config, fabric, flight, self.executor())
+
+    @staticmethod
+    def executor() -> Build | None:
+        """Return what builds the executor of microbatches; None for the trainer's own."""
+        return None
 
     @property
     def lowered(self) -> Program:
         return self._trainer.runner.lowered
 
-    def step(self, step: int, watch: Watch = SPANS) -> StepResult:
-        return self._trainer.step(step, watch)
+    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
+        return self._trainer.step(step, recording)
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """What of this rank was not finite in the last step; see `Trainer.find_not_finite`."""
+        """Name what was not finite on this rank in the last step; see `Trainer.find_not_finite`."""
         return self._trainer.find_not_finite(has_weights=has_weights)
 
     def measure_memory(self, step: int) -> MemoryUse:
@@ -70,13 +99,13 @@ class TrainedRuntime:
         return self._trainer.peak_held
 
     def run_facts(self) -> dict[str, object]:
-        """Columns of `runs` that are the same on every rank."""
+        """Return columns of `runs` that are the same on every rank."""
         trainer = self._trainer
         split = facts_of_split(trainer.config, trainer.program, trainer.device)
         return {**split, "transport": self._transport}
 
     def rank_facts(self) -> dict[str, object]:
-        """Columns of `ranks` that are known without running."""
+        """Return columns of `ranks` that are known without running."""
         trainer = self._trainer
         return {
             "device": str(trainer.device),
@@ -85,3 +114,103 @@ class TrainedRuntime:
             "num_parameters": sum(p.numel() for p in trainer.parameters().values()),
             "planned_peak_held_microbatches": peak_activations(trainer.program)[trainer.rank],
         }
+
+
+class EngineRuntime(TrainedRuntime):
+    """The trainer with its own executor."""
+
+
+class Stopwatch:
+    """Does a rank's work as actions, each with a span where spans are recorded.
+
+    The flight record notes computations only: when the rank begins to wait for the input of one,
+    and when it works on it. The runner itself decides where transfers are issued.
+    """
+
+    def __init__(self, rank: int, clock: Clock, flight: Flight, row: Sequence[Action]) -> None:
+        """Follow the computations of `row`, this rank's row of the lowered program."""
+        self.clock, self.recording = clock, Recording.spans
+        self._rank, self._record = rank, flight
+        self._flight: Flight = NO_FLIGHT
+        self._computations = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
+        self._ahead = iter(self._computations)
+        self._timed: list[tuple[Action, Mark, Mark]] = []
+
+    def enter(self, phase: Phase) -> None:
+        self._record.enter(phase)
+
+    def begin(self, step: int, recording: Recording) -> None:
+        """Begin a step. With spans, the caller has begun the clock's step."""
+        self.recording = recording
+        self._timed.clear()
+        self._flight = self._record if recording.has_flight else NO_FLIGHT
+        self._flight.begin_step(step)
+        self._ahead = iter(self._computations)
+        self.come_to_next()
+
+    def come_to_next(self) -> None:
+        """Note that the rank has come to the next computation of its row, or to its end."""
+        index = next(self._ahead, None)
+        if index is None:
+            self._flight.enter(Phase.DRAINS)
+        else:
+            self._flight.come_to(index)
+
+    def work(self) -> None:
+        """Note that what the rank has come to has its input."""
+        self._flight.work()
+
+    def perform(
+        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Do an action's work, with a span or a range where they are recorded."""
+        self.work()
+        start = self.clock.mark() if self.recording.has_spans else 0
+        with self._range_of(action):
+            result = work(*arguments)
+        if self.recording.has_spans:
+            self._timed.append((action, start, self.clock.mark()))
+        if action.op in COMPUTE_OPS:
+            self.come_to_next()
+        return result
+
+    def _range_of(self, action: Action) -> contextlib.AbstractContextManager[object]:
+        if not self.recording.has_ranges:
+            return contextlib.nullcontext()
+        return record_function(action.op.value if action.op is Op.OPT else str(action))
+
+    @contextlib.contextmanager
+    def timed_by(self, clock: Clock) -> Iterator[None]:
+        """Take the marks from another clock meanwhile."""
+        usual, self.clock = self.clock, clock
+        try:
+            yield
+        finally:
+            self.clock = usual
+
+    def spans(self, step: int) -> list[Span]:
+        """Return the spans since the step began; the clock's step has been ended."""
+        return [self._span(step, *timed) for timed in self._timed]
+
+    def _span(self, step: int, action: Action, start: Mark, end: Mark) -> Span:
+        stage, op, microbatch = action
+        times = self.clock.read_ns(start), self.clock.read_ns(end)
+        return Span(step, self._rank, lane_of(op), stage, op, microbatch, *times, 0)
+
+
+def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:
+    """Return the peak speed of products in `dtype`: float32, float64 or bfloat16.
+
+    `num_ranks` ranks call it at the same time. It is taken from the device's datasheet, or else
+    measured once in a launch for each number of ranks and threads.
+    """
+    return _peak_of(device, dtype, num_ranks, torch.get_num_threads())
+
+
+@functools.cache
+def _peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
+    if device.type == "cuda":
+        known = datasheet_peak(torch.cuda.get_device_name(device), dtype)
+        if known is not None:
+            return known
+    return Peak(measured_peak_flops(device, DTYPES[dtype]), f"measured matmul {dtype}")

@@ -1,4 +1,4 @@
-"""Whether a run trains what its model's author wrote: both train two steps, and are compared.
+"""Verifies that a run trains what its model's author wrote: both train two steps.
 
     ranks   the case's own runtime, program and number of ranks, on few and short sequences
     author  the module that the factory or transformers returns, whole, in a process of its own,
@@ -6,18 +6,17 @@
 
 Compared are the weights that the ranks begin with, the loss, the gradient of every parameter on
 every rank that holds it, the norm where gradients are clipped, and all weights and buffers after
-the optimizer. The second step is there because weights and random numbers that are not renewed
-show only then.
+the optimizer. The second step shows weights and random numbers that are not renewed.
 
-Both run in float64 where the model does: rounding is then smaller than any mistake worth finding,
-which in float32, and more so in bfloat16, it is not. What is left out by that is the conversion
-between dtypes, and every result says in which dtype it was found.
+Both run in float64 if the model can: rounding is then smaller than any mistake worth finding, which
+is not so in float32, let alone bfloat16. Conversions between dtypes are therefore not verified, and
+each result names its dtype.
 
-    ranks.py        the ranks' side: what is to be verified, its steps, its outcome
-    record.py       what has been verified on this machine before
+    ranks.py        the ranks' side: the case in small, its steps, the outcome
+    record.py       results of earlier verifications on this machine
     exchange.py     the files between the two sides
     author.py       the author's process
-    modules.py      the author's module, and the weights that it begins with
-    training.py     its two steps
-    comparison.py   what differs
+    module.py       the author's module: initial weights and steps
+    comparison.py   the differences
+    losses.py       a run's losses beside the unsplit model's and the engine's, in every run
 """

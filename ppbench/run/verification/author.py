@@ -1,9 +1,9 @@
-"""The author's process: tries the module, trains it beside the ranks, and says what differs.
+"""The author's process: tries the module, trains it like the ranks, and compares the results.
 
     python -m ppbench.run.verification.author FOLDER
 
-On its own so that nothing of it shows in the ranks: no memory, no random number drawn, and if the
-module takes the process down, that is told as what it is. See `exchange` for the files.
+It is a process of its own so that it has no effect on the ranks: no memory, no random number drawn,
+and if the module crashes the process, that is reported as such. See `exchange` for the files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ppbench.run.verification import exchange
 from ppbench.run.verification.comparison import (
     Author,
     Comparison,
@@ -28,25 +29,8 @@ from ppbench.run.verification.comparison import (
     check_names,
     load,
 )
-from ppbench.run.verification.exchange import (
-    BATCHES,
-    BEFORE,
-    NUM_STEPS,
-    REQUEST,
-    TRAINING,
-    TRIAL,
-    VERDICT,
-    Request,
-    Training,
-    Verdict,
-    VerificationError,
-    Way,
-    part_file,
-    wait_for,
-    write,
-)
-from ppbench.run.verification.modules import author_module, initial_weights
-from ppbench.run.verification.training import train_step
+from ppbench.run.verification.exchange import Request, VerificationError, Way
+from ppbench.run.verification.module import author_module, initial_weights, train_step
 
 
 def main(arguments: list[str]) -> None:
@@ -55,27 +39,27 @@ def main(arguments: list[str]) -> None:
     sys.path += [place for place in request.search_path if place not in sys.path]
     way, failures = _first_that_runs(request)
     if way is None:
-        write(folder / TRIAL, {"way": None, "failures": failures})
+        exchange.write(folder / exchange.TRIAL, {"way": None, "failures": failures})
         return
-    write(folder / TRIAL, {"way": asdict(way), "failures": failures})
-    training = _read_training(wait_for(folder / TRAINING, lambda: None))
-    write(folder / VERDICT, asdict(verdict_of(folder, request, way, training)))
+    exchange.write(folder / exchange.TRIAL, {"way": asdict(way), "failures": failures})
+    training = _read_training(exchange.wait_for(folder / exchange.TRAINING, lambda: None))
+    exchange.write(folder / exchange.VERDICT, asdict(verdict_of(folder, request, way, training)))
 
 
 def _read_request(folder: Path) -> Request:
-    content = json.loads((folder / REQUEST).read_text())
+    content = json.loads((folder / exchange.REQUEST).read_text())
     ways = tuple(Way(**way) for way in content.pop("ways"))
     content["split_points"] = tuple(content["split_points"])
     return Request(**content, ways=ways)
 
 
-def _read_training(content: dict[str, Any]) -> Training:
+def _read_training(content: dict[str, Any]) -> exchange.Training:
     forwards = {int(stage): order for stage, order in content.pop("forwards").items()}
-    return Training(**content, forwards=forwards)
+    return exchange.Training(**content, forwards=forwards)
 
 
 def _first_that_runs(request: Request) -> tuple[Way | None, list[str]]:
-    """The first way in which a step of the module can be computed, and why those before cannot."""
+    """Return the first way in which a step can be computed, and why those before it cannot."""
     failures = []
     for way in request.ways:
         try:
@@ -96,9 +80,10 @@ def _try(request: Request, way: Way) -> None:
 
 
 def _pieces(request: Request, way: Way) -> list[str]:
-    """Names of the submodules with which the pieces of a chain begin; the first may be none.
+    """Return the names of the submodules that the pieces of a chain begin with.
 
-    A traced module's are its split points, in the order in which its forward comes to them.
+    For a traced module they are its split points in the order in which its forward calls them,
+    after an empty name for what comes before.
     """
     module, called = author_module(request, way), dict[str, None]()
     if not request.split_points:
@@ -113,35 +98,41 @@ def _pieces(request: Request, way: Way) -> list[str]:
     return ["", *called]
 
 
-def verdict_of(folder: Path, request: Request, way: Way, training: Training) -> Verdict:
+def verdict_of(
+    folder: Path, request: Request, way: Way, training: exchange.Training
+) -> exchange.Verdict:
     worst, error = Worst(), ""
     try:
         _compare(folder, request, way, training, worst)
     except VerificationError as problem:
         error = str(problem)
+    except (MemoryError, torch.OutOfMemoryError) as problem:
+        worst.notes.insert(0, f"no: the unsplit module ran out of memory: {_line(problem)}")
     except Incomparable as problem:
         worst.notes.insert(0, f"no: {problem}")
-    return Verdict(error, worst.difference, worst.num_gradients, worst.notes)
+    return exchange.Verdict(error, worst.difference, worst.num_gradients, worst.notes)
 
 
-def _compare(folder: Path, request: Request, way: Way, training: Training, worst: Worst) -> None:
+def _compare(
+    folder: Path, request: Request, way: Way, training: exchange.Training, worst: Worst
+) -> None:
     module = author_module(request, way)
     author = Author(module, way.dtype)
-    parts = _read_parts(folder, training.world_size, BEFORE)
+    parts = _read_parts(folder, training.world_size, exchange.BEFORE)
     check_names(author, parts)
     check_initial(author, parts, initial_weights(request, way, module))
     load(author, parts)
-    batches = torch.load(folder / BATCHES, weights_only=True)
+    batches = torch.load(folder / exchange.BATCHES, weights_only=True)
     check_batches(batches)
     pieces = functools.partial(_pieces, request, way)
     comparison = Comparison(author, training, worst, pieces)
-    for step in range(NUM_STEPS):
+    for step in range(exchange.NUM_STEPS):
         after = _read_parts(folder, training.world_size, str(step))
         comparison.step(step, batches[step], after)
 
 
 def _read_parts(folder: Path, world_size: int, phase: str) -> list[Any]:
-    files: Iterable[Path] = (part_file(folder, rank, phase) for rank in range(world_size))
+    files: Iterable[Path] = (exchange.part_file(folder, rank, phase) for rank in range(world_size))
     return [torch.load(file, weights_only=True, mmap=True, map_location="cpu") for file in files]
 
 

@@ -1,8 +1,8 @@
-"""What the ranks hold, beside what the author's module holds: names, weights, gradients, losses.
+"""Compares what the ranks hold with the author's module: names, weights, gradients, losses.
 
-Every tensor of every rank is compared, also those that several ranks hold: one of them may have
-been forgotten when the others were summed or updated. The first thing that is wrong ends it, in the
-order in which it would be looked for: names, weights, then step by step loss, gradients, update.
+Every tensor of every rank is compared, even if several ranks hold it: one of them may have been
+forgotten when the others were summed or updated. The comparison ends at the first difference, in
+the order names, weights, then for each step loss, gradients, update.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.run.verification.exchange import Training, VerificationError
-from ppbench.run.verification.modules import is_same
-from ppbench.run.verification.training import Place, Step, build_optimizer, train_step
+from ppbench.run.verification.module import (
+    IGNORED,
+    Place,
+    Step,
+    build_optimizer,
+    is_same,
+    train_step,
+)
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 5e-2}
-"""The largest difference, relative to the largest element of the same tensor, that is rounding.
+"""The largest difference that is rounding, relative to the largest element of the same tensor.
 
-Of float64 it is 1e-12, and a millionth where the model computes some of its parts in float32 and
-one of those roundings falls the other way. Of float32 and bfloat16 it is what sums over many
-layers and tokens have been seen to come to."""
+In float64 rounding is 1e-12, or a millionth if the model computes some parts in float32. The values
+of float32 and bfloat16 were observed for sums over many layers and tokens."""
 _LEAST_SCALE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1}
-"""A gradient is measured by at least this part of the largest element of any: before a BatchNorm,
-say, the gradient of a bias is 0, and what is computed for it is rounding of larger ones."""
+"""The least scale of a gradient, relative to the largest element of any gradient: before a
+BatchNorm, say, the gradient of a bias is 0, and what is computed for it is rounding of others."""
 
 _CUDA_STATE_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor on one rank, by the name that it has there."""
+    """A tensor on a rank, by the name that it has there."""
 
     rank: int
     stage: int
@@ -46,13 +51,13 @@ class Held:
 
 
 Part = Mapping[str, Any]
-"""What a rank has written of a phase: `stages`, by number, with `state` and `gradients` by name,
+"""What a rank has written in a phase: `stages`, by number, with `state` and `gradients` by name,
 `trains` by name before the steps, and `draws` after one."""
 
 
 @dataclass
 class Author:
-    """The author's module and its names: several may stand for one tensor."""
+    """The author's module and the names of its tensors; a tensor may have several."""
 
     module: nn.Module
     dtype: str
@@ -86,7 +91,7 @@ class Worst:
 
 
 def entries(parts: Sequence[Part], kind: str) -> Iterator[tuple[Held, Any]]:
-    """Everything of a kind that the ranks have written of a phase."""
+    """Yield everything of a kind that the ranks have written in a phase."""
     for rank, part in enumerate(parts):
         for stage, written in sorted(part["stages"].items()):
             for name, value in written[kind].items():
@@ -94,56 +99,56 @@ def entries(parts: Sequence[Part], kind: str) -> Iterator[tuple[Held, Any]]:
 
 
 def check_names(author: Author, parts: Sequence[Part]) -> None:
-    """Every weight of the author's is held by a rank, and no rank holds another."""
-    held = [of for of, _ in entries(parts, "state")]
-    for of in held:
-        if of.name not in author.tensors:
-            raise VerificationError(f"{of}: the author's module has no such weight")
-    owned = {author.canonical[of.name] for of in held}
+    """Check that the ranks hold every weight of the author's module, and no other."""
+    owned = set()
+    for held, _ in entries(parts, "state"):
+        if held.name not in author.tensors:
+            raise VerificationError(f"{held}: the author's module has no such weight")
+        owned.add(author.canonical[held.name])
     for name, canonical in author.canonical.items():
         if canonical not in owned:
             raise VerificationError(f"{name}: the author's module has it, and no rank does")
-    for of, trains in entries(parts, "trains"):
-        expected = author.tensors[of.name].requires_grad
+    for held, trains in entries(parts, "trains"):
+        expected = author.tensors[held.name].requires_grad
         if trains != expected:
             raise VerificationError(
-                f"{of}: requires_grad is {trains}, in the author's module {expected}"
+                f"{held}: requires_grad is {trains}, in the author's module {expected}"
             )
 
 
 def check_initial(author: Author, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> None:
-    """What the ranks begin with is the checkpoint's, the factory's, or drawn as documented.
+    """Check the initial weights: those of the checkpoint or factory, or drawn as documented.
 
-    And those that hold one weight hold the same. Exactly: nothing has been computed.
+    Ranks that hold the same weight must agree. Equality is exact: nothing has been computed yet.
     """
     first: dict[str, tuple[Held, Tensor]] = {}
-    for of, tensor in entries(parts, "state"):
-        canonical = author.canonical[of.name]
-        expected = initial.get(of.name, initial.get(canonical))
+    for held, tensor in entries(parts, "state"):
+        canonical = author.canonical[held.name]
+        expected = initial.get(held.name, initial.get(canonical))
         if expected is not None and not is_same(tensor, expected):
-            raise VerificationError(f"{of} begins with {_both(tensor, expected)}")
-        other, theirs = first.setdefault(canonical, (of, tensor))
+            raise VerificationError(f"{held} begins with {_both(tensor, expected)}")
+        other, theirs = first.setdefault(canonical, (held, tensor))
         if not is_same(tensor, theirs):
             raise VerificationError(
-                f"{of} and {other} are one weight in the author's module, and begin with "
+                f"{held} and {other} are one weight in the author's module, and begin with "
                 f"different values: {_largest(tensor):g} and {_largest(theirs):g} are the largest"
             )
 
 
 def load(author: Author, parts: Sequence[Part]) -> None:
-    """Give the author's module what the ranks hold."""
+    """Copy the ranks' weights into the author's module."""
     with torch.no_grad():
-        for of, tensor in entries(parts, "state"):
-            author.tensors[of.name].copy_(tensor)
+        for held, tensor in entries(parts, "state"):
+            author.tensors[held.name].copy_(tensor)
 
 
 class Comparison:
-    """The steps of the author's module, each compared with the ranks'."""
+    """Trains the author's module and compares each step with the ranks'."""
 
     def __init__(
         self, author: Author, training: Training, worst: Worst, pieces: Callable[[], list[str]]
     ) -> None:
-        """`pieces` names the submodules that the pieces of a chain begin with."""
+        """Take `pieces`, which names the submodules that the pieces of a chain begin with."""
         self._author, self._training, self._worst = author, training, worst
         self._pieces = pieces
         self._optimizer = build_optimizer(
@@ -155,7 +160,7 @@ class Comparison:
         )
 
     def step(self, number: int, batch: Mapping[str, list[Tensor]], parts: Sequence[Part]) -> None:
-        """Raises VerificationError for what differs."""
+        """Train and compare a step. Raises VerificationError for a difference."""
         device = next(self._author.module.parameters()).device
         inputs = [ids.to(device) for ids in batch["inputs"]]
         targets = [ids.to(device) for ids in batch["targets"]]
@@ -176,7 +181,7 @@ class Comparison:
         self._check_update(parts, before, where)
 
     def _named(self, places: list[list[Place]]) -> list[list[Place]]:
-        """With names of submodules in the place of pieces' numbers."""
+        """Replace the numbers of pieces by names of submodules."""
         if not any(place.entrance.startswith("#") for some in places for place in some):
             return places
         names = {f"#{index}": name for index, name in enumerate(self._pieces())}
@@ -202,7 +207,7 @@ class Comparison:
             _check_stream(rank, number, part["draws"], self._training.seed)
 
     def _clip(self) -> float | None:
-        """Scale the author's gradients down, where the ranks do; returns their norm."""
+        """Clip the author's gradients where the ranks do; returns their norm."""
         if not self._training.clip_norm:
             return None
         norm = nn.utils.clip_grad_norm_(self._author.module.parameters(), self._training.clip_norm)
@@ -218,18 +223,18 @@ class Comparison:
         if not difference <= self._author.tolerance:
             also = f"; {worst}" if worst else ""
             raise VerificationError(
-                f"{what} {where} is {number!r}, of the author's module {expected!r}{also}"
+                f"{what} {where} is {number!r}; the author's module has {expected!r}{also}"
             )
         self._worst.take(difference)
 
     def _check_gradients(self, parts: Sequence[Part], where: str) -> str:
-        """What is wrong with the gradient that differs most; empty if none does."""
+        """Describe the gradient that differs most; empty if none does."""
         author = self._author
         expected = {name: t.grad for name, t in author.tensors.items()}
         largest = max((_largest(g) for g in expected.values() if g is not None), default=0.0)
         most, text, num_wrong = 0.0, "", 0
-        for of, gradient in entries(parts, "gradients"):
-            theirs = author.tensors[author.canonical[of.name]].grad
+        for held, gradient in entries(parts, "gradients"):
+            theirs = author.tensors[author.canonical[held.name]].grad
             difference = _difference(gradient, theirs, largest * _LEAST_SCALE[author.dtype])
             self._worst.num_gradients += 1
             if difference <= author.tolerance:
@@ -237,17 +242,21 @@ class Comparison:
                 continue
             num_wrong += 1
             if difference > most:
-                most, text = difference, _gradients_differ(of, where, gradient, theirs, difference)
+                most, text = (
+                    difference,
+                    _gradients_differ(held, where, gradient, theirs, difference),
+                )
         rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
         return f"{text}{rest}; at most {author.tolerance:g} is rounding" if text else ""
 
     def _adopt_gradients(self, parts: Sequence[Part]) -> None:
-        """Update by the ranks' gradients, which are the same but for rounding.
+        """Take the ranks' gradients, which differ by rounding only, for the update.
 
-        AdamW divides by their size, which makes rounding of a gradient near 0 as large as a step.
+        AdamW divides by their size, so the rounding of a gradient near 0 would become as large as a
+        step.
         """
-        for of, gradient in entries(parts, "gradients"):
-            parameter = self._author.tensors[of.name]
+        for held, gradient in entries(parts, "gradients"):
+            parameter = self._author.tensors[held.name]
             if gradient is not None:
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
 
@@ -255,20 +264,20 @@ class Comparison:
         self, parts: Sequence[Part], before: Mapping[str, Tensor], where: str
     ) -> None:
         unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
-        for of, tensor in entries(parts, "state"):
-            expected = self._author.tensors[of.name].detach()
-            is_buffer = not isinstance(self._author.tensors[of.name], nn.Parameter)
-            if is_buffer and of.stage in unordered:
-                self._note(f"{of.name} depends on the order of microbatches and is not compared")
+        for held, tensor in entries(parts, "state"):
+            expected = self._author.tensors[held.name].detach()
+            is_buffer = not isinstance(self._author.tensors[held.name], nn.Parameter)
+            if is_buffer and held.stage in unordered:
+                self._note(f"{held.name} depends on the order of microbatches and is not compared")
                 continue
-            change = _largest(expected.double() - before[of.name].double())
+            change = _largest(_widened(expected) - _widened(before[held.name]))
             rounding = 8 * _epsilon(expected) * _largest(expected)
-            difference = _largest(tensor.to(expected.device).double() - expected.double())
+            difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
             if not difference <= self._author.tolerance * change + rounding and not is_same(
                 tensor, expected
             ):
                 raise VerificationError(
-                    f"{of} after the update {where} differs by {difference:g} from the author's "
+                    f"{held} after the update {where} differs by {difference:g} from the author's "
                     f"module's, which the step has changed by {change:g}: "
                     f"{_both(tensor, expected)}"
                 )
@@ -278,14 +287,14 @@ class Comparison:
             self._worst.notes.append(text)
 
 
-class Incomparable(Exception):  # noqa: N818  # it is no error of the run
-    """Why this model cannot be compared."""
+class Incomparable(Exception):  # noqa: N818  # it is not an error of the run
+    """The reason why this model cannot be compared."""
 
 
 def places_of(
     parts: Sequence[Part], training: Training, num_microbatches: int
 ) -> list[list[Place]]:
-    """Per microbatch, where every stage that draws begins to; empty where none does."""
+    """Return, per microbatch, where each stage that draws begins; empty if none draws."""
     places: list[list[tuple[int, Place]]] = [[] for _ in range(num_microbatches)]
     drawn = [draw for part in parts for draw in part["draws"]]
     if not any(draw["has_drawn"] for draw in drawn):
@@ -307,7 +316,7 @@ def places_of(
 
 
 def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed: int) -> None:
-    """A rank's numbers begin with the step's seed, and each forward goes on where one has ended."""
+    """Check that random numbers begin with the step's seed and go on from forward to forward."""
     if not any(draw["has_drawn"] for draw in draws):
         return
     expected = _seeded_state(seed_of(seed, step, rank), draws[0]["begin"])
@@ -323,7 +332,7 @@ def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed
 
 
 def _seeded_state(seed: int, example: Tensor) -> Tensor:
-    """torch's state right after seeding: of a GPU its seed and how many numbers are drawn."""
+    """Return torch's state after seeding; a GPU's is the seed and the count of numbers drawn."""
     if example.numel() == _CUDA_STATE_BYTES:
         return torch.tensor([seed, 0]).view(torch.uint8)
     with torch.random.fork_rng(devices=[]):
@@ -332,17 +341,17 @@ def _seeded_state(seed: int, example: Tensor) -> Tensor:
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
-    """What a rank seeds torch with in a step."""
+    """Return the seed of a rank in a step."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()[:7], "little")
 
 
 def check_batches(batches: Iterable[Mapping[str, list[Tensor]]]) -> None:
-    """Every target is the token after its input, where both are in the sequence."""
+    """Check that every target is the next token, where that is in the sequence."""
     for number, batch in enumerate(batches):
         for microbatch, (ids, targets) in enumerate(
             zip(batch["inputs"], batch["targets"], strict=True)
         ):
-            counts = targets[:, 1:] != -100
+            counts = targets[:, 1:] != IGNORED
             if not torch.equal(ids[:, 1:][counts], targets[:, :-1][counts]):
                 raise VerificationError(
                     f"in step {number} the targets of microbatch {microbatch} are not the tokens "
@@ -363,29 +372,38 @@ def _difference(ours: Tensor | None, theirs: Tensor | None, least: float) -> flo
 
 
 def _gradients_differ(
-    of: Held, where: str, ours: Tensor | None, theirs: Tensor | None, difference: float
+    held: Held, where: str, ours: Tensor | None, theirs: Tensor | None, difference: float
 ) -> str:
     if ours is None or theirs is None:
         has, lacks = ("the rank", "the author's module")[:: 1 if theirs is None else -1]
-        return f"gradient of {of} {where}: {has} has one, {lacks} has none"
+        return f"gradient of {held} {where}: {has} has one, {lacks} has none"
     if ours.shape != theirs.shape:
-        return f"gradient of {of} {where} has shape {list(ours.shape)}, not {list(theirs.shape)}"
-    return f"gradient of {of} {where} is {difference:.1e} away: {_both(ours, theirs)}"
+        return f"gradient of {held} {where} has shape {list(ours.shape)}, not {list(theirs.shape)}"
+    return f"gradient of {held} {where} is {difference:.1e} away: {_both(ours, theirs)}"
 
 
 def _both(ours: Tensor, theirs: Tensor) -> str:
-    """The element that differs most, on both sides."""
+    """Describe the element that differs most, on both sides."""
     if ours.shape != theirs.shape:
         return f"shape {list(ours.shape)}, the author's module {list(theirs.shape)}"
-    apart = (ours.to(theirs.device).double() - theirs.double()).abs().flatten()
-    index = int(apart.nan_to_num(torch.inf).argmax())
-    ours_there, theirs_there = (float(t.detach().flatten()[index]) for t in (ours, theirs))
+    difference = (_widened(ours.to(theirs.device)) - _widened(theirs)).abs().flatten()
+    index = int(difference.nan_to_num(torch.inf).argmax())
+    ours_there, theirs_there = (t.detach().flatten()[index].item() for t in (ours, theirs))
     return f"{ours_there:.9g} at element {index}, the author's module {theirs_there:.9g}"
 
 
+def _widened(tensor: Tensor) -> Tensor:
+    """Convert to double precision, keeping the imaginary part of a complex tensor."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    held = tensor.detach()
+    if held.dtype == torch.bool:
+        held = held.byte()  # of bool torch has no magnitude
+    return float(held.abs().max()) if held.numel() else 0.0
 
 
 def _epsilon(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return 0.0 if is_whole else torch.finfo(tensor.dtype).eps

@@ -1,4 +1,4 @@
-"""What the ranks and the author's process tell each other: files in one folder.
+"""The files in one folder by which the ranks and the author's process communicate.
 
     request.json     rank 0: the model, and the ways to run it that may be tried
     trial.json       author: the first of these in which the module runs, or why none does
@@ -12,23 +12,38 @@ Files rather than pipes: a user's module prints what it likes, and weights are l
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppbench.run.launch.lifetime import command
+
 NUM_STEPS = 2
+FOLDER = "verification"  # of a launch's folder
 BEFORE = "before"
 REQUEST, TRIAL, TRAINING, VERDICT = "request.json", "trial.json", "training.json", "verdict.json"
 BATCHES = "batches.pt"
 LOG = "author.log"
 _POLL_S = 0.02
+_RANKS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Variables that the author's process does not inherit: it is not a rank, and the ranks wait while
+it uses all cores."""
 
 
 class VerificationError(RuntimeError):
-    """What the ranks train differs from the author's module, or the two cannot be compared."""
+    """The ranks train something else than the author's module, or the two cannot be compared."""
+
+
+class NoRoomError(VerificationError):
+    """There was too little memory or disk for a comparison; the training may be right."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Training:
-    """How the ranks have trained, beside the tensors that each has written."""
+    """The ranks' training, besides the tensors that each has written."""
 
     world_size: int
     losses: list[float]  # of both steps
@@ -74,7 +89,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison found; `error` is empty where nothing is wrong."""
+    """The result of the comparison; `error` is empty if nothing is wrong."""
 
     error: str
     difference: float
@@ -87,16 +102,59 @@ def part_file(folder: Path, rank: int, phase: str) -> Path:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """A reader never meets half of it."""
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(content))
-    aside.replace(path)
+    """Write a file so that a reader never sees part of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
 
 
 def wait_for(path: Path, check: Callable[[], None]) -> dict[str, Any]:
-    """The content of a file, once it is there; meanwhile `check` is called, which may raise."""
+    """Return the content of a file once it exists; meanwhile call `check`, which may raise."""
     while not path.exists():
         check()
         time.sleep(_POLL_S)
     content: dict[str, Any] = json.loads(path.read_text())
     return content
+
+
+class AuthorProcess:
+    """The author's process, as rank 0 sees it."""
+
+    def __init__(self, folder: Path, request: Request) -> None:
+        self._folder = folder
+        write(folder / REQUEST, dataclasses.asdict(request))
+        with (folder / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                command("ppbench.run.verification.author", str(folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: value for name, value in os.environ.items() if name not in _RANKS_OWN},
+            )
+
+    def wait_for(self, name: str) -> dict[str, Any]:
+        """Wait for a file and return its content.
+
+        Raises VerificationError when the process has ended without writing the file, and
+        NoRoomError when the system killed it, as it does when memory runs out.
+        """
+        return wait_for(self._folder / name, functools.partial(self._check, self._folder / name))
+
+    def _check(self, path: Path) -> None:
+        code = self._process.poll()
+        if code is None or path.exists():
+            return
+        if code == -signal.SIGKILL:
+            raise NoRoomError(
+                "the process of the unsplit module was killed, which is what the system does when "
+                "memory runs out"
+            )
+        ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:300]}" if lines else ""
+        raise VerificationError(f"verification: the process of the unsplit module {ended}{last}")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()

@@ -1,9 +1,9 @@
-"""The ranks' side of a verification: the case in small, its two steps, and what came of it.
+"""The ranks' side of a verification: the case in small, its two steps, and the outcome.
 
-    rank 0       what is to be done? --> author tries --> which way       --> judges, records
-    every rank                                            builds, steps, writes
+    rank 0       plans --> author tries --> way                     --> judges, records
+    every rank                              builds, steps, writes
 
-It is over, and everything of it let go, before the case that is measured is built.
+It ends, and releases everything, before the case that is measured is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import io
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,30 +33,13 @@ from engine.model.stage_module import StageModule
 from engine.plan.action import Op
 from engine.plan.program import Program
 from engine.plan.schedules.registry import CSV_PREFIX, ScheduleError, build_program
-from engine.run.watch import NOTHING
+from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.config.case import Case, Measure
-from ppbench.run.lifetime import command
-from ppbench.run.measuring import Member
-from ppbench.run.runtimes.settings import trainer_config
-from ppbench.run.verification.exchange import (
-    BATCHES,
-    BEFORE,
-    LOG,
-    NUM_STEPS,
-    REQUEST,
-    TRAINING,
-    TRIAL,
-    VERDICT,
-    Request,
-    Training,
-    Verdict,
-    VerificationError,
-    Way,
-    part_file,
-    wait_for,
-    write,
-)
+from ppbench.run.runtimes.reference import random_state
+from ppbench.run.runtimes.runtime import RankContext, trainer_config
+from ppbench.run.verification import exchange
+from ppbench.run.verification.exchange import AuthorProcess, NoRoomError, VerificationError, Way
 from ppbench.run.verification.record import (
     Verified,
     is_asked_for,
@@ -69,14 +51,14 @@ from ppbench.run.verification.record import (
 SEQ_LEN = 16
 MOST_SEQUENCES = 2  # of a microbatch
 MOST_MICROBATCHES = 8  # unless the program needs more
-_AUTHOR = "ppbench.run.verification.author"
-_RANKS_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""What the author's process does not inherit: it is no rank, and has all cores while those wait."""
 AUTHOR_S = 600.0
-"""How long the author's process may take at least, beside what a run may take."""
+"""The least time limit of the author's process; `measure.timeout_s` may raise it."""
 _COPIES = 12
-"""Tensors of the model's size at once, on all sides: weights, gradients, AdamW's two moments and
-what is written, of the ranks and of the author."""
+"""Tensors of the model's size that exist at once: weights, gradients, AdamW's two moments and what
+is written, on the ranks and in the author's process."""
+_WRITTEN = 5
+"""Tensors of the model's size that are written: initial weights, and gradients and weights of both
+steps."""
 _MOST_OF_FREE = 0.8
 
 NOTHING_IS_COMPUTED = Verified("no: an emulated run computes nothing")
@@ -87,16 +69,16 @@ Taken = tuple[list[StepResult], Program]
 
 @dataclass(frozen=True)
 class Hands:
-    """What a verification has the worker do, on every rank."""
+    """The worker's functions that a verification calls, on every rank."""
 
-    prepare: Callable[[Case], Member | None]  # builds this rank's part of a case
-    release: Callable[[], None]  # lets go of it
-    begin_clock: Callable[[float], None]  # from now on it may take so many seconds; 0: any
+    prepare: Callable[[Case], RankContext | None]  # builds this rank's part of a case
+    release: Callable[[], None]  # releases it
+    begin_clock: Callable[[float], None]  # sets the time limit in seconds from now; 0: none
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the ranks have to do; `outcome` if that is nothing."""
+    """What the ranks have to do; with an `outcome` it is nothing."""
 
     outcome: Verified | None
     case: Case | None = None
@@ -109,12 +91,12 @@ class Verifier:
     """Verifies a launch's cases. All its methods are collective over the default group."""
 
     def __init__(self, results: Path, folder: Path) -> None:
-        """`folder` is for files of the time being; rank 0 makes and removes it."""
+        """Use `folder` for temporary files; rank 0 makes and removes it."""
         self._results, self._folder = results, folder
-        self._author: Author | None = None
+        self._author: AuthorProcess | None = None
 
     def verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
-        """Verify a case, if it is to be.
+        """Verify a case if it is due.
 
         Raises, on every rank, VerificationError and what opening the model raises.
         """
@@ -123,6 +105,8 @@ class Verifier:
         try:
             with _own_random_numbers():
                 return self._verify(case, measure, hands)
+        except NoRoomError as error:  # raised on every rank alike
+            return _not_possible(str(error), is_asked=measure.verify)
         finally:
             self._close()
 
@@ -144,8 +128,7 @@ class Verifier:
         hands.begin_clock(for_author)
         return broadcast(functools.partial(self._judge, plan, taken, is_full=measure.verify))
 
-    def _plan(self, case: Case, *, is_full: bool) -> Plan:
-        """On rank 0."""
+    def _plan(self, case: Case, *, is_full: bool) -> Plan:  # on rank 0
         if not is_full and not is_asked_for(case, case.model_preset in PRESETS):
             return Plan(NOT_ASKED_FOR)
         if ":" in case.model_preset:
@@ -155,7 +138,7 @@ class Verifier:
         known = None if is_full else read_verified(self._results, key)
         if known is not None:
             return Plan(dataclasses.replace(known, how=f"{known.how} (before, on this machine)"))
-        ways, reason = _ways(case, is_full=is_full)
+        ways, reason = _ways(case, self._results, is_full=is_full)
         if not ways:
             return Plan(_not_possible(reason, is_asked=is_full))
         return self._tried(case, num_microbatches, ways, key, is_full=is_full)
@@ -165,8 +148,8 @@ class Verifier:
     ) -> Plan:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        author = self._author = Author(self._folder, request_of(case, ways))
-        trial = author.wait_for(TRIAL)
+        author = self._author = AuthorProcess(self._folder, request_of(case, ways))
+        trial = author.wait_for(exchange.TRIAL)
         if trial["way"] is None:
             reasons = "; ".join(dict.fromkeys(trial["failures"]))
             raise VerificationError(
@@ -177,8 +160,7 @@ class Verifier:
         small = _in_small(case, way, num_microbatches, is_full=is_full)
         return Plan(None, small, way, str(self._folder), key)
 
-    def _judge(self, plan: Plan, taken: Taken | None, *, is_full: bool) -> Verified:
-        """On rank 0."""
+    def _judge(self, plan: Plan, taken: Taken | None, *, is_full: bool) -> Verified:  # on rank 0
         assert plan.case is not None
         assert plan.way is not None
         assert self._author is not None
@@ -186,10 +168,10 @@ class Verifier:
             reason = f'runtime "{plan.case.runtime}" does not give its modules'
             return _not_possible(reason, is_asked=is_full)
         training = training_of(plan.case, *taken)
-        batches = batches_of(trainer_config(plan.case), NUM_STEPS)
-        torch.save(batches, self._folder / BATCHES)
-        write(self._folder / TRAINING, dataclasses.asdict(training))
-        verdict = Verdict(**self._author.wait_for(VERDICT))
+        batches = batches_of(trainer_config(plan.case), exchange.NUM_STEPS)
+        torch.save(batches, self._folder / exchange.BATCHES)
+        exchange.write(self._folder / exchange.TRAINING, dataclasses.asdict(training))
+        verdict = exchange.Verdict(**self._author.wait_for(exchange.VERDICT))
         if verdict.error:
             raise VerificationError(f"verification: {verdict.error}")
         if verdict.notes and verdict.notes[0].startswith("no: "):
@@ -203,40 +185,6 @@ class Verifier:
             self._author.stop()
             self._author = None
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class Author:
-    """The author's process, seen from rank 0."""
-
-    def __init__(self, folder: Path, request: Request) -> None:
-        self._folder = folder
-        write(folder / REQUEST, dataclasses.asdict(request))
-        with (folder / LOG).open("wb") as log:
-            self._process = subprocess.Popen(
-                command(_AUTHOR, str(folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={name: value for name, value in os.environ.items() if name not in _RANKS_OWN},
-            )
-
-    def wait_for(self, name: str) -> dict[str, Any]:
-        """Raises VerificationError when the process has ended without writing the file."""
-        return wait_for(self._folder / name, functools.partial(self._check, self._folder / name))
-
-    def _check(self, path: Path) -> None:
-        code = self._process.poll()
-        if code is None or path.exists():
-            return
-        ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
-        last = f": {lines[-1][:300]}" if lines else ""
-        raise VerificationError(f"verification: the process of the unsplit module {ended}{last}")
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -253,7 +201,7 @@ def _not_possible(reason: str, *, is_asked: bool) -> Verified:
 
 
 def _fewer_microbatches(case: Case) -> int:
-    """The case's, or fewer where there are many and the schedule takes fewer."""
+    """Return the case's number of microbatches, or fewer if the schedule allows."""
     if case.schedule.startswith(CSV_PREFIX):
         return case.num_microbatches
     most = max(MOST_MICROBATCHES, 2 * case.world_size)
@@ -265,7 +213,7 @@ def _fewer_microbatches(case: Case) -> int:
 
 
 def _in_small(case: Case, way: Way, num_microbatches: int, *, is_full: bool) -> Case:
-    """The case as it is verified. A measured partition would be another each time."""
+    """Return the case as it is verified. A measured partition would differ each time."""
     partition = "parameters" if case.model_partition == "measured" else case.model_partition
     is_variable = not isinstance(case.seq_len, int)
     return dataclasses.replace(
@@ -285,8 +233,11 @@ def _in_small(case: Case, way: Way, num_microbatches: int, *, is_full: bool) -> 
     )
 
 
-def _ways(case: Case, *, is_full: bool) -> tuple[list[Way], str]:
-    """The ways to run the case that fit into memory, the preferred first; if none does, why."""
+def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
+    """Return the ways to run the case, the preferred first, and why others are not possible.
+
+    There must be room for a way in memory and on the disk of `results`.
+    """
     longest = case.seq_len if isinstance(case.seq_len, int) else case.data_max_seq_len
     full = case.train_microbatch_size, longest
     small = min(MOST_SEQUENCES, full[0]), min(SEQ_LEN, longest)
@@ -296,10 +247,18 @@ def _ways(case: Case, *, is_full: bool) -> tuple[list[Way], str]:
     ways, reason = [], ""
     for dtype in ("float64", "float32", case.model_dtype):
         size = getattr(torch, dtype).itemsize
-        needed, free = num_parameters * size * _COPIES, _free_bytes(case.device)
-        if needed > _MOST_OF_FREE * free:
-            sizes = (f"{number / 2**30:.1f}" for number in (needed, free))
-            reason = "it needs about {} GiB of memory, and {} are free".format(*sizes)
+        rooms = (
+            ("memory", _COPIES, _free_bytes(case.device)),
+            ("the results' disk", _WRITTEN, shutil.disk_usage(results).free),
+        )
+        lacking = [
+            f"it needs about {num_parameters * size * copies / 2**30:.1f} GiB of {what}, and "
+            f"{free / 2**30:.1f} are free"
+            for what, copies, free in rooms
+            if num_parameters * size * copies > _MOST_OF_FREE * free
+        ]
+        if lacking:
+            reason = "; ".join(lacking)
             continue
         ways += [Way(dtype, case.device, *shape) for shape in shapes]
     return list(dict.fromkeys(ways)), reason
@@ -320,12 +279,12 @@ def _free_host_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def request_of(case: Case, ways: list[Way]) -> Request:
-    """With a microbatch of the case's own data, of the largest shape."""
+def request_of(case: Case, ways: list[Way]) -> exchange.Request:
+    """Make the request, with a microbatch of the case's own data, of the largest shape."""
     largest = max(ways, key=lambda way: (way.batch, way.seq_len))
     config = trainer_config(_in_small(case, largest, case.num_microbatches, is_full=True))
     batch = batches_of(config, 1)[0]
-    return Request(
+    return exchange.Request(
         case.model_preset,
         case.model_weights,
         case.model_trust_remote_code,
@@ -339,7 +298,7 @@ def request_of(case: Case, ways: list[Way]) -> Request:
 
 
 def batches_of(config: TrainerConfig, num_steps: int) -> list[dict[str, list[Tensor]]]:
-    """The batches of the first steps, on the CPU."""
+    """Return the batches of the first steps, on the CPU."""
     cpu = torch.device("cpu")
     data = data_of(config, model_of(config, cpu), tokenizer_of(config), cpu)
     try:
@@ -349,13 +308,13 @@ def batches_of(config: TrainerConfig, num_steps: int) -> list[dict[str, list[Ten
     return [{"inputs": list(step.inputs), "targets": list(step.targets)} for step in steps]
 
 
-def training_of(case: Case, steps: list[StepResult], lowered: Program) -> Training:
+def training_of(case: Case, steps: list[StepResult], lowered: Program) -> exchange.Training:
     forwards: dict[int, list[int]] = {}
     for row in lowered.actions:
         for action in row:
             if action.op is Op.F:
                 forwards.setdefault(action.stage, []).append(action.microbatch)
-    return Training(
+    return exchange.Training(
         case.world_size,
         [step.loss if step.loss is not None else float("nan") for step in steps],
         [step.gradient_norm for step in steps],
@@ -369,39 +328,42 @@ def training_of(case: Case, steps: list[StepResult], lowered: Program) -> Traini
     )
 
 
-def _how(case: Case, way: Way, verdict: Verdict) -> str:
+def _how(case: Case, way: Way, verdict: exchange.Verdict) -> str:
     author = "the factory's module" if ":" in case.model_preset else "transformers' module"
     notes = "".join(f"; {note}" for note in verdict.notes)
+    num_steps = exchange.NUM_STEPS
     return (
-        f"against {author}, unsplit: weights, loss and {verdict.num_gradients // NUM_STEPS} "
-        f"gradients of {NUM_STEPS} steps of {case.num_microbatches} x {way.batch} x {way.seq_len} "
+        f"against {author}, unsplit: weights, loss and {verdict.num_gradients // num_steps} "
+        f"gradients of {num_steps} steps of {case.num_microbatches} x {way.batch} x {way.seq_len} "
         f"tokens in {way.dtype}{notes}"
     )
 
 
-def take_steps(member: Member, plan: Plan) -> Taken | None:
-    """Two steps of training, and what is there before and after each, in files.
+def take_steps(member: RankContext, plan: Plan) -> Taken | None:
+    """Train two steps, and write the state before and after each into files.
 
-    The results have the loss of whichever rank has the last stage. None of a runtime of another
-    package that does not say what it trains.
+    The results have the loss of the rank with the last stage. None for a runtime of another package
+    that does not expose its modules.
     """
     modules = getattr(member.runtime, "modules", None)
     if modules is None:
         return None
     writer = _Writer(member, Path(plan.folder))
-    writer.write(BEFORE, _held(modules, with_flags=True))
+    writer.write(exchange.BEFORE, _held(modules, with_flags=True))
     results = []
-    for step in range(NUM_STEPS):
+    for step in range(exchange.NUM_STEPS):
         with _Drawing(modules, member.fabric.device) as drawing:
-            result = member.runtime.step(step, NOTHING)
+            result = member.runtime.step(step, Recording.flight_only)
         writer.write(str(step), {**_held(modules), "draws": drawing.draws})
         results.append(dataclasses.replace(result, spans=[]))
     everyone: list[list[StepResult]] = _gathered(member, results)
-    steps = [_with_loss([of_rank[step] for of_rank in everyone]) for step in range(NUM_STEPS)]
+    steps = [
+        _with_loss([of_rank[step] for of_rank in everyone]) for step in range(exchange.NUM_STEPS)
+    ]
     return steps, member.runtime.lowered
 
 
-def _gathered(member: Member, ours: Any) -> list[Any]:
+def _gathered(member: RankContext, ours: Any) -> list[Any]:
     member.flight.enter(Phase.WAITS)
     theirs: list[Any] = [None] * len(member.ranks)
     dist.all_gather_object(theirs, ours, group=member.group)
@@ -413,7 +375,7 @@ def _with_loss(results: list[StepResult]) -> StepResult:
 
 
 def _held(modules: Mapping[int, StageModule], *, with_flags: bool = False) -> dict[str, Any]:
-    """What a rank holds, by stage and by name in the unsplit module."""
+    """Return what a rank holds, by stage and by name in the unsplit module."""
     stages = {}
     for stage, module in modules.items():
         parameters = module.own_parameters()
@@ -434,21 +396,21 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class _Writer:
-    """Writes into rank 0's folder, or sends rank 0 what it cannot write there itself."""
+    """Writes into rank 0's folder, or, from another machine, sends to rank 0."""
 
-    def __init__(self, member: Member, folder: Path) -> None:
+    def __init__(self, member: RankContext, folder: Path) -> None:
         self._member, self._folder = member, folder
         self._rank = dist.get_rank()
-        self._is_visible = (folder / REQUEST).exists()
+        self._is_visible = (folder / exchange.REQUEST).exists()
 
     def write(self, phase: str, part: dict[str, Any]) -> None:
-        """Collective over the case's ranks."""
+        """Write a part. Collective over the case's ranks."""
         if self._is_visible:
-            torch.save(part, part_file(self._folder, self._rank, phase))
+            torch.save(part, exchange.part_file(self._folder, self._rank, phase))
         ours = None if self._is_visible else _as_bytes(part)
         for rank, sent in enumerate(_gathered(self._member, ours)):
             if sent is not None and self._rank == 0:
-                part_file(self._folder, rank, phase).write_bytes(sent)
+                exchange.part_file(self._folder, rank, phase).write_bytes(sent)
 
 
 def _as_bytes(part: dict[str, Any]) -> bytes:
@@ -458,7 +420,7 @@ def _as_bytes(part: dict[str, Any]) -> bytes:
 
 
 class _Drawing:
-    """Notes the state of the random numbers at the forwards of stages, in their order."""
+    """Records the random state at the forwards of stages, in their order."""
 
     def __init__(self, modules: Mapping[int, StageModule], device: torch.device) -> None:
         self._modules, self._device = modules, device
@@ -480,7 +442,7 @@ class _Drawing:
             handle.remove()
 
     def _begin(self, stage: int, entrance: str, *_: object) -> None:
-        state = self._state()
+        state = random_state(self._device)
         self.draws.append(
             {"stage": stage, "entrance": entrance, "begin": state, "at_entrance": state}
         )
@@ -488,23 +450,19 @@ class _Drawing:
     def _enter(self, *_: object) -> None:
         draw = self.draws[-1] if self.draws else {}
         if "end" not in draw:  # a recomputation enters it again
-            draw["at_entrance"] = self._state()
+            draw["at_entrance"] = random_state(self._device)
 
     def _end(self, *_: object) -> None:
         draw = self.draws[-1]
-        draw["end"] = self._state()
+        draw["end"] = random_state(self._device)
         draw["has_drawn"] = not torch.equal(draw["begin"], draw["end"])
-
-    def _state(self) -> Tensor:
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        return torch.get_rng_state()
 
 
 def entrance_of(module: StageModule) -> str:
-    """The submodule of the unsplit module with which the stage begins; empty for the first stage.
+    """Return the submodule of the unsplit module that the stage begins with.
 
-    `#3` is the piece number 3 of a chain, which the author's process knows by name.
+    It is empty for the first stage. `#3` is piece 3 of a chain, whose name the author's process
+    knows.
     """
     if module.is_first or not module.units:
         return ""

@@ -1,12 +1,12 @@
-"""What has been verified on this machine, so that it is done once: a small file each in the store.
+"""Results of verifications on this machine, so that each is done once: small files in the store.
 
     results/verified/KEY.json
 
 A key is a hash of all that decides what is trained and by what code: the measuring code, torch,
 transformers and the machine, the runtime, the model with its factory's sources or its checkpoint's
-files, how it is cut, the program with its number of microbatches, the optimizer. Not the length of
-sequences, the data and the learning rate: they change numbers, not which are computed. A file that
-cannot be written or read costs another verification, nothing else.
+files, how it is cut, the program with its number of microbatches, the optimizer. The length of
+sequences, the data and the learning rate are not in it: they change values, not the computation. A
+file that cannot be written or read costs another verification, nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.run.environment import code_hash, read_environment, runtime_code
+from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.measuring_code import VERIFYING, code_hash
 
 _SETTINGS = (
     "schedule",
@@ -51,7 +52,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Verified:
-    """How a run was verified and against what, or `no: ` and why not."""
+    """How a run was verified and against what, or `no: ` and the reason."""
 
     how: str
     difference: float | None = None  # the largest, relative
@@ -61,15 +62,15 @@ NOT_VERIFIED = Verified("no: nothing has been compared")
 
 
 def is_asked_for(case: Case, is_preset: bool) -> bool:
-    """Whether a case is verified the first time without being asked to be.
+    """Whether a case is verified the first time even if `measure.verify` is off.
 
-    Presets on our own schedules are held to their unsplit model by our tests.
+    Presets on built-in schedules are compared with their unsplit model by our tests.
     """
     return not is_preset or bool(case.program_digest) or case.model_split == "trace"
 
 
 def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
-    """`num_microbatches` are those that are verified with; the factory has been imported."""
+    """Return the key of a case; `num_microbatches` are verified, and the factory is imported."""
     environment = read_environment()
     facts = {
         **{name: getattr(case, name) for name in _SETTINGS},
@@ -80,7 +81,7 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
         "is_variable": not isinstance(case.seq_len, int),
         "has_momentum": case.train_momentum != 0,
         "is_clipped": case.train_clip_norm != 0,
-        "code": code_hash(),
+        "code": code_hash(VERIFYING),
         "runtime_code": runtime_code(case.runtime),
         "transformers": environment.transformers,
         "machine": environment.fingerprint(
@@ -94,7 +95,7 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
 
 
 def read_verified(results: Path, key: str) -> Verified | None:
-    """What the key's file says; None if there is none that can be read."""
+    """Read the key's file; None if there is none that can be read."""
     try:
         content = json.loads(_file(results, key).read_text())
         return Verified(str(content["how"]), float(content["difference"]))
@@ -112,11 +113,10 @@ def _file(results: Path, key: str) -> Path:
 
 
 def _sources(factory: str) -> list[tuple[str, str]]:
-    """Hashes of the source files that are loaded here and belong neither to Python nor to ppbench,
-    nor to an installed package other than the factory's own.
+    """Hash the loaded source files that may decide what the factory makes.
 
-    A factory's module imports others, and which of all these it uses nobody knows. One more than
-    it uses costs a verification.
+    They are all but those of Python, of ppbench and of installed packages other than the factory's
+    own. A file that the factory does not use costs at most another verification.
     """
     package = factory.partition(":")[0].partition(".")[0]
     files = {
@@ -132,7 +132,7 @@ def _sources(factory: str) -> list[tuple[str, str]]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a file is Python's own, ppbench's or an installed package's: of a known version."""
+    """Whether a file is Python's, ppbench's or an installed package's: its version is known."""
     paths, own = sysconfig.get_paths(), Path(__file__).parents[3]
     known = (paths["stdlib"], paths["platstdlib"], own / "engine", own / "ppbench")
     return (
@@ -143,7 +143,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _downloaded(name: str) -> Path:
-    """Where the hub's cache has a model's files."""
+    """Return the folder of a model's files in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     with contextlib.suppress(ValueError):  # no hub id
@@ -161,10 +161,9 @@ def _hash(path: Path) -> str:
 
 
 def _stamps(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Sizes and times of a checkpoint's files, the last change of each included.
+    """Return sizes and times of a checkpoint's files, whose contents are too large to be read.
 
-    Their contents are too large to be read for it. The last of the times is the kernel's own,
-    which nobody sets back.
+    The last of the times is the kernel's own, which programs cannot set back.
     """
     folder = folder if folder.is_dir() else _downloaded(str(folder))
     if not folder.is_dir():

@@ -6,7 +6,7 @@ from models import configuration_folder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.model.answers import Attention
+from engine.model.descriptions import Attention
 from engine.model.flops import RECORDING, flop_facts
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model

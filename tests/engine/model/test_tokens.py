@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from texts import END, TEXTS
 
-from engine.model.tokens import ByteTokens, DataError, load_tokenizer, open_tokens
+from engine.model.tokens import ByteTokens, DataError, identity_of, load_tokenizer, open_tokens
 
 KINDS = ["json", "parquet", "text", "hf"]
 
@@ -39,6 +39,26 @@ def test_without_a_tokenizer_rows_are_their_utf8_bytes(kind, sources):
 
 def test_without_a_tokenizer_a_text_file_is_its_bytes(sources):
     assert bytes(_stream(open_tokens(sources["text"], None))) == "\n".join(TEXTS).encode()
+
+
+class _WithBytes:
+    """A tokenizer whose vocabulary has bytes for words, as some on the hub have."""
+
+    def __init__(self, words):
+        self._words = words
+
+    def get_vocab(self):
+        return self._words
+
+    def __call__(self, _):
+        return {"input_ids": [0, 1]}
+
+
+def test_a_tokenizer_of_bytes_has_an_identity_that_its_order_does_not_change():
+    words = {b"\xff": 0, "a": 1, b"a": 2}
+    same = dict(reversed(words.items()))
+    assert identity_of(_WithBytes(words)) == identity_of(_WithBytes(same))
+    assert identity_of(_WithBytes(words)) != identity_of(_WithBytes({**words, b"b": 3}))
 
 
 def test_any_window_is_the_slice_of_the_stream(sources, tokenizer):

@@ -35,9 +35,13 @@ def drawings_in(module_name):
     return ["\n".join(line.strip() for line in one.splitlines()) for one in drawings]
 
 
+def timeline(simulation):
+    return draw_timeline(simulation.program, simulation.start_ns, simulation.end_ns)
+
+
 def drawn(name, p, m, costs, v=None):
     program = build_program(name, p, m, v)
-    return draw_timeline(simulate(program, uniform(program.placement, *costs)))
+    return timeline(simulate(program, uniform(program.placement, *costs)))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -55,17 +59,17 @@ def test_stages_are_named_where_a_rank_has_several():
 def test_a_column_is_the_longest_time_of_which_all_are_multiples():
     program = build_program("1f1b", 2, 1)
     simulation = simulate(program, Durations((20, 20), (10, 10), (30, 30)))
-    assert draw_timeline(simulation).splitlines() == [
+    assert timeline(simulation).splitlines() == [
         "rank 0: F0 .  .  .  B0 B0",
         "rank 1: .  F0 B0 B0 .  .",
     ]
-    assert unit_of(simulation) == 20
+    assert unit_of(simulation.start_ns, simulation.end_ns) == 20
 
 
 def test_nothing_to_draw_is_drawn_as_nothing():
     simulation = simulate(
         Program("test", loop_placement(2), 0, ((), ())), uniform(loop_placement(2), 1, 1, 1)
     )
-    assert draw_timeline(simulation) == "rank 0: \nrank 1: "
-    assert grid_of(simulation, 1) == [[], []]
+    assert timeline(simulation) == "rank 0: \nrank 1: "
+    assert grid_of(simulation.program, simulation.start_ns, simulation.end_ns, 1) == [[], []]
     assert label_of(None, has_stages=True) == "."

@@ -11,11 +11,11 @@ from schedule_grid import stages_per_rank
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op, parse_action
 from engine.plan.lower import (
-    Channel,
+    Edge,
     Policy,
     Sharing,
-    channel_of,
     check_delivery_between_ranks,
+    edge_of,
     lower,
     prove_no_deadlock,
 )
@@ -79,7 +79,7 @@ def test_every_message_has_two_ends_and_compute_keeps_its_order(name, v, look_ah
     assert lowered.compute_only().actions == program.actions
     assert not any(count > 1 for row in lowered.actions for count in Counter(row).values())
     sent, received = (
-        sorted((channel_of(a), a.microbatch) for r in lowered.actions for a in r if a.op in ops)
+        sorted((edge_of(a), a.microbatch) for r in lowered.actions for a in r if a.op in ops)
         for ops in (SEND_OPS, RECV_OPS)
     )
     assert sent == received
@@ -116,11 +116,11 @@ def test_one_rank_communicates_nothing():
 
 
 def test_both_ends_of_a_message_name_one_channel():
-    assert channel_of(Action(1, Op.SEND_F, 0)) == channel_of(Action(2, Op.RECV_F, 0))
-    assert channel_of(Action(2, Op.SEND_B, 0)) == channel_of(Action(1, Op.RECV_B, 0))
-    assert channel_of(Action(1, Op.SEND_F, 0)) == Channel(1, 2)
+    assert edge_of(Action(1, Op.SEND_F, 0)) == edge_of(Action(2, Op.RECV_F, 0))
+    assert edge_of(Action(2, Op.SEND_B, 0)) == edge_of(Action(1, Op.RECV_B, 0))
+    assert edge_of(Action(1, Op.SEND_F, 0)) == Edge(1, 2)
     with pytest.raises(ValueError, match="0F0 is not a transfer"):
-        channel_of(Action(0, Op.F, 0))
+        edge_of(Action(0, Op.F, 0))
 
 
 def test_a_program_with_transfers_of_its_own_keeps_them_if_it_cannot_hang():

@@ -1,11 +1,11 @@
 import pytest
 
 from engine.plan.action import Action, Op, parse_action, parse_cell
+from engine.plan.drawing import draw
 from engine.plan.lower import lower
 from engine.plan.program import (
     Placement,
     actions_from_csv,
-    draw,
     from_csv,
     from_json,
     loop_placement,

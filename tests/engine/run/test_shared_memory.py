@@ -15,8 +15,9 @@ from ranks import Ranks, _free_port
 
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
-from engine.plan.lower import Channel as Edge
-from engine.run.p2p.shared_memory import can_share_memory, open_channels
+from engine.plan.lower import Edge
+from engine.run.p2p.channel import TransferError
+from engine.run.p2p.shared_memory import _make_room, can_share_memory, open_channels
 from engine.trainer import Trainer, connect
 
 EDGE = Edge(0, 1)
@@ -114,6 +115,36 @@ def run_ahead(fabric, is_member):
 def test_a_step_s_messages_may_all_wait_at_once(ranks: Ranks):
     _, values = ranks.run(2, run_ahead)
     assert values == list(range(64))
+
+
+def run_far_ahead(fabric, is_member):
+    """More messages wait than a pipe has room for headers, unless it is made larger."""
+    if not is_member:
+        fabric.connect([EDGE], (0, 1), [])
+        return None
+    message, count = (TensorSpec((1, 2, 1, 1), torch.float32),), 3000
+    channel, me = opened(fabric, message, num_slots=count)
+    for number in range(count if me == 0 else 0):
+        channel.send(send(number), (torch.full((1, 2, 1, 1), float(number)),))
+    fabric.gather_objects(None, (0, 1))
+    for number in range(count if me == 1 else 0):
+        channel.post(receive(number), message)
+    values = [float(channel.take(receive(n))[0].sum()) for n in range(count if me == 1 else 0)]
+    channel.close()
+    return values
+
+
+def test_thousands_of_messages_may_wait_at_once(ranks: Ranks):
+    _, values = ranks.run(2, run_far_ahead)
+    assert values == [2.0 * number for number in range(3000)]
+
+
+def test_more_messages_than_the_system_lets_wait_are_refused_before_training():
+    reads, writes = os.pipe()
+    with pytest.raises(TransferError, match="give fewer microbatches, or raise"):
+        _make_room(writes, 2**27, 48)
+    os.close(reads)
+    os.close(writes)
 
 
 def touched(fabric, is_member, num_messages):

@@ -1,0 +1,351 @@
+"""The options of the command-line trainer, and what they ask of it.
+
+Checked without torch, which is imported late: `--help` and a mistyped option cost nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+
+import typer
+
+from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
+
+if TYPE_CHECKING:
+    from engine.configuration import TrainerConfig
+    from engine.model.data import DataSpec
+    from engine.model.spec import ModelSpec
+    from engine.run.optimizer import OptimizerSpec
+
+LATEST: Final = "latest"
+VARIABLE: Final = "variable"
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that it cannot read; the one of them that it names is a
+parameter's, and where the base lives depends on typer's version."""
+
+
+class OptionError(ValueError):
+    """An option cannot be, or not beside the others."""
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+_model = functools.partial(typer.Option, rich_help_panel="Model")
+_data = functools.partial(typer.Option, rich_help_panel="Data")
+_pipeline = functools.partial(typer.Option, rich_help_panel="Pipeline")
+_length = functools.partial(typer.Option, rich_help_panel="Length of the run")
+_optimizer = functools.partial(typer.Option, rich_help_panel="Optimizer")
+_precision = functools.partial(typer.Option, rich_help_panel="Precision and device")
+_checkpoints = functools.partial(typer.Option, rich_help_panel="Checkpoints")
+_output = functools.partial(typer.Option, rich_help_panel="Output")
+
+CHOICES = {
+    "weights": ("auto", "random"),
+    "split": ("auto", "trace"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+
+@app.command()
+@dataclass(frozen=True)
+class Options:
+    """Train a language model in a pipeline: each rank has some of its layers.
+
+    Start one process per rank with [bold]torchrun --nproc-per-node N -m engine.train …[/bold];
+    [bold]python -m engine.train …[/bold] trains unsplit.
+    """
+
+    model: Annotated[
+        str, _model(metavar="NAME", help="Preset, hub id, folder or package.module:factory.")
+    ] = "llama-8m"
+    dtype: Annotated[
+        str, _model(metavar="float32|float64|bfloat16", help="Of parameters and gradients.")
+    ] = "float32"
+    weights: Annotated[
+        str, _model(metavar="auto|random", help="A checkpoint's own where it has them, or random.")
+    ] = "auto"
+    seed: Annotated[
+        int, _model(metavar="N", min=0, help="Of random weights, dropout and shuffling.")
+    ] = 0
+    trust_remote_code: Annotated[
+        bool, _model("--trust-remote-code", help="Run the code that a hub model brings.")
+    ] = False
+
+    data: Annotated[
+        str,
+        _data(
+            metavar="SOURCE",
+            help="stdlib, synthetic, text:PATH, json:PATH, parquet:PATH or "
+            "hf:NAME?config=…&split=…&revision=…",
+        ),
+    ] = "stdlib"
+    tokenizer: Annotated[
+        str, _data(metavar="NAME", help="Hub id, folder or bytes; auto: the model's, else bytes.")
+    ] = "auto"
+    text_column: Annotated[str, _data(metavar="NAME", help="The column to train on.")] = "text"
+    seq_len: Annotated[
+        str,
+        _data(metavar="N|variable", help="Tokens of a sequence; variable: a document, padded."),
+    ] = "128"
+    max_seq_len: Annotated[
+        int, _data(metavar="N", min=1, help="Longer documents are cut (variable).")
+    ] = 2048
+    shuffle: Annotated[bool, _data(help="Anew in each epoch.")] = True
+    data_workers: Annotated[int, _data(metavar="N", min=0, help="Loader processes per rank.")] = 0
+
+    schedule: Annotated[
+        str, _pipeline(metavar="NAME", help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file.")
+    ] = "1f1b"
+    stages_per_rank: Annotated[
+        int | None,
+        _pipeline(
+            metavar="N",
+            min=1,
+            help="For interleaved_1f1b, interleaved_zb, looped_bfs.",
+            show_default="the schedule's own",
+        ),
+    ] = None
+    global_batch_size: Annotated[int, _pipeline(metavar="N", min=1, help="Sequences per step.")] = 8
+    microbatch_size: Annotated[
+        int,
+        _pipeline(
+            metavar="N", min=1, help="Sequences per microbatch; divides the global batch size."
+        ),
+    ] = 1
+    partition: Annotated[
+        str,
+        _pipeline(
+            metavar="KIND|N,N,…",
+            help="uniform, parameters, measured, or the layers of each stage: 6,10,10,6.",
+        ),
+    ] = "uniform"
+    split: Annotated[
+        str, _pipeline(metavar="auto|trace", help="trace: cut any factory's module by tracing.")
+    ] = "auto"
+    split_points: Annotated[
+        str, _pipeline(metavar="NAME,NAME,…", help="Submodules to cut before (trace).")
+    ] = ""
+
+    max_tokens: Annotated[
+        int | None,
+        _length(metavar="N", min=1, help="Stop at the step that reaches as many tokens."),
+    ] = None
+    max_steps: Annotated[
+        int | None,
+        _length(metavar="N", min=1, help="Stop after as many steps, resumed ones included."),
+    ] = None
+
+    optimizer: Annotated[str, _optimizer(metavar="adamw|sgd")] = "adamw"
+    learning_rate: Annotated[float, _optimizer(metavar="X", min=0, help="At its peak.")] = 1e-4
+    weight_decay: Annotated[float, _optimizer(metavar="X", min=0, help="AdamW's.")] = 0.01
+    momentum: Annotated[float, _optimizer(metavar="X", min=0, help="SGD's.")] = 0.0
+    lr_schedule: Annotated[str, _optimizer(metavar="constant|cosine")] = "constant"
+    lr_warmup_steps: Annotated[
+        int, _optimizer(metavar="N", min=0, help="The rate grows from 0 until then.")
+    ] = 0
+    lr_decay_steps: Annotated[
+        int | None,
+        _optimizer(
+            metavar="N", min=1, help="Where the cosine reaches 0.", show_default="the run's steps"
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float, _optimizer(metavar="X", min=0, help="Largest norm of all gradients; 0: no limit.")
+    ] = 0.0
+
+    autocast: Annotated[
+        str, _precision(metavar="none|bfloat16", help="Compute in it where torch deems it safe.")
+    ] = "none"
+    recompute: Annotated[
+        bool, _precision("--recompute", help="Save memory: run each layer's forward again.")
+    ] = False
+    compile: Annotated[bool, _precision("--compile", help="Compile the layers.")] = False
+    device: Annotated[
+        str, _precision(metavar="auto|cpu|cuda", help="auto: cuda where there is one.")
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        _precision(
+            metavar="N",
+            min=1,
+            help="CPU threads per rank.",
+            show_default="OMP_NUM_THREADS, which torchrun sets to 1; else all cores",
+        ),
+    ] = None
+
+    save: Annotated[
+        Path | None, _checkpoints(metavar="FOLDER", help="Save here when the run ends by itself.")
+    ] = None
+    save_every: Annotated[
+        int | None, _checkpoints(metavar="N", min=1, help="Also save after every N steps.")
+    ] = None
+    resume: Annotated[
+        str | None,
+        _checkpoints(
+            metavar="FOLDER|latest", help="Go on from a checkpoint; latest: the last in --save."
+        ),
+    ] = None
+
+    # Not "--log": torchrun takes that for its own, of which it begins several, wherever it stands.
+    log_file: Annotated[
+        Path | None, _output(metavar="FILE", help="Write each step to it, as a line of JSON.")
+    ] = None
+    log_every: Annotated[int, _output(metavar="N", min=1, help="Print every N steps.")] = 1
+    quiet: Annotated[bool, _output("--quiet", help="Print steps only: no bar, no notes.")] = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionError or UnknownScheduleError: all that can be told without torch."""
+        for name, known in CHOICES.items():
+            _check_choice(name, getattr(self, name), known)
+        if self.max_tokens is None and self.max_steps is None:
+            raise OptionError("nothing says when to stop; give --max-tokens, --max-steps or both")
+        if self.seq_len != VARIABLE and not (self.seq_len.isdecimal() and int(self.seq_len)):
+            raise OptionError(
+                f'--seq-len is "{self.seq_len}"; expected a number of tokens or "{VARIABLE}"'
+            )
+        self._check_batch()
+        self._check_checkpoints()
+        if not self.schedule.startswith(CSV_PREFIX):
+            find_schedule(self.schedule)
+
+    def _check_batch(self) -> None:
+        whole, part = self.global_batch_size, self.microbatch_size
+        if whole % part:
+            raise OptionError(
+                f"--global-batch-size {whole} is no multiple of --microbatch-size {part}; "
+                f"{(whole // part + 1) * part} would be"
+            )
+
+    def _check_checkpoints(self) -> None:
+        if self.save is None and self.save_every is not None:
+            raise OptionError("--save-every needs a folder to save in; give --save FOLDER")
+        if self.save is None and self.resume == LATEST:
+            raise OptionError(
+                "--resume latest means the latest checkpoint in the folder of --save; "
+                "give --save FOLDER, or name a checkpoint"
+            )
+
+    @property
+    def length(self) -> int | Literal["variable"]:
+        return VARIABLE if self.seq_len == VARIABLE else int(self.seq_len)
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """None where sequences differ in length."""
+        length = self.length
+        return None if length == VARIABLE else self.global_batch_size * length
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps of the whole run; None where only its tokens are known."""
+        steps = [] if self.max_steps is None else [self.max_steps]
+        if self.max_tokens is not None and self.tokens_per_step is not None:
+            steps.append(math.ceil(self.max_tokens / self.tokens_per_step))
+        return min(steps, default=None)
+
+    def share_done(self, step: int, tokens: int) -> float:
+        """Return the share of the run done after so many steps and tokens; at the end 1 or more."""
+        of_steps = 0.0 if self.max_steps is None else step / self.max_steps
+        of_tokens = 0.0 if self.max_tokens is None else tokens / self.max_tokens
+        return max(of_steps, of_tokens)
+
+
+def _check_choice(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise OptionError(f'--{name} is "{value}"; expected one of {", ".join(known)}')
+
+
+def read_options(arguments: Sequence[str]) -> Options | None:
+    """None when only help was wanted. Raises OptionError or UnknownScheduleError."""
+    try:
+        options = app(arguments, standalone_mode=False)
+    except UsageError as error:
+        message = cast(Any, error).format_message().rstrip(".")
+        raise OptionError(f"{message}; see --help") from None
+    return options if isinstance(options, Options) else None
+
+
+def configuration(options: Options, world_size: int) -> TrainerConfig:
+    """Return the trainer's configuration. Raises OptionError."""
+    from engine.configuration import TrainerConfig
+
+    try:
+        return TrainerConfig(
+            model=_model_spec(options),
+            data=_data_spec(options),
+            schedule=options.schedule,
+            world_size=world_size,
+            stages_per_rank=options.stages_per_rank,
+            optimizer=_optimizer_spec(options),
+            autocast=options.autocast,
+            recompute=options.recompute,
+            compile=options.compile,
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def _model_spec(options: Options) -> ModelSpec:
+    from engine.model.spec import DTYPES, ModelSpec
+
+    _check_choice("dtype", options.dtype, DTYPES)
+    return ModelSpec(
+        name=options.model,
+        dtype=options.dtype,
+        partition=_partition(options.partition),
+        seed=options.seed,
+        weights=options.weights,
+        trust_remote_code=options.trust_remote_code,
+        split=options.split,
+        split_points=tuple(filter(None, options.split_points.split(","))),
+    )
+
+
+def _data_spec(options: Options) -> DataSpec:
+    from engine.model.data import DataSpec
+
+    return DataSpec(
+        source=options.data,
+        seq_len=options.length,
+        microbatch_size=options.microbatch_size,
+        num_microbatches=options.global_batch_size // options.microbatch_size,
+        seed=options.seed,
+        tokenizer=options.tokenizer,
+        text_column=options.text_column,
+        max_seq_len=options.max_seq_len,
+        shuffle=options.shuffle,
+        num_workers=options.data_workers,
+    )
+
+
+def _partition(text: str) -> str | tuple[int, ...]:
+    parts = text.split(",")
+    return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else text
+
+
+def _optimizer_spec(options: Options) -> OptimizerSpec:
+    from engine.run.optimizer import OptimizerSpec
+
+    decay_steps = options.lr_decay_steps
+    if decay_steps is None and options.lr_schedule == "cosine":
+        decay_steps = options.num_steps
+        if decay_steps is None:
+            raise OptionError(
+                "how many steps --max-tokens makes of sequences of variable length is not known, "
+                "so nothing says where the cosine ends; give --lr-decay-steps or --max-steps"
+            )
+    return OptimizerSpec(
+        name=options.optimizer,
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        momentum=options.momentum,
+        lr_schedule=options.lr_schedule,
+        lr_warmup_steps=options.lr_warmup_steps,
+        lr_decay_steps=decay_steps or 0,
+        clip_norm=options.clip_norm,
+    )

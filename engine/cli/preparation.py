@@ -1,0 +1,175 @@
+"""Prepares a rank by itself, before it works with the others."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from engine.cli.launch import Launch
+from engine.cli.options import LATEST, OptionError, Options, configuration, read_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.configuration import TrainerConfig
+    from engine.run.p2p.fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Job:
+    """Options that have been found to be possible, on this rank."""
+
+    options: Options
+    config: TrainerConfig
+    device: torch.device
+    last_rank: int  # of the last stage
+    checkpoint: Path | None  # to resume from, before it has been checked
+
+
+def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
+    """Everything that can be checked without the other ranks; None when only help was wanted.
+
+    Raises what `is_known` knows.
+    """
+    options = read_options(arguments)
+    if options is None:
+        return None
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device, launch)
+    config = configuration(options, launch.world_size)
+    last_rank = _check(config, device)
+    checkpoint = _checkpoint(options)
+    if options.save is not None:
+        make_folder("--save", options.save)
+    return Job(options, config, device, last_rank, checkpoint)
+
+
+def _device(kind: str, launch: Launch) -> torch.device:
+    """The rank's own; on a machine with fewer GPUs than ranks, one that it shares."""
+    import torch
+
+    num_devices = torch.cuda.device_count()
+    if kind == "cpu" or (kind == "auto" and not num_devices):
+        return torch.device("cpu")
+    if not num_devices:
+        raise OptionError("--device is cuda, and torch sees no CUDA device here; try auto")
+    device = torch.device("cuda", launch.local_rank % num_devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check(config: TrainerConfig, device: torch.device) -> int:
+    """Open model and data, and lay out program and partition; the rank of the last stage."""
+    from engine.configuration import data_of, model_of, program_of, tokenizer_of
+    from engine.model.partition import BY_COST, partition_layers
+
+    placement = program_of(config).placement
+    model = model_of(config, device)
+    if config.model.partition not in BY_COST:
+        partition_layers(config.model.partition, model.num_layers, placement.num_stages)
+    data_of(config, model, tokenizer_of(config), device).close()
+    return placement.ranks[-1]
+
+
+def _checkpoint(options: Options) -> Path | None:
+    from engine.run import snapshot
+
+    if options.resume is None:
+        _check_unused(options.save)
+        return None
+    if options.resume == LATEST:
+        assert options.save is not None
+        return snapshot.latest(options.save)
+    folder = Path(options.resume)
+    snapshot.latest(folder.parent)  # brings back one that was being replaced
+    return snapshot.latest(folder) or folder  # a folder of checkpoints will do
+
+
+def checked_checkpoint(job: Job, launch: Launch) -> Path | None:
+    """The checkpoint to resume from, found whole; None for a fresh start. Blocks; collective.
+
+    Every byte is read once on each machine, by its ranks in shares. A damaged one is refused on all
+    ranks alike, with the newest that is whole, rather than passed over: what it holds would be
+    trained again, and a disk that damages files is not to be missed.
+    """
+    from engine.run import restoring
+    from engine.run.snapshot import SnapshotError
+
+    folder = launch.gather(job.checkpoint)[0]  # the latest may be another a moment later
+    if folder is None:
+        return None
+    choose = restoring.share_of(launch.local_rank, launch.local_world_size)
+    problem = None
+    try:
+        has_checksums = restoring.check(folder, choose).has_checksums
+    except SnapshotError as error:
+        problem, has_checksums = str(error), False
+    found = next((one for one in launch.gather(problem) if one is not None), None)
+    if found is not None:
+        whole = launch.attempt(lambda: restoring.newest_whole(folder) if launch.rank == 0 else None)
+        remedy = launch.gather(_how_to_resume(whole))[0]
+        launch.attempt(lambda: _refuse(f"{found}; {remedy}"))
+    if launch.rank == 0 and not has_checksums and not job.options.quiet:
+        print(f"{folder} has no checksums: its files were not checked", file=sys.stderr)
+    return folder
+
+
+def _how_to_resume(whole: Path | None) -> str:
+    if whole is None:
+        return "no other checkpoint beside it is whole"
+    return f"the newest whole one is {whole}: --resume {shlex.quote(str(whole))}"
+
+
+def _refuse(problem: str) -> NoReturn:
+    from engine.run.snapshot import SnapshotError
+
+    raise SnapshotError(problem)
+
+
+def _check_unused(folder: Path | None) -> None:
+    """Two runs' checkpoints in one folder would later be taken for one run's."""
+    from engine.run import snapshot
+
+    found = None if folder is None else snapshot.latest(folder)
+    if found is not None:
+        raise OptionError(
+            f"--save: {found} is there already; go on from it with --resume latest, or choose "
+            "another folder"
+        )
+
+
+def make_folder(option: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{option}: cannot write in {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{option}: cannot write in {folder}: permission denied")
+
+
+def fabric_of(job: Job, launch: Launch) -> Fabric:
+    """Blocks until all ranks are here."""
+    import torch
+
+    from engine.run.clock import clock_for
+    from engine.run.p2p.fabric import Fabric
+
+    kinds = set(launch.gather(job.device.type))
+    if len(kinds) > 1:
+        launch.attempt(lambda: _refuse_mixed(kinds))
+    # One answer for all: a channel has to be of one kind at both ends.
+    is_shared = any(launch.gather(launch.local_world_size > torch.cuda.device_count()))
+    return Fabric(job.device, clock_for(job.device), is_device_shared=is_shared)
+
+
+def _refuse_mixed(kinds: set[str]) -> None:
+    found = " and ".join(sorted(kinds))
+    raise OptionError(f"some ranks have {found}; give --device cpu, or a GPU to all machines")

@@ -1,0 +1,235 @@
+"""The training loop on one rank, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from engine.cli.launch import Launch
+from engine.cli.options import OptionError, Options
+from engine.cli.preparation import make_folder
+
+if TYPE_CHECKING:
+    from engine.trainer import Progress, StepResult, Trainer
+
+
+class Training:
+    """The loop, on one rank. All ranks take the same decisions: they count the same."""
+
+    def __init__(
+        self, options: Options, launch: Launch, trainer: Trainer, display: Display, done: Progress
+    ) -> None:
+        self._options, self._launch, self._trainer = options, launch, trainer
+        self._display = display
+        self._step, self._tokens = done.step, done.num_tokens
+        self._is_cautioned = False
+
+    def run(self) -> None:
+        """Train until the goal is reached. Blocks; raises what the trainer raises."""
+        options = self._options
+        if options.save is not None:
+            self._launch.attempt(self._trainer.check_storable)
+        if self._share_done >= 1:
+            self._display.note(f"step {self._step} has reached the end: nothing to do")
+        while self._share_done < 1:
+            self._train_one_step()
+            is_due = options.save_every is not None and self._step % options.save_every == 0
+            if options.save is not None and (is_due or self._share_done >= 1):
+                self._save(options.save)
+        self._caution(self._trainer.find_not_finite(has_weights=True))
+
+    def how_to_go_on(self) -> str:
+        """Return how to go on after an interruption, in words."""
+        from engine.run import snapshot
+
+        stopped = f"stopped after step {self._step}"
+        saved = None if self._options.save is None else snapshot.latest(self._options.save)
+        if saved is None:
+            return f"{stopped}; nothing is saved: --save alone saves at the end, see --save-every"
+        return f"{stopped}; {saved} is saved: go on with the same command and --resume latest"
+
+    @property
+    def _share_done(self) -> float:
+        return self._options.share_done(self._step, self._tokens)
+
+    def _train_one_step(self) -> None:
+        started = time.perf_counter()
+        result = self._trainer.step(self._step)
+        seconds = time.perf_counter() - started
+        self._step += 1
+        self._tokens += result.num_tokens
+        self._display.show(self._step, self._tokens, seconds, result)
+        if not self._is_cautioned:  # what is not finite stays so
+            self._caution(_not_finite_in(result) or self._trainer.find_not_finite())
+
+    def _caution(self, what: str | None) -> None:
+        """Say, once on each rank where it is seen, that numbers are no longer finite."""
+        if what is None or self._is_cautioned:
+            return
+        self._is_cautioned = True
+        print(
+            f"caution: step {self._step}: {what} is not finite on rank {self._launch.rank} (NaN or "
+            "infinite): from here on nothing is learnt; try a lower --learning-rate, --clip-norm, "
+            "or another --dtype",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _save(self, folder: Path) -> None:
+        from engine.trainer import Progress
+
+        self._caution(self._trainer.find_not_finite(has_weights=True))
+        saved = self._launch.attempt(
+            lambda: self._trainer.save(folder, Progress(self._step, self._tokens))
+        )
+        self._display.note(f"saved {saved}")
+
+
+def _not_finite_in(result: StepResult) -> str | None:
+    is_wrong = result.loss is not None and not math.isfinite(result.loss)
+    return f"the loss, {result.loss}," if is_wrong else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step as the log has it; `step` counts from 1, `tokens` since the first step."""
+
+    step: int
+    loss: float
+    num_tokens: int
+    tokens: int
+    tokens_per_s: float
+    learning_rate: float
+    gradient_norm: float | None
+
+    def as_json(self) -> str:
+        """Return the line as JSON, with null for a number that is not finite."""
+        values = asdict(self).items()
+        return json.dumps({k: v if v is not None and math.isfinite(v) else None for k, v in values})
+
+
+class Display:
+    """Shows the run's progress, on the rank of the last stage alone."""
+
+    def __init__(self, options: Options, first_step: int, *, is_shown: bool) -> None:
+        """Raises OptionError when the log cannot be written."""
+        from rich.console import Console
+
+        self._options, self._is_shown = options, is_shown
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        has_log = is_shown and options.log_file is not None
+        self._log = _open_log(cast(Path, options.log_file), first_step) if has_log else None
+        has_bar = is_shown and self._console.is_terminal and not options.quiet
+        self._bar = _Bar(self._console) if has_bar else None
+        self._unprinted = (0, 0.0)  # tokens and seconds since the last line
+
+    def show(self, step: int, tokens: int, seconds: float, result: StepResult) -> None:
+        """A step has ended."""
+        if not self._is_shown:
+            return
+        assert result.loss is not None
+        speed = result.num_tokens / seconds
+        rate, norm = result.learning_rate, result.gradient_norm
+        record = Record(step, result.loss, result.num_tokens, tokens, speed, rate, norm)
+        share = self._options.share_done(step, tokens)
+        if self._log is not None:
+            print(record.as_json(), file=self._log, flush=True)
+        self._unprinted = (
+            self._unprinted[0] + result.num_tokens,
+            self._unprinted[1] + seconds,
+        )
+        if self._bar is not None:
+            self._bar.show(record, share, self._options.num_steps)
+        if step % self._options.log_every == 0 or share >= 1:
+            self._print_line(record)
+
+    def note(self, *lines: str) -> None:
+        if not self._options.quiet:
+            for line in lines:
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        if self._is_shown:
+            self._console.print(line)
+
+    def close(self) -> None:
+        """End bar and log. A second time does nothing."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _print_line(self, record: Record) -> None:
+        num_tokens, seconds = self._unprinted
+        self._unprinted = (0, 0.0)
+        print(
+            f"step {record.step} | loss {record.loss:.4f} | {record.tokens:,} tokens | "
+            f"{num_tokens / seconds:,.0f} tokens/s",
+            flush=True,
+        )
+
+
+class _Bar:
+    """Progress on a terminal."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout.isatty(),  # above the bar; into a file, lines go by it
+        )
+        self._task = self._progress.add_task("starting", total=1, note="")
+        self._progress.start()
+        console.show_cursor(True)  # a rank that torchrun ends could not bring it back
+
+    def show(self, record: Record, share: float, num_steps: int | None) -> None:
+        of_all = "" if num_steps is None else f" of {num_steps:,}"
+        self._progress.update(
+            self._task,
+            completed=min(1.0, share),
+            description=f"step {record.step:,}{of_all}",
+            note=f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s",
+        )
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _open_log(path: Path, first_step: int) -> TextIO:
+    """A resumed run goes on in its log, without the lines of steps that it does again."""
+    make_folder("--log-file", path.parent)
+    try:
+        log = path.open("a+" if first_step else "w+")
+    except OSError as error:
+        raise OptionError(f"--log-file: cannot write {path}: {error.strerror}") from None
+    log.seek(0)
+    end = 0
+    while _step_in(log.readline()) <= first_step:
+        end = log.tell()
+    log.truncate(end)
+    return log
+
+
+def _step_in(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

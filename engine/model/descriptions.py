@@ -1,0 +1,84 @@
+"""Plain descriptions of models, and of checks of them, for processes that do not import torch.
+
+`engine.model.facts` and `engine.check` write them as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.partition import Costs
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The settings that say which model it is, and with which tokenizer."""
+
+    model: str
+    split: str
+    split_points: tuple[str, ...]
+    weights: str
+    trust_remote_code: bool
+    dtype: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why something cannot run: the setting that is at fault, and what is wrong with it."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of a model; None where it sets no limit or is not known."""
+
+    num_layers: int | None = None
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    num_parameters: int | None = None
+    tokenizer_size: int | None = None  # the highest id, plus one; None: text is read as bytes
+    problem: Problem | None = None
+    costs: Costs | None = None  # parameters of each layer, and before and after the layers
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of checking an architecture.
+
+    `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
+    or `error`. Differences are relative to the largest element.
+    """
+
+    architecture: str
+    status: str
+    dtype: str | None = None
+    gradient_difference: float | None = None
+    loss_difference: float | None = None
+    num_parameters: int | None = None
+    seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """A refusal is no failure: it is said before anything runs."""
+        return self.status in ("wrong", "error")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention."""
+
+    width: float  # heads × head dim; the mean of keys' and values' where they differ
+    window: int | None = None  # tokens that are looked back at; None: all
+
+
+@dataclass(frozen=True)
+class FlopFacts:
+    """Facts for a formula of a model's FLOPs per token (`ppbench.analysis.mfu`)."""
+
+    num_multiplying: int | None  # parameters, without tables that are only looked up; None: varies
+    attentions: tuple[Attention, ...] | None = None  # of each layer that has one; None: not known
+    note: str = ""  # why something is None, or what else a formula's reader must know

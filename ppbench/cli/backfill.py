@@ -1,0 +1,70 @@
+"""`ppbench backfill`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import RESULTS, HowToPrint, Overrides, Results, SweepFile, going_on
+from ppbench.display.fields import COMMIT_COLUMNS, COMMIT_FIELDS
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+from ppbench.errors import UsageError
+
+Span = Annotated[
+    str, typer.Argument(metavar="A..B", help="Commits: A, B and what lies between; HEAD~20..")
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try commits again that failed.")]
+
+
+def backfill(
+    span: Span,
+    file: SweepFile,
+    every: Annotated[
+        int, typer.Option("--every", metavar="N", min=1, help="Every Nth commit, and A and B.")
+    ] = 1,
+    most: Annotated[
+        int | None,
+        typer.Option("--max", metavar="N", min=1, help="N commits, spread evenly."),
+    ] = None,
+    launches: Annotated[
+        int | None,
+        typer.Option(
+            "--launches", metavar="N", min=1, max=1000, help="Of each; default: the sweep's own."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    results: Results = RESULTS,
+    retry_failed: RetryFailed = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the commits in order; measure none.")
+    ] = False,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Measure past commits in work trees: newest, oldest, then the middle of the largest gap."""
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.backfill import backfill as measure
+    from ppbench.statistics.verdicts import SPEED
+
+    if most is not None and every != 1:
+        raise UsageError("--every and --max: both choose commits; give one of them")
+    with going_on(), LiveProgress() as progress:
+        result = measure(
+            span,
+            file,
+            every=every,
+            most=most,
+            launches=launches,
+            overrides=overrides or (),
+            results=results,
+            retries_failed=retry_failed,
+            is_dry_run=dry_run,
+            progress=progress,
+        )
+    columns = [*COMMIT_COLUMNS, "status"]
+    if not dry_run:
+        columns = [*COMMIT_COLUMNS, *result.axes, "num_launches", "status", SPEED]
+        columns += ["error"] if result.frame["error"].any() else []
+    print(render(result.frame, how, columns, COMMIT_FIELDS))
+    raise typer.Exit(result.exit_code)

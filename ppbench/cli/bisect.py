@@ -1,0 +1,237 @@
+"""`ppbench bisect`: the first bad commit in words, with the commands that show the change."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import (
+    RESULTS,
+    HowToPrint,
+    Overrides,
+    Results,
+    SweepFile,
+    command_line,
+    going_on,
+)
+from ppbench.display.fields import COMMIT_COLUMNS, COMMIT_FIELDS
+from ppbench.display.formats import Format
+from ppbench.display.tables import as_records, render
+from ppbench.errors import first_line
+
+if TYPE_CHECKING:
+    from ppbench.commits.bench import Target
+    from ppbench.commits.bisect import BisectionResult
+    from ppbench.commits.launches import Launches
+
+
+def bisect(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after it.")],
+    file: SweepFile,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="The figure that changed.")
+    ] = "tokens_per_s",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="KEY=VALUE", help="Of the cases, only those that match."),
+    ] = None,
+    confidence: Annotated[
+        str, typer.Option("--confidence", metavar="P%", help="How sure the answer must be.")
+    ] = "95%",
+    max_launches: Annotated[
+        int | None,
+        typer.Option("--max-launches", metavar="N", min=1, help="Launches to make, at most."),
+    ] = None,
+    overrides: Overrides = None,
+    results: Results = RESULTS,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try commits again that failed.")
+    ] = False,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Find the first bad commit with as few launches as the noise allows."""
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.bisect import bisect as search
+
+    with going_on(), LiveProgress() as progress:
+        result = search(
+            good,
+            bad,
+            file,
+            metric=metric,
+            only=only or (),
+            confidence=confidence,
+            max_launches=max_launches,
+            overrides=overrides or (),
+            results=results,
+            retries_failed=retry_failed,
+            progress=progress,
+        )
+    print(bisection_text(result, how, good, bad, results))
+    raise typer.Exit(result.exit_code)
+
+
+def bisection_text(result: BisectionResult, how: Format, good: str, bad: str, results: Path) -> str:
+    """The output of `ppbench bisect`."""
+    if how is Format.json:
+        return json.dumps(_values(result, results), indent=2, allow_nan=False)
+    columns = [*COMMIT_COLUMNS, "num_launches", "status", result.metric, "chance"]
+    table = render(result.frame, how, columns, COMMIT_FIELDS)
+    if how is Format.csv:
+        return table
+    case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
+    commands = [f"{name}: {command}" for name, command in _commands(result, results).items()]
+    lines = [*case, *_verdict(result, good, bad), *_skipped(result), *commands]
+    return "\n".join([table, "", *lines])
+
+
+def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
+    from ppbench.statistics.bisection import Finding
+
+    launches = f"{result.num_launches} launches ({result.num_made} made now)"
+    match result.search.finding:
+        case Finding.found:
+            return [
+                *_first_bad(result),
+                f"sure to {_percent(result.search.confidence)}, {launches}",
+            ]
+        case Finding.no_difference:
+            ends = f"{result.targets[0].label} and {result.targets[-1].label}"
+            return [f"no difference between {ends} beyond noise: {_change(result)}, {launches}"]
+        case Finding.several:
+            return _several(result, good, bad)
+        case Finding.searching:
+            likeliest = result.targets[result.search.latest].label
+            chance = _percent(result.search.confidence)
+            return [
+                f"not sure yet after {launches}; likeliest: {likeliest} ({chance})",
+                f"go on with: {command_line()}",
+            ]
+
+
+def _first_bad(result: BisectionResult) -> list[str]:
+    commits = [_in_full(target) for target in result.candidates]
+    head = [f"first bad commit: {commits[0]}"]
+    if len(commits) > 1:
+        head = [f"first bad commit: one of {len(commits)}; all but the last do not run", *commits]
+    return [*head, f"change: {_change(result)}{_direction(result)}"]
+
+
+def _in_full(target: Target) -> str:
+    commit = target.commit
+    return f"{commit.commit} {commit.author_date} {commit.subject}"
+
+
+def _several(result: BisectionResult, good: str, bad: str) -> list[str]:
+    """Say that several commits changed the metric, with commands that search each range."""
+    search, targets = result.search, result.targets
+    middle = targets[search.latest if search.between is None else search.between].commit.commit
+    level = f"{middle[:9]} is neither as good as the one end nor as bad as the other"
+    ends = [targets[0].commit.commit, middle, targets[-1].commit.commit]
+    commands = [_search_command(good, bad, *pair) for pair in itertools.pairwise(ends)]
+    return [f"several commits changed it: {level}. Search on each side of it:", *commands]
+
+
+def _search_command(good: str, bad: str, new_good: str, new_bad: str) -> str:
+    """This command line with other ends."""
+    words = ["ppbench", *sys.argv[1:]]
+    words[words.index(good)], words[words.index(bad)] = new_good, new_bad
+    return shlex.join(words)
+
+
+def _change(result: BisectionResult) -> str:
+    """By how much the bad end differs from the good one."""
+    ratio, difference = result.search.ratio, result.search.difference
+    if ratio is not None:
+        ends = [f"{100 * (end - 1):+.1f} %" for end in (ratio.estimate, ratio.low, ratio.high)]
+    elif difference is not None:
+        points = (difference.estimate, difference.low, difference.high)
+        ends = [f"{100 * end:+.1f} points" for end in points]
+    else:
+        return f"{result.metric} is not known at both ends"
+    return f"{result.metric} {ends[0]} ({ends[1]} to {ends[2]})"
+
+
+def _direction(result: BisectionResult) -> str:
+    """A remark where the bad end is the better one."""
+    from ppbench.statistics.verdicts import METRICS
+
+    ratio, difference = result.search.ratio, result.search.difference
+    is_higher = (ratio is not None and ratio.estimate > 1) or (
+        difference is not None and difference.estimate > 0
+    )
+    if is_higher == METRICS[result.metric].higher_is_better:
+        return ", for the better: the bad end is the better one here"
+    return ""
+
+
+def _skipped(result: BisectionResult) -> list[str]:
+    commits = zip(result.targets, result.launches, result.runs, strict=True)
+    return [
+        f"skipped: {target.label}: {_why(launches)}"
+        for target, launches, runs in commits
+        if not runs
+    ]
+
+
+def _why(launches: Launches) -> str:
+    failure = launches.last_failure(0)  # a commit that fails now may have had launches that were ok
+    return "no figure" if failure is None else f"{failure.status}: {first_line(failure.error)}"
+
+
+def _commands(result: BisectionResult, results: Path) -> dict[str, str]:
+    """The commands that show the change, by name."""
+    from ppbench.statistics.bisection import Finding
+
+    if result.search.finding is not Finding.found:
+        return {}
+    places = (result.search.earliest - 1, result.search.latest)
+    shas = [result.targets[place].commit.commit for place in places]
+    runs = [run for place in places if (run := result.run_id(place)) is not None]
+    options = [] if results == RESULTS else ["--results", str(results)]
+    commands = {"compare": ["compare", *shas], "timelines": ["timeline", *runs]}
+    return {name: shlex.join(["ppbench", *words, *options]) for name, words in commands.items()}
+
+
+def _percent(chance: float) -> str:
+    """A chance in percent, but never 100: no measurement is that sure."""
+    return f"{min(100 * chance, 99.9):.1f} %"
+
+
+def _values(result: BisectionResult, results: Path) -> dict[str, object]:
+    from ppbench.statistics.bisection import Finding
+
+    search = result.search
+    is_found = search.finding is Finding.found
+    commits = zip(result.targets, result.runs, strict=True)
+    return {
+        "finding": search.finding.value,
+        "first_bad": _commit_values(result.candidates) if is_found else [],
+        "confidence": search.confidence,
+        "metric": result.metric,
+        "ratio": None if search.ratio is None else asdict(search.ratio),
+        "difference": None if search.difference is None else asdict(search.difference),
+        "case_id": result.case_id,
+        "case": list(result.conditions),
+        "num_launches": result.num_launches,
+        "num_made": result.num_made,
+        "skipped": _commit_values([target for target, runs in commits if not runs]),
+        "commits": as_records(result.frame),
+        "commands": _commands(result, results),
+        "go_on": None if is_found else command_line(),
+    }
+
+
+def _commit_values(targets: Sequence[Target]) -> list[dict[str, object]]:
+    from ppbench.commits.bench import commit_values
+
+    return [commit_values(target.commit) for target in targets]

@@ -1,0 +1,102 @@
+"""`ppbench check`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import RESULTS, HowToPrint, IsRun, Metrics, NumLaunches, Results, going_on
+from ppbench.display.formats import Format
+
+if TYPE_CHECKING:
+    from ppbench.commits.gate import GateResult
+    from ppbench.commits.sides import Side
+
+HeadsSweep = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SWEEP]", help="Sweep file; by default that of head's runs."),
+]
+
+
+def check(
+    file: HeadsSweep = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="By default where HEAD left the main branch."),
+    ] = None,
+    head: Annotated[
+        str, typer.Option(metavar="REV", help="By default the tree as it is.")
+    ] = "worktree",
+    threshold: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="How much worse a figure may get, such as 2%."),
+    ] = None,
+    metrics: Metrics = None,
+    is_run: IsRun = False,
+    launches: NumLaunches = 5,
+    summary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.md", help="Write a summary for a pull request too."),
+    ] = None,
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs."""
+    from ppbench.cli.comparison import gate_text, note_aside
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.check import check as check_sides
+    from ppbench.commits.comparison import break_down
+    from ppbench.files import whole_file
+
+    num_launches = launches if is_run else None
+    with going_on(), LiveProgress(is_shown=is_run) as progress:
+        result = check_sides(
+            file,
+            base=base,
+            head=head,
+            threshold=threshold,
+            metrics=metrics or (),
+            launches=num_launches,
+            results=results,
+            progress=progress,
+        )
+    breakdowns = break_down(result.comparison, result.comparison.changed())
+    command = repeat_command(result, threshold, metrics or (), num_launches, results)
+    note_aside(result.comparison, how)
+    if summary is not None:
+        with whole_file(summary, "--summary") as page:
+            page.write(f"{gate_text(result, breakdowns, Format.markdown, command)}\n".encode())
+    print(gate_text(result, breakdowns, how, command))
+    raise typer.Exit(result.exit_code)
+
+
+def repeat_command(
+    result: GateResult,
+    threshold: str | None,
+    metrics: Sequence[str],
+    launches: int | None,
+    results: Path,
+) -> str:
+    """The command that repeats a check with the same commits, whatever HEAD is by then."""
+    base, head = result.comparison.base, result.comparison.head
+    words = ["ppbench", "check", *([] if result.sweep_file is None else [_near(result.sweep_file)])]
+    words += ["--base", _lasting_name(base), "--head", _lasting_name(head)]
+    words += [] if threshold is None else ["--threshold", threshold]
+    words += [word for name in metrics for word in ("--metric", name)]
+    words += [] if results == RESULTS else ["--results", str(results)]
+    words += [] if launches is None else ["--run", "--launches", str(launches)]
+    return shlex.join(words)
+
+
+def _lasting_name(side: Side) -> str:
+    return side.commit[:12] if side.commit and side.is_clean else side.name
+
+
+def _near(file: str) -> str:
+    """The path as it would be typed here."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

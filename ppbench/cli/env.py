@@ -1,0 +1,19 @@
+"""`ppbench env`: the hardware and software that timings depend on."""
+
+from __future__ import annotations
+
+from ppbench.cli.options import HowToPrint
+from ppbench.display.formats import Format
+from ppbench.display.tables import facts
+
+
+def env(how: HowToPrint = Format.table) -> None:
+    """Show the hardware and software that timings depend on."""
+    from dataclasses import asdict
+
+    from ppbench.run.machine.environment import default_device, read_environment
+
+    environment, device = read_environment(), default_device()
+    fingerprint = environment.fingerprint(device, world_size=1, threads_per_rank=1)
+    values = {**asdict(environment), "default_device": device, "fingerprint": fingerprint}
+    print(facts(values, how))

@@ -1,0 +1,51 @@
+"""`ppbench figure`: one figure as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import RESULTS, LastSweepRuns, Results, print_path
+from ppbench.display.formats import Theme
+
+
+def figure(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="timeline, throughput, bubble, memory, ...")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE.png|.svg|.pdf|.html|.json", help="Where to."),
+    ],
+    runs: LastSweepRuns = None,
+    width: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
+    height: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
+    scale: Annotated[float, typer.Option(help="Of a PNG's pixels.", min=0.1, max=10)] = 2,
+    theme: Annotated[Theme, typer.Option(help="What it is drawn on.")] = Theme.light,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="K|median|slowest", help="Of timelines: which step."),
+    ] = None,
+    planned: Annotated[
+        bool, typer.Option("--planned", help="Of timelines: the plan under each step.")
+    ] = False,
+    path: Annotated[bool, typer.Option("--path", help="Of timelines: the critical path.")] = False,
+    results: Results = RESULTS,
+) -> None:
+    """Draw one figure into a file."""
+    from ppbench import figures
+    from ppbench.files import check_suffix, write_file
+    from ppbench.report.images import IMAGE_SUFFIXES, Size, drawn
+    from ppbench.results import Results as Chosen
+    from ppbench.store import Store
+
+    suffix = check_suffix(output, IMAGE_SUFFIXES)
+    store = Store(results)
+    chosen = Chosen(store, store.every_run() if runs else store.last_sweep())
+    options = {"step": step, "planned": planned, "path": path}
+    given = {name: value for name, value in options.items() if value}
+    drawing = figures.draw(name, chosen, runs or None, theme, **given)
+    write_file(output, [drawn(drawing, suffix, Size(width, height, scale))])
+    print_path(output)

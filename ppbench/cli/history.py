@@ -1,0 +1,263 @@
+"""`ppbench history`: a metric over commits, as tables and as a page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import REPORTS, RESULTS, HowToPrint, Results
+from ppbench.console import note
+from ppbench.display.fields import Field
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+from ppbench.display.units import counted, figure
+from ppbench.errors import ExitCode
+from ppbench.files import is_stream
+
+if TYPE_CHECKING:
+    from ppbench.commits.series import History
+    from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
+    from ppbench.statistics.verdicts import Metric
+
+SERIES = [
+    "number",
+    "case",
+    "fingerprint",
+    "commits",
+    "launches",
+    "failed",
+    "gaps",
+    "level",
+    "state",
+]
+STEPS = ["number", "change", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
+_SHORT = 9
+_LONGEST_SUBJECT = 50
+_FIELDS = {
+    "number": Field("series"),
+    "commits": Field("commits"),
+    "launches": Field("launches"),
+    "failed": Field("did not run"),
+    "gaps": Field("not measured"),
+    "unmeasured": Field("not measured"),
+    "since": Field("after", is_number=False),
+    "last": Field("up to", is_number=False),
+    "likeliest": Field("most likely", is_number=False),
+}
+
+
+def history(
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="A figure: a column of `runs`.")
+    ] = "tokens_per_s",
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="CONDITION", help="Of which runs; as for `ppbench ls`."),
+    ] = None,
+    has_all: Annotated[
+        bool, typer.Option("--all", help="Also commits off the first-parent line of HEAD.")
+    ] = False,
+    has_dirty: Annotated[
+        bool, typer.Option("--dirty", help="Also work trees with uncommitted changes.")
+    ] = False,
+    repo: Annotated[
+        Path | None,
+        typer.Option("--repo", metavar="DIR", help="The repository; by default it is found."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page.")
+    ] = None,
+    has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
+    results: Results = RESULTS,
+    reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Show a metric over commits: per case and machine its levels, and which commits changed it."""
+    from ppbench.commits.series import history as read_history
+
+    asked = _Options(metric, tuple(where or ()), has_all, has_dirty, repo, results)
+    found = read_history(
+        metric, where=asked.where, has_all=has_all, has_dirty=has_dirty, repo=repo, results=results
+    )
+    path = page or (reports / asked.page_name() if has_page else None)
+    if not found.has_figures:
+        path = None
+    if path is not None:
+        _write(path, reports, found, asked)
+    is_shown = found.has_figures or how in (Format.json, Format.csv)
+    if text := history_text(found, how) if is_shown else "":  # CSV without a row is empty
+        print(text)
+    for text in (*found.notes, *_backfills(found.analyses, asked.store_options())):
+        note(f"note: {text}")
+    if path is not None:
+        is_beside = how is not Format.table or is_stream(path)
+        print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
+    raise typer.Exit(ExitCode.ok if found.has_figures else ExitCode.insufficient)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options that decide what a page shows."""
+
+    metric: str
+    where: tuple[str, ...]
+    has_all: bool
+    has_dirty: bool
+    repo: Path | None
+    results: Path
+
+    def page_name(self) -> str:
+        """One page per question: asked again later, it shows more commits."""
+        question = " ".join([*self.where, "--all" * self.has_all, "--dirty" * self.has_dirty])
+        mark = hashlib.sha256(question.encode()).hexdigest()[:6]
+        return f"history-{self.metric}{f'-{mark}' if question.strip() else ''}.html"
+
+    def command(self) -> str:
+        words = ["ppbench", "history", "--metric", self.metric]
+        words += [word for condition in self.where for word in ("--where", condition)]
+        words += ["--all"] * self.has_all + ["--dirty"] * self.has_dirty
+        words += [] if self.repo is None else ["--repo", str(self.repo)]
+        return f"{shlex.join(words)} {self.store_options()}".strip()
+
+    def store_options(self) -> str:
+        """The options of every command on these results."""
+        return "" if self.results == RESULTS else shlex.join(["--results", str(self.results)])
+
+
+def _write(path: Path, reports: Path, found: History, asked: _Options) -> None:
+    from ppbench.report.pages.history import HistoryPage, write_history
+    from ppbench.report.pages.index import check_not_index, update_index
+    from ppbench.store import Store
+
+    check_not_index(path, reports)
+    options = asked.store_options()
+    facts = (found.metric, found.analyses, found.notes, found.line, asked.command(), options)
+    write_history(path, Store(asked.results), HistoryPage(*facts))
+    if path.parent.resolve() == reports.resolve():
+        update_index(reports, note)
+
+
+def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str]:
+    """Say how to find out which commit made a change; pages say it beside the change."""
+    from ppbench.report.pages.history import backfill_command
+
+    for number, analysis in enumerate(analyses, 1):
+        for step in analysis.steps:
+            if command := backfill_command(analysis.series, step):
+                first = analysis.series.points[step.first].commit[:_SHORT]
+                commits = counted(step.num_commits, "commit")
+                name = f"series {number}: " if len(analyses) > 1 else ""
+                yield (
+                    f"{name}{commits} may have made the change at {first}, "
+                    f"{step.num_unmeasured} of them not measured: {command} {options}".rstrip()
+                )
+
+
+def history_text(found: History, how: Format) -> str:
+    """The output of `ppbench history`."""
+    match how:
+        case Format.json:
+            series = [_series_values(analysis) for analysis in found.analyses]
+            whole = {"metric": found.metric.name, "order": found.line, "notes": list(found.notes)}
+            return json.dumps({**whole, "series": series}, indent=2, allow_nan=False)
+        case Format.csv:
+            return render(found.frame, how, [])
+        case Format.table | Format.markdown:
+            return "\n\n".join(_tables(found, how))
+
+
+def _tables(found: History, how: Format) -> Iterator[str]:
+    import pandas as pd
+
+    yield f"{found.metric.name} over commits, {found.line}"
+    numbered = list(enumerate(found.analyses, 1))
+    rows = [_series_row(number, analysis, found.metric) for number, analysis in numbered]
+    shown = [
+        name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
+    ]
+    yield render(pd.DataFrame(rows), how, shown, _FIELDS)
+    steps = [
+        _step_row(number, analysis.series, step, found.metric)
+        for number, analysis in numbered
+        for step in analysis.steps
+    ]
+    if steps:
+        yield render(pd.DataFrame(steps), how, STEPS, _FIELDS)
+    elif any(analysis.series.num_measured > 1 for analysis in found.analyses):
+        yield "no change found"
+
+
+def _series_row(number: int, analysis: SeriesAnalysis, metric: Metric) -> dict[str, object]:
+    series, level = analysis.series, analysis.current
+    return {
+        "number": number,
+        "case": series.case,
+        "fingerprint": series.fingerprint,
+        "commits": series.num_measured,
+        "launches": series.num_launches,
+        "failed": series.num_failures,
+        "gaps": series.num_unmeasured,
+        "level": "" if level is None else figure(metric.name, level.estimate),
+        "state": analysis.state.value,
+    }
+
+
+def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[str, object]:
+    from ppbench.statistics.verdicts import METRICS
+
+    size, unit = step.size, "points" if metric.in_points else "%"
+    judged = "better" if step.is_better else "worse"
+    points = series.points
+    return {
+        "number": number,
+        "change": f"{100 * size.estimate:+.1f} {unit}" + f", {judged}" * (metric.name in METRICS),
+        "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
+        "commits": step.num_commits,
+        "unmeasured": step.num_unmeasured,
+        "since": points[step.good].commit[:_SHORT],
+        "last": points[step.last].commit[:_SHORT],
+        "likeliest": _in_words(points[step.first]),
+    }
+
+
+def _in_words(point: Point) -> str:
+    subject = point.subject or ""
+    if len(subject) > _LONGEST_SUBJECT:
+        subject = f"{subject[: _LONGEST_SUBJECT - 1]}…"
+    return " ".join(filter(None, [point.commit[:_SHORT], (point.author_date or "")[:10], subject]))
+
+
+def _series_values(analysis: SeriesAnalysis) -> dict[str, object]:
+    from ppbench.commits.series import point_values, step_values
+
+    series = analysis.series
+    return {
+        "case_id": series.case_id,
+        "case": series.case,
+        "fingerprint": series.fingerprint,
+        "machine": series.machine,
+        "state": analysis.state.value,
+        "floor": series.floor,
+        "num_behind": series.num_behind,
+        "points": [point_values(point) for point in (*series.points, *series.dirty)],
+        "changes": [step_values(series, step) for step in analysis.steps],
+        "levels": [
+            {
+                "first": series.points[level.first].commit,
+                "last": series.points[level.last].commit,
+                "num_launches": level.num_launches,
+                "estimate": level.estimate,
+                "low": None if level.interval is None else level.interval[0],
+                "high": None if level.interval is None else level.interval[1],
+            }
+            for level in analysis.levels
+        ],
+    }

@@ -1,0 +1,54 @@
+"""`ppbench models check`: which architectures can be split, and whether that is exact."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import HowToPrint
+from ppbench.cli.status import live_status
+from ppbench.console import note
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+from ppbench.errors import ExitCode
+
+commands = typer.Typer(help="Which architectures can be split, and whether that is exact.")
+COLUMNS = [
+    "architecture",
+    "status",
+    "dtype",
+    "loss_difference",
+    "gradient_difference",
+    "num_parameters",
+    "seconds",
+    "reason",
+]
+
+
+@commands.command("check")
+def check(
+    architectures: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="NAME", help="Architecture; repeatable. Default: all."),
+    ] = None,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Train every architecture in two stages and unsplit, and compare loss and gradients."""
+    import pandas as pd
+
+    from ppbench.run.sweep.model_check import check_architectures
+
+    with live_status() as show:
+        checks = check_architectures(
+            architectures or [], lambda progress: show(progress.text, progress.text)
+        )
+    print(render(pd.DataFrame(map(asdict, checks)), how, COLUMNS))
+    verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
+    if how is Format.table:
+        print(verdict)
+    else:
+        note(verdict)
+    has_failed = any(check.has_failed for check in checks)
+    raise typer.Exit(ExitCode.inexact if has_failed else ExitCode.ok)

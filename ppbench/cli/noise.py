@@ -1,0 +1,38 @@
+"""`ppbench noise`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import RESULTS, HowToPrint, Overrides, Results, SweepFile, going_on
+from ppbench.display.fields import WORKLOAD
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+
+
+def noise(
+    file: SweepFile,
+    launches: Annotated[
+        int, typer.Option("--launches", metavar="N", min=3, max=1000, help="Launches to make.")
+    ] = 10,
+    overrides: Overrides = None,
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Measure launch-to-launch noise on this machine, and store it as the floor for comparisons."""
+    from rich.console import Console
+
+    from ppbench.commits.noise import noise as measure
+    from ppbench.run.sweep.progress import display_for
+
+    columns = ["num_launches", "deviation", "deviation_low", "deviation_high", "floor"]
+    display, settings = display_for(Console(stderr=True)), overrides or []
+    with going_on():
+        result = measure(
+            file, launches=launches, overrides=settings, results=results, display=display
+        )
+    shown = [*(result.axes or WORKLOAD), *columns, "detectable_change"]
+    print("" if result.frame.empty else render(result.frame, how, shown))
+    raise typer.Exit(result.exit_code)

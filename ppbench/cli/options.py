@@ -1,0 +1,99 @@
+"""Options and arguments that several commands share, and how a command prints where it wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.display.formats import Format
+from ppbench.errors import SweepInterruptedError
+from ppbench.files import is_stream
+
+
+class Launcher(StrEnum):
+    """The launcher that starts the workers."""
+
+    local = "local"
+    torchrun = "torchrun"
+    slurm = "slurm"
+
+
+Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
+HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
+LastSweepRuns = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN]...", help="Runs; by default those of the last sweep."),
+]
+SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file, TOML.")]
+File = Annotated[Path, typer.Argument(help="The sweep file, TOML.")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric", metavar="NAME", help="tokens_per_s, bubble_fraction, ...; repeatable."
+    ),
+]
+IsRun = Annotated[
+    bool, typer.Option("--run", help="Measure both sides first, launches interleaved.")
+]
+NumLaunches = Annotated[
+    int, typer.Option("--launches", metavar="K", min=1, max=1000, help="With --run, of each side.")
+]
+ScheduleName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")
+]
+Ranks = Annotated[
+    int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; csv:PATH knows its own.")
+]
+Microbatches = Annotated[
+    int | None, typer.Option("-m", "--microbatches", metavar="M", help="Microbatches per step.")
+]
+StagesPerRank = Annotated[
+    int | None,
+    typer.Option("-v", "--stages-per-rank", metavar="V", help="Default: the schedule's own."),
+]
+Cost = Annotated[
+    str,
+    typer.Option(
+        "--cost",
+        metavar="F=S,I=S,W=S",
+        help="Seconds per microbatch and rank; a stage of V costs 1/V.",
+    ),
+]
+RESULTS = Path("results")
+REPORTS = Path("reports")
+UNIT_COST = "F=1,I=1,W=1"
+
+
+def command_line() -> str:
+    """The command as it was typed, fit to be typed again."""
+    return shlex.join(["ppbench", *sys.argv[1:]])
+
+
+@contextlib.contextmanager
+def going_on() -> Iterator[None]:
+    """Add the command that goes on to the error of a measurement that was stopped."""
+    try:
+        yield
+    except SweepInterruptedError as error:
+        raise SweepInterruptedError(f"{error}. Go on with: {command_line()}") from None
+
+
+def print_path(text: str | Path, output: Path | None = None) -> None:
+    """Print what was written and where, but never into the stream that was just written."""
+    written = text if isinstance(text, Path) else output
+    print(text, file=sys.stderr if written and is_stream(written) else sys.stdout)

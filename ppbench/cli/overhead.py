@@ -1,0 +1,61 @@
+"""`ppbench overhead`: how much slower steps are that are recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import File, HowToPrint, Overrides
+from ppbench.cli.status import live_status
+from ppbench.console import note
+from ppbench.display.fields import WORKLOAD
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+from ppbench.errors import ExitCode, LaunchError
+
+COLUMNS = [
+    "step_off_ns",
+    *(
+        f"{name}_ratio{end}"
+        for name in ("flight", "spans", "profiler")
+        for end in ("", "_low", "_high")
+    ),
+    "num_rounds",
+]
+
+
+def overhead(
+    file: File,
+    overrides: Overrides = None,
+    rounds: Annotated[
+        int,
+        typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps of each kind."),
+    ] = 100,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Measure the overhead of the flight recorder, of spans and of torch.profiler."""
+    import pandas as pd
+
+    from ppbench.config.reader import read_sweep
+    from ppbench.run.machine.environment import default_device
+    from ppbench.run.sweep.overhead import Rounds, measure_overhead
+
+    read = read_sweep(file, overrides or [], default_device())
+    finished: list[Rounds] = []
+    exit_code = ExitCode.ok
+    with live_status() as show:
+
+        def show_round(place: str, num_done: int) -> None:
+            show(f"{place}, {num_done} of {rounds} rounds", "" if num_done else place)
+
+        try:
+            measure_overhead(read, rounds, show_round, finished.append)
+        except LaunchError as error:  # the cases that are finished are reported all the same
+            if not finished:
+                raise
+            note(f"error: {error}")
+            exit_code = ExitCode.failed_runs
+    frame = pd.DataFrame([case.row() for case in finished])
+    print(render(frame, how, [*(read.axes or WORKLOAD), *COLUMNS]))
+    raise typer.Exit(exit_code)

@@ -1,0 +1,79 @@
+"""Shows which commit is being measured: a live line on a terminal, plain lines elsewhere.
+
+All of it goes to standard error: standard output is for results.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+
+from ppbench.display.units import counted
+
+_SHOWN = ("waiting for ", "warning: ", "setup: ")
+"""Beginnings of a sweep's lines that are shown even without a live line."""
+
+
+class LiveProgress:
+    """A `commits.bench.Progress` that is shown while it is entered."""
+
+    def __init__(self, *, is_shown: bool = True) -> None:
+        self._is_shown = is_shown
+        self._console = Console(stderr=True)
+        self._status = self._console.status("looking at what is stored")
+        self._what = ""
+        self._seconds: list[float] = []
+        self._began_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._is_shown and self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._status.stop()
+
+    def begin(self, what: str, num_left: int | None = None) -> None:
+        self._what, self._began_s = what + self._left(num_left), time.monotonic()
+        self._show("starting")
+        if not self._console.is_terminal:
+            self.say(self._what)
+
+    def end(self, outcome: str) -> None:
+        self._seconds.append(time.monotonic() - self._began_s)
+        self.say(f"{self._what}: {outcome}" if self._console.is_terminal else f"  {outcome}")
+
+    def note(self, line: str) -> None:
+        self._show(line.strip())
+        if not self._console.is_terminal and line.startswith(_SHOWN):
+            self.say(f"  {line}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self, line: str) -> None:
+        self._status.update(escape(f"{self._what}: {line}"))
+
+    def _left(self, num_left: int | None) -> str:
+        if num_left is None:
+            return ""
+        if not self._seconds:
+            return f", {counted(num_left, 'start')} left with this one"
+        seconds = sum(self._seconds) / len(self._seconds) * num_left
+        return f", {counted(num_left, 'start')} left with this one, about {_duration(seconds)}"
+
+
+def _duration(seconds: float) -> str:
+    """`0:42`, or `3:07:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

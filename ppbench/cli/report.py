@@ -1,0 +1,69 @@
+"""`ppbench report` and `ppbench timeline`: runs as HTML pages, or drawn in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import REPORTS, RESULTS, LastSweepRuns, Output, Results, print_path
+from ppbench.errors import UsageError
+
+
+def report(
+    runs: LastSweepRuns = None,
+    output: Output = None,
+    results: Results = RESULTS,
+) -> None:
+    """Write an HTML report of runs."""
+    from ppbench.report.pages.report import report_runs
+    from ppbench.store import Store
+
+    print_path(report_runs(Store(results), runs or [], output, REPORTS))
+
+
+def timeline(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, stacked on one time axis.")
+    ],
+    step: Annotated[
+        str, typer.Option("--step", metavar="K|median|slowest", help="Which step of each run.")
+    ] = "median",
+    planned: Annotated[
+        bool, typer.Option("--planned", help="The planned step under each measured one.")
+    ] = False,
+    output: Output = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Draw it here instead.")] = False,
+    results: Results = RESULTS,
+) -> None:
+    """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""
+    if terminal and (output or open_it):
+        raise UsageError("--terminal: draws here and writes no page; leave -o and --open out")
+    if terminal:
+        _draw(runs, step, planned, results)
+        return
+    from ppbench.report.pages.timeline import timeline_of_runs
+    from ppbench.store import Store
+
+    path = timeline_of_runs(Store(results), runs, output, REPORTS, choice=step, has_plan=planned)
+    print_path(path)
+    if open_it:
+        typer.launch(str(path))
+
+
+def _draw(names: list[str], step: str, has_plan: bool, results: Path) -> None:
+    """Print the timelines, as wide and as colourful as the terminal."""
+    from rich.console import Console
+
+    from ppbench.report.pages.timeline import run_names
+    from ppbench.report.timeline.terminal import draw_steps
+    from ppbench.report.timeline.timelines import steps_of
+    from ppbench.store import Store
+
+    store = Store(results)
+    runs = store.named(names)
+    rows = [run for _, run in runs.iterrows()]
+    steps = steps_of(store, rows, run_names(runs), choice=step, has_plan=has_plan)
+    print(draw_steps(steps, Console()))

@@ -1,0 +1,268 @@
+"""`ppbench schedules`: list them, draw one, check a file, write one to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import (
+    UNIT_COST,
+    Cost,
+    HowToPrint,
+    Microbatches,
+    Ranks,
+    ScheduleName,
+    StagesPerRank,
+    print_path,
+)
+from ppbench.display.formats import Format
+from ppbench.display.tables import render
+from ppbench.display.units import counted
+from ppbench.errors import UsageError, nearest
+from ppbench.files import whole_file
+
+if TYPE_CHECKING:
+    from engine.plan.lower import Policy
+    from engine.plan.schedules.registry import Schedule
+    from ppbench.prediction import Prediction
+
+commands = typer.Typer(help="Schedules: list, draw, check, export.")
+STANDARD_OUTPUT = "-"
+MOST_DRAWN = 50_000
+EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
+COLUMNS = [
+    "name",
+    "aliases",
+    "stages per rank",
+    "placement",
+    "bubble_fraction",
+    "peak_activations",
+    "source",
+    "constraint",
+]
+_ABOUT_EXAMPLE = (
+    f"bubble and peak: simulated with {EXAMPLE_RANKS} ranks, {EXAMPLE_MICROBATCHES} microbatches, "
+    "F = I = W and free transfers"
+)
+
+
+@commands.command("list")
+def list_schedules(how: HowToPrint = Format.table) -> None:
+    """List the schedules with their constraints, bubble and peak activations."""
+    import pandas as pd
+
+    from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
+
+    rows = [_listed(schedule) for schedule in SCHEDULES.values()]
+    rows.append(
+        {
+            "name": f"{CSV_PREFIX}PATH",
+            "stages_per_rank": "any",
+            "placement": "any",
+            "constraint": "none but the rules; see: ppbench schedules check PATH",
+            "source": "a file in torch's CSV form",
+        }
+    )
+    if how is Format.json:
+        print(json.dumps(rows, indent=2))
+        return
+    frame = pd.DataFrame(rows).convert_dtypes()
+    frame["aliases"] = frame["aliases"].map(", ".join, na_action="ignore")
+    if how is not Format.csv:  # here it may be `any`, so it is not written as a number
+        frame = frame.rename(columns={"stages_per_rank": "stages per rank"})
+    print(render(frame, how, COLUMNS))
+    if how is Format.table:
+        print(_ABOUT_EXAMPLE)
+
+
+def _listed(schedule: Schedule) -> dict[str, object]:
+    """A schedule's constraints, and its figures in one small example."""
+    from engine.plan.program import v_placement
+    from engine.plan.schedules.registry import ALIASES
+    from ppbench.prediction import number, simulate
+
+    allowed = schedule.stages_per_rank
+    prediction = simulate(schedule.name, EXAMPLE_RANKS, EXAMPLE_MICROBATCHES)
+    return {
+        "name": schedule.name,
+        "aliases": [alias for alias, name in ALIASES.items() if name == schedule.name],
+        "stages_per_rank": str(allowed.most or "any"),
+        "default_stages_per_rank": allowed.default,
+        "placement": "v" if schedule.place is v_placement else "loop",
+        "constraint": schedule.constraint.text if schedule.constraint else "",
+        "bubble_fraction": prediction.simulation.bubble_fraction,
+        "peak_activations": number(max(prediction.peaks)),
+        "source": schedule.source,
+    }
+
+
+@commands.command("draw")
+def draw(
+    name: ScheduleName,
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    cost: Cost = UNIT_COST,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a Gantt page too.")
+    ] = None,
+) -> None:
+    """Draw a schedule over time in the terminal, or as a page."""
+    from rich.console import Console
+
+    from ppbench.prediction import (
+        ProgramRequest,
+        num_computations,
+        predict,
+        program_of,
+        read_costs,
+    )
+    from ppbench.report.timeline import terminal
+
+    costs = read_costs(cost)
+    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
+    num_actions = num_computations(program)
+    if num_actions > MOST_DRAWN:
+        raise UsageError(
+            f"{num_actions:,} actions are too many to draw; at most {MOST_DRAWN:,}; use fewer "
+            "ranks, stages or microbatches, or ask for figures alone: ppbench simulate"
+        )
+    prediction = predict(program, costs)
+    text = terminal.draw_prediction(prediction, Console(highlight=False))
+    if html is not None:
+        _write_page(html, prediction)
+    print(text)
+    if html is not None:
+        print(html)
+
+
+def _write_page(path: Path, prediction: Prediction) -> None:
+    from engine.plan.schedules.registry import SCHEDULES
+    from ppbench.report.pages.timeline import write_plan
+    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, shape_text
+
+    schedule, figures = prediction.program.schedule, prediction.figures()
+    bubbles = [(name, f"{figures[name]:.4f}") for name in figures if name.startswith("bubble")]
+    write_plan(
+        path,
+        prediction.frame,
+        title=f"{schedule}, planned",
+        subtitle=f"planned by simulation, not measured · {shape_text(prediction)}",
+        facts=[
+            ("makespan", f"{amount(prediction.makespan_s)} s"),
+            *bubbles,
+            (
+                "peak activations by rank",
+                f"{peaks_text(prediction)} (microbatches of a rank's share)",
+            ),
+            ("costs, in s", costs_text(prediction.costs)),
+            ("transfers", "free"),
+            ("placement of stages", str(prediction.shape()["placement"])),
+            ("source", SCHEDULES[schedule].source if schedule in SCHEDULES else "the file"),
+        ],
+    )
+
+
+@commands.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A program in torch's form.")],
+    max_held: Annotated[
+        int | None,
+        typer.Option(
+            "--max-held",
+            metavar="N",
+            help="Most activations, each of one microbatch of a stage, that a rank may hold.",
+        ),
+    ] = None,
+) -> None:
+    """Check a program in torch's CSV form, and prove that it cannot hang."""
+    from ppbench.prediction import (
+        UNIT_COSTS,
+        num_computations,
+        placement_word,
+        predict,
+        program_of_file,
+        with_transfers,
+    )
+    from ppbench.report.timeline.terminal import peaks_text
+
+    if max_held is not None and max_held < 1:
+        raise UsageError(f"--max-held: must be at least 1, got {max_held}")
+    program = program_of_file(file, max_held)
+    num_actions = num_computations(program)
+    num_transfers = sum(map(len, with_transfers(program).actions)) - num_actions
+    counts = [
+        counted(program.world_size, "rank"),
+        f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
+        counted(program.num_microbatches, "microbatch"),
+        counted(num_actions, "action"),
+        *([counted(num_transfers, "transfer")] if program.has_transfers else []),
+    ]
+    peaks = peaks_text(predict(program, UNIT_COSTS))
+    print(
+        f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
+        "(microbatches of a rank's share)"
+    )
+
+
+@commands.command("export")
+def export(
+    name: ScheduleName,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.csv", help="Where to; - prints it.")
+    ],
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    with_communication: Annotated[
+        bool, typer.Option("--with-communication", help="With SEND and RECV actions.")
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="early|just_in_time", help="Where RECVs stand. Default: early."),
+    ] = None,
+    look_ahead: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Computations that an early RECV goes ahead. Default: 1."),
+    ] = None,
+) -> None:
+    """Write a schedule in torch's CSV form."""
+    from engine.plan.program import to_csv
+    from ppbench.prediction import ProgramRequest, program_of, with_transfers
+
+    chosen = _communication(policy, look_ahead, is_wanted=with_communication)
+    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
+    if with_communication:
+        program = with_transfers(program, *chosen)
+    text = to_csv(program)
+    if str(output) == STANDARD_OUTPUT:
+        print(text.rstrip("\n"))
+        return
+    with whole_file(output, "-o") as file:
+        file.write(text.encode())
+    print_path(output)
+
+
+def _communication(
+    policy: str | None, look_ahead: int | None, *, is_wanted: bool
+) -> tuple[Policy, int]:
+    """How to add transfers. Raises UsageError where an option is unknown or has no effect."""
+    from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
+
+    for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
+        if value is not None and not is_wanted:
+            raise UsageError(f"{option}: has a meaning only with --with-communication; add it")
+    policies = [known.value for known in Policy]
+    if policy is not None and policy not in policies:
+        raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')
+    chosen = Policy(policy or Policy.EARLY)
+    if look_ahead is None:
+        return chosen, DEFAULT_LOOK_AHEAD
+    if look_ahead < 0:
+        raise UsageError(f"--look-ahead: must be at least 0, got {look_ahead}")
+    if chosen is not Policy.EARLY:
+        raise UsageError("--look-ahead: has a meaning only with --policy early; leave it out")
+    return chosen, look_ahead

@@ -1,0 +1,161 @@
+"""`ppbench simulate`: how long a schedule would take, idle and hold, or each of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import (
+    UNIT_COST,
+    Cost,
+    HowToPrint,
+    Microbatches,
+    Ranks,
+    StagesPerRank,
+)
+from ppbench.display.formats import Format
+from ppbench.display.tables import facts, render
+from ppbench.display.units import counted
+from ppbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.plan.schedules.formulae import Times
+    from ppbench.prediction import Prediction, ProgramRequest, Transfers
+
+ALL = "all"
+SHOWN_OF_PATH = 12
+COMPARED = [
+    "schedule",
+    "stages_per_rank",
+    "makespan",
+    "bubble_fraction",
+    "bubble_idle_over_ideal",
+    "bubble_max_stage_span",
+    "peak_activations",
+    "num_actions",
+]
+
+
+def simulate(
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="A schedule, csv:PATH, or all to compare them.")
+    ],
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    cost: Cost = UNIT_COST,
+    latency: Annotated[str, typer.Option(metavar="S", help="Seconds of every message.")] = "0",
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="BYTES_PER_S", help="Default: infinite.")
+    ] = None,
+    message_bytes: Annotated[int, typer.Option(metavar="N", help="Size of a message.")] = 0,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Overlap transfers with compute (default), or block the sender.",
+        ),
+    ] = True,
+    held: Annotated[
+        bool, typer.Option("--held", help="With json: what each rank holds over time.")
+    ] = False,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Predict makespan, bubbles and peaks of a schedule, or of all."""
+    from ppbench.prediction import ProgramRequest, predict, program_of, read_costs, read_transfers
+
+    transfers = read_transfers(latency, bandwidth, message_bytes, overlaps=overlap)
+    costs = read_costs(cost)
+    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
+    if held and how is not Format.json:
+        raise UsageError("--held: is printed only with --format json; add it")
+    if schedule == ALL:
+        print(_compared(request, costs, transfers, how, has_held=held))
+        return
+    prediction = predict(program_of(request), costs, transfers)
+    if how in (Format.table, Format.markdown):
+        print(facts(_for_people(prediction), how))
+        return
+    everything = prediction.as_dict(has_held=held)
+    print(_as_json(everything) if how is Format.json else facts(everything, how))
+
+
+def _for_people(prediction: Prediction) -> dict[str, object]:
+    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text
+
+    transfers = prediction.transfers
+    overlap = "beside compute" if transfers.overlaps else "compute waits"
+    figures = prediction.figures()
+    path = prediction.critical_path()
+    more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
+    bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
+    takes = f"{amount(transfers.duration_s)} s, {overlap}" if transfers.duration_s else "free"
+    return {
+        **{key.replace("_", " "): value for key, value in prediction.shape().items()},
+        "cost, s": costs_text(prediction.costs),
+        "transfer": takes,
+        "makespan": f"{amount(prediction.makespan_s)} s",
+        **bubbles,
+        "peak activations by rank": peaks_text(prediction),
+        "actions": f"{figures['num_actions']:,}",
+        "critical path": f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})",
+    }
+
+
+def _compared(
+    request: ProgramRequest, costs: Times, transfers: Transfers, how: Format, *, has_held: bool
+) -> str:
+    """A row per registered schedule: its figures, or why it does not fit."""
+    import pandas as pd
+
+    from engine.plan.schedules.registry import SCHEDULES
+    from ppbench.prediction import predict, program_of
+
+    rows: list[dict[str, object]] = []
+    refusals: list[UsageError] = []
+    is_json = how is Format.json
+    for name in SCHEDULES:
+        named = request._replace(schedule=name)
+        try:
+            prediction = predict(program_of(named), costs, transfers)
+        except UsageError as error:
+            refusals.append(error)
+            rows.append(_refused(named, error))
+            continue
+        row = prediction.as_dict(has_held=has_held) if is_json else _row(prediction, how)
+        rows.append(row)
+    if len(refusals) == len(rows):
+        raise refusals[0]
+    if is_json:
+        return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
+    frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
+    return render(frame, how, [*COMPARED, *(["reason"] if refusals else [])])
+
+
+def _row(prediction: Prediction, how: Format) -> dict[str, object]:
+    """The figures, with all the peaks for programs and the highest for people."""
+    from ppbench.prediction import number
+
+    figures = {**prediction.shape(), **prediction.figures()}
+    peaks = figures["peak_activations"]
+    shown = json.dumps(peaks) if how is Format.csv else number(max(prediction.peaks))
+    return {**figures, "peak_activations": shown, "reason": None}
+
+
+def _refused(request: ProgramRequest, error: UsageError) -> dict[str, object]:
+    return {
+        "schedule": request.schedule,
+        "ranks": request.ranks,
+        "microbatches": request.microbatches,
+        "stages_per_rank": request.stages_per_rank,
+        "reason": str(error),
+    }
+
+
+def _as_json(values: Mapping[str, object]) -> str:
+    """A line per key: lists may have thousands of entries."""
+    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+    return "{\n" + ",\n".join(lines) + "\n}"

@@ -1,0 +1,88 @@
+"""`ppbench import`: a training run taken from the traces of its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppbench.cli.options import RESULTS, HowToPrint, Results
+from ppbench.cli.runs import list_runs
+from ppbench.console import note
+from ppbench.display.formats import Format
+
+if TYPE_CHECKING:
+    from ppbench.external.traces import Imported
+
+Traces = Annotated[
+    list[Path],
+    typer.Argument(metavar="TRACE...", help="A file of each rank, as torch.profiler writes."),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern",
+        metavar="REGEX",
+        help="Which ranges are actions: groups op, stage and microbatch.",
+    ),
+]
+
+
+def import_traces(
+    traces: Traces,
+    name: Annotated[str, typer.Option("--name", help="What the run is called.")] = "imported",
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", metavar="NAME", help="Default: found by its actions' order."),
+    ] = None,
+    step: Annotated[
+        list[int] | None,
+        typer.Option("--step", metavar="K", help="Only this step; repeatable. Default: all."),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option("--tokens-per-step", metavar="N", min=1, help="For throughput."),
+    ] = None,
+    pattern: Pattern = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="What is known of the run: model.preset, seq_len."
+        ),
+    ] = None,
+    results: Results = RESULTS,
+    how: HowToPrint = Format.table,
+) -> None:
+    """Store a training run from its ranks' traces, which name their pipeline's actions."""
+    from ppbench.external import traces as external
+
+    wanted = external.ImportRequest(
+        name, schedule, pattern, tuple(step or []), tokens_per_step, tuple(settings or [])
+    )
+    done = external.import_traces(traces, wanted, results)
+    note(
+        f"imported {done.num_steps} steps of {done.world_size} ranks, schedule {done.schedule}, "
+        f"as run {done.run_id}"
+    )
+    if done.job_size is not None and done.job_size > done.world_size:
+        note(
+            f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
+            f"this one has more than {done.world_size} ranks, files are missing"
+        )
+    if corrected := _corrections(done):
+        note(corrected)
+    list_runs([f"run_id={done.run_id}"], None, results, how)
+
+
+def _corrections(done: Imported) -> str | None:
+    """How ranks' clocks were moved, and how large the error may be."""
+    moved = [
+        f"rank {rank} by {clock.offset_ns / 1e3:,.1f} us, off by at most "
+        f"{clock.error_ns / 1e3:,.1f} us"
+        for rank, clock in enumerate(done.clocks)
+        if not clock.is_shared
+    ]
+    if not moved:
+        return None
+    return f"clocks of other hosts were moved by their messages: {'; '.join(moved)}"

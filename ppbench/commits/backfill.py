@@ -1,0 +1,193 @@
+"""Measures past commits: the newest, the oldest, then always the middle of the largest gap.
+
+    order of measurement      2  9  5  8  3  7  4  6  1      oldest to newest
+
+This order spreads what is known evenly, whenever the backfill is stopped. It depends on the range
+alone, so that a second start goes on where the first one ended. All commits have their first launch
+before any has its second: launches of one commit in a row would share whatever the machine did just
+then, and that looks like a change. The commits are those along first parents, the states that the
+branch has had; a merged branch counts as its merge.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, opened
+from ppbench.commits.launches import Launches
+from ppbench.console import note
+from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
+from ppbench.git import Repository
+from ppbench.statistics.verdicts import SPEED
+
+
+@dataclass(frozen=True, repr=False)
+class BackfillResult:
+    """The commits of a range as they are measured now, or as they would be."""
+
+    frame: pd.DataFrame  # a row per commit and case; of a dry run a row per commit
+    axes: tuple[str, ...]  # settings in which the cases differ
+    is_dry_run: bool
+
+    def __repr__(self) -> str:
+        counts = self.frame["status"].value_counts().items()
+        return f"<BackfillResult {', '.join(f'{num} {status}' for status, num in counts)}>"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """An error where nothing ran at all."""
+        has_run = self.is_dry_run or bool(self.frame["num_launches"].any())
+        return ExitCode.ok if has_run else ExitCode.failed_runs
+
+
+def backfill(
+    span: str,
+    sweep: Path | str,
+    *,
+    every: int = 1,
+    most: int | None = None,
+    launches: int | None = None,
+    overrides: Sequence[str] = (),
+    results: Path | str = Path("results"),
+    retries_failed: bool = False,
+    is_dry_run: bool = False,
+    progress: Progress = SILENT,
+) -> BackfillResult:
+    """Measure what is missing of the commits `A..B`: A, B and those between.
+
+    `every` takes each Nth commit, `most` so many, spread evenly. `launches` of each case are by
+    default those of the sweep file. Raises UsageError, RepositoryError and SweepInterruptedError.
+    """
+    file, folder = Path(sweep), Path(results)
+    with opened(file, overrides, folder, progress, retries_failed=retries_failed) as bench:
+        num_launches = launches or max(measure.launches for _, measure in bench.sweep.cases)
+        path, order = _chosen(bench.repository, span, every, most)
+        targets = {place: bench.target(path[place]) for place in order}
+        in_turn = list(targets.values())
+        if is_dry_run:
+            return BackfillResult(_plan(bench, in_turn, num_launches), (), is_dry_run=True)
+        try:
+            _measure(bench, in_turn, num_launches)
+        except KeyboardInterrupt:
+            raise _stopped(bench, in_turn, num_launches) from None
+        rows = _rows(bench, [targets[place] for place in sorted(order)])
+        axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
+        return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False)
+
+
+def _chosen(
+    repository: Repository, span: str, every: int, most: int | None
+) -> tuple[list[str], list[int]]:
+    """Return all commits of the range, oldest first, and the places to measure, in order."""
+    path = commits_of(repository, span)
+    if most is not None:
+        return path, order_of(len(path))[:most]
+    places = sorted({0, *range(len(path) - 1, -1, -every)})
+    return path, [places[index] for index in order_of(len(places))]
+
+
+def commits_of(repository: Repository, span: str) -> list[str]:
+    """Return the commits of `A..B`, oldest first, A included; `A..` ends at HEAD.
+
+    Raises UsageError for another form.
+    """
+    first, dots, last = span.partition("..")
+    if not dots or not first or last.startswith("."):
+        raise UsageError(
+            f'"{span}": expected a range A..B, such as v1.0..main or HEAD~20..HEAD; A is measured '
+            "too, and without B it ends at HEAD"
+        )
+    start, end = repository.resolve(first), repository.resolve(last or "HEAD")
+    return [start] if start == end else [start, *repository.between(first, last or "HEAD")]
+
+
+def order_of(count: int) -> list[int]:
+    """Order the places 0 to count - 1: the last, the first, then the middle of the largest gap.
+
+    Among gaps of the same size the newest comes first.
+    """
+    order = list(dict.fromkeys([count - 1, 0])) if count else []
+    gaps = [(-(count - 1), 0, count - 1)]  # size, negative; how far from the newest; its end
+    while gaps:
+        size, _, end = heapq.heappop(gaps)
+        start = end + size
+        if end - start > 1:
+            middle = (start + end + 1) // 2
+            order.append(middle)
+            for one, other in ((start, middle), (middle, end)):
+                heapq.heappush(gaps, (one - other, count - 1 - other, other))
+    return order
+
+
+def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None:
+    stored = bench.launches(targets)
+    missing = [
+        target
+        for target, launches in zip(targets, stored, strict=True)
+        if bench.is_missing(target, launches, num_launches)
+    ]
+    if num_done := len(targets) - len(missing):
+        note(f"{num_done} of {len(targets)} commits are measured already")
+    for count in range(1, num_launches + 1):
+        lacking = [
+            target
+            for target, launches in zip(missing, bench.launches(missing), strict=True)
+            if bench.is_missing(target, launches, count)
+        ]
+        num_later = (num_launches - count) * len(missing)
+        for place, target in enumerate(lacking):
+            bench.measure(target, count, num_later + len(lacking) - place)
+
+
+def _plan(bench: Bench, targets: Sequence[Target], num_launches: int) -> pd.DataFrame:
+    """The commits in the order of measurement, and which of them are stored already."""
+    stored = bench.launches(targets)
+    statuses = [
+        "to measure" if bench.is_missing(target, launches, num_launches) else "stored"
+        for target, launches in zip(targets, stored, strict=True)
+    ]
+    return pd.DataFrame(
+        [
+            {**commit_values(target.commit), "status": status}
+            for target, status in zip(targets, statuses, strict=True)
+        ]
+    )
+
+
+def _rows(bench: Bench, targets: Sequence[Target]) -> list[dict[str, object]]:
+    return [
+        {**commit_values(target.commit), **_case_values(bench, launches, place)}
+        for target, launches in zip(targets, bench.launches(targets), strict=True)
+        for place in range(len(bench.sweep.cases))
+    ]
+
+
+def _case_values(bench: Bench, launches: Launches, place: int) -> dict[str, object]:
+    case, measure = bench.sweep.cases[place]
+    settings = {**case.settings(), **measure.settings()}
+    figures, rows = launches.figures(place, SPEED), launches.of_case(place)
+    failure = launches.failure(place)
+    return {
+        "case_id": case.case_id,
+        **{axis: settings[axis] for axis in bench.sweep.axes},
+        "num_launches": launches.num_ok(place),
+        "status": "ok" if launches.num_ok(place) else rows[-1].status if rows else "not measured",
+        SPEED: statistics.median(figures) if figures else None,
+        "error": first_line(failure.error) if failure else None,
+    }
+
+
+def _stopped(bench: Bench, targets: Sequence[Target], num_launches: int) -> SweepInterruptedError:
+    num_done = sum(
+        not bench.is_missing(target, launches, num_launches)
+        for target, launches in zip(targets, bench.launches(targets), strict=True)
+    )
+    return SweepInterruptedError(
+        f"stopped; {num_done} of {len(targets)} commits are measured, and kept"
+    )

@@ -1,0 +1,405 @@
+"""Measures commits for a sweep, each in a work tree of its own, by `ppbench sweep`.
+
+    commit --git worktree--> files --([track] setup)--> ppbench sweep, in that folder --> store
+
+Each commit has a process of its own, so that the controller and the ranks import the commit's code
+and nothing of the caller's. The sweep is today's file for all commits. The number of launches grows
+from call to call, so that those of two commits can be interleaved; finished launches are found in
+the store, and nothing is started for them.
+
+A commit that cannot even be started has a failure row, so that it is not tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from ppbench.commits.launches import Launches, StoredLaunches
+from ppbench.commits.sides import WORKTREE
+from ppbench.commits.worktrees import Checkouts, SetupError
+from ppbench.config.case import setting_of
+from ppbench.config.overrides import parse_only
+from ppbench.config.reader import read_sweep
+from ppbench.config.schema import known_keys
+from ppbench.config.sweep import Sweep
+from ppbench.console import note
+from ppbench.errors import ExitCode, LaunchError, StoreError, UsageError, first_line
+from ppbench.git import Commit, Repository
+from ppbench.run.failures.evidence import Diagnosis
+from ppbench.run.job import Attempt, Job
+from ppbench.run.launch import lifetime
+from ppbench.run.machine.environment import default_device
+from ppbench.run.machine.measuring_code import code_hash
+from ppbench.run.records import write_failure
+from ppbench.run.sweep.plan import EACH_COMMIT, check_devices, items_of, sweep_id_of
+from ppbench.statistics.verdicts import SPEED
+from ppbench.store import Store, check_writable, new_run_id
+
+_CODE = Path("ppbench") / "__init__.py"
+"""In a repository with this file, each commit is measured by its own ppbench."""
+_CHECKED_OUT = ("", "HEAD", "@", WORKTREE)
+_PROGRAM = (
+    "import os, runpy; os.environ[{each_commit!r}] = 'yes'; "
+    "runpy.run_path({lifetime!r})['die_with_parent']({parent}); "
+    "from ppbench.cli import main; main()"
+)
+"""The program of a commit's process. Only `ppbench.cli.main` is the commit's: it may lack or have
+moved everything else."""
+
+
+class Progress(Protocol):
+    """Shows how far the measuring of commits has come."""
+
+    def begin(self, what: str, num_left: int | None = None) -> None:
+        """Show that a start is made, one of `num_left`; None if that is not known."""
+
+    def end(self, outcome: str) -> None:
+        """Show the outcome of the start."""
+
+    def note(self, line: str) -> None:
+        """Show a line that the sweep has printed."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class _Silent:
+    def begin(self, what: str, num_left: int | None = None) -> None: ...
+    def end(self, outcome: str) -> None: ...
+    def note(self, line: str) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+SILENT: Progress = _Silent()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A commit to measure, or the work tree with its uncommitted changes."""
+
+    commit: Commit
+
+    @property
+    def name(self) -> str:
+        return WORKTREE if self.commit.is_dirty else self.commit.commit
+
+    @property
+    def label(self) -> str:
+        changed = " with uncommitted changes" if self.commit.is_dirty else ""
+        return f"{self.commit.commit[:9]}{changed} {self.commit.subject}".strip()
+
+
+def commit_values(commit: Commit) -> dict[str, object]:
+    """The columns that identify a commit in a table."""
+    return {name: getattr(commit, name) for name in ("author_date", "commit", "subject")}
+
+
+class Bench:
+    """Measures commits for one sweep into one store; made by `opened`."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        overrides: Sequence[str],
+        results: Path,
+        progress: Progress,
+        *,
+        metrics: Sequence[str],
+        retries_failed: bool,
+        is_fresh: bool,
+    ) -> None:
+        self.sweep, self.progress = sweep, progress
+        self.repository = Repository.around(sweep.track.repo)
+        self.num_starts = 0
+        self.results = results
+        self._store = Store(results.resolve())
+        self._overrides, self._metrics = tuple(overrides), tuple(metrics)
+        self._only: tuple[str, ...] = ()
+        self._is_fresh = is_fresh
+        self._stored = self._look_up()
+        self._retries_failed = retries_failed
+        self._tried: dict[str, int] = {}  # target -> most launches that were asked for
+        folder, setup = self._store.folder, sweep.track.setup
+        self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
+
+    def _look_up(self) -> StoredLaunches:
+        has_own_code = (self.repository.root / _CODE).is_file()
+        code = None if has_own_code else code_hash()
+        return StoredLaunches(
+            self._store, self.sweep, self._metrics, is_fresh=self._is_fresh, code=code
+        )
+
+    def select(self, only: Sequence[str]) -> None:
+        """Reduce the sweep to the cases that match. Raises UsageError if none does."""
+        cases = parse_only(only).select(self.sweep.cases)
+        self.sweep = dataclasses.replace(self.sweep, cases=cases)
+        self._only = tuple(only)
+        self._stored = self._look_up()
+
+    def select_case(self, place: int) -> None:
+        self.select(self.conditions_of_case(place))
+
+    def conditions_of_case(self, place: int) -> list[str]:
+        """The conditions that only this case meets, as `--only` takes them."""
+        keys = [key for key in known_keys() if key.replace(".", "_") in self.sweep.axes]
+        values = {key: setting_of(*self.sweep.cases[place], key) for key in keys}
+        return [f"{key}={_as_toml(value)}" for key, value in values.items()]
+
+    def target(self, name: str) -> Target:
+        """The commit of a revision, branch or tag; `WORKTREE` is the tree as it is."""
+        if name == WORKTREE:
+            return Target(self.repository.state())
+        return Target(self.repository.describe(self.repository.resolve(name)))
+
+    def launches(self, targets: Sequence[Target]) -> list[Launches]:
+        """The stored launches of each target."""
+        return self._stored.of_all([target.commit for target in targets])
+
+    def is_missing(self, target: Target, stored: Launches, num_launches: int) -> bool:
+        """Whether any case has fewer launches than this and can have more."""
+        return bool(self._missing(target, stored, num_launches))
+
+    def measure(self, target: Target, num_launches: int, num_left: int | None = None) -> Launches:
+        """Measure until every case has so many launches, or a row that says why not.
+
+        A case that failed for a reason of its own is not tried again. At most `num_left` starts
+        remain, this one included. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
+        and RepositoryError where git fails: that is not the commit's fault, and has no row.
+        """
+        stored = self._stored.of(target.commit)
+        if not self._missing(target, stored, num_launches):
+            return stored
+        self.progress.begin(f"{target.label}, {_times(num_launches)}", num_left)
+        missing = self._missing(target, stored, num_launches)
+        after = self._made(target, stored, num_launches, missing)
+        self._tried[target.name] = num_launches
+        self.progress.end(self._outcome(after))
+        return after
+
+    def measure_afresh(self, target: Target, num_launches: int) -> Launches:
+        """Launch once more the cases with fewer fresh launches; they get the next free number.
+
+        Where cases have unequal numbers of older launches, some are launched more than once.
+        """
+        stored = self._stored.of(target.commit)
+        places = [
+            place
+            for place in range(len(self.sweep.cases))
+            if stored.num_done(place) < num_launches and not stored.does_not_run(place)
+        ]
+        if not places:
+            return stored
+        self.progress.begin(f"{target.label}, {_times(num_launches)}")
+        number = self._stored.next_launch(target.commit)
+        after = self._made(target, stored, number + 1, [(place, number) for place in places])
+        self.progress.end(self._outcome(after))
+        return after
+
+    def _made(
+        self, target: Target, stored: Launches, num_launches: int, missing: list[tuple[int, int]]
+    ) -> Launches:
+        """Start once, and return the launches there are then; `missing` is what was expected."""
+        self.num_starts += 1
+        error = self._start(target, num_launches)
+        after = self._stored.of(target.commit)
+        if error is None or not after.run_ids <= stored.run_ids:
+            return after
+        self._write_failures(target, missing, num_launches, error)
+        return self._stored.of(target.commit)
+
+    def _missing(
+        self, target: Target, stored: Launches, num_launches: int
+    ) -> list[tuple[int, int]]:
+        """The first launch that each case lacks: (place of the case, launch)."""
+        tried = self._tried.get(target.name, 0)
+        lacks = (
+            next((n for n in range(num_launches) if self._lacks(stored, place, n, tried)), None)
+            for place in range(len(self.sweep.cases))
+        )
+        firsts = [(place, n) for place, n in enumerate(lacks) if n is not None]
+        return [] if tried >= num_launches else firsts
+
+    def _lacks(self, stored: Launches, place: int, launch: int, tried: int) -> bool:
+        """Whether a launch of a case is to be made; `tried` were asked for by this process."""
+        if stored.does_not_run(place) and (tried or not self._retries_failed):
+            return False
+        retries = self._retries_failed and launch >= tried
+        return stored.is_missing(place, launch, retries_failed=retries)
+
+    def _start(self, target: Target, num_launches: int) -> str | None:
+        """Run the sweep on a target; return the error, or None."""
+        try:
+            tree = self._tree_of(target)  # git's own failures are not the commit's
+        except SetupError as error:
+            return str(error)
+        folder = tree / _place_in(self.repository.root)
+        command = self._command(tree, num_launches)
+        ended = self.checkouts.run(command, tree, folder if folder.is_dir() else tree)
+        if ended.exit_code == ExitCode.interrupted:
+            raise KeyboardInterrupt
+        if ended.exit_code == 0:
+            return None
+        text = ended.error_text()
+        if self._is_of_store(text):  # not the commit's fault
+            raise StoreError(text)
+        return text
+
+    def _is_of_store(self, error: str) -> bool:
+        line, folder = first_line(error), str(self._store.folder)
+        return line.startswith(folder) and not line.startswith(f"{folder}/worktrees")
+
+    def _tree_of(self, target: Target) -> Path:
+        if target.commit.is_dirty:
+            return self.repository.root
+        return self.checkouts.of(target.commit.commit)
+
+    def _command(self, tree: Path, num_launches: int) -> list[str]:
+        settings = [
+            *self._overrides,
+            f"measure.launches={num_launches}",
+            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
+        ]
+        words = [word for setting in settings for word in ("--set", setting)]
+        program = _PROGRAM.format(
+            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
+        )
+        words += [word for condition in self._only for word in ("--only", condition)]
+        options = [*words, "--no-report", "--results", str(self._store.folder)]
+        retry = ["--retry-failed"] * self._retries_failed
+        return [sys.executable, "-c", program, "sweep", self.sweep.file, *options, *retry]
+
+    def _write_failures(
+        self, target: Target, missing: list[tuple[int, int]], num_launches: int, error: str
+    ) -> None:
+        """Write a failure row for each launch that should have had a row."""
+        cases = tuple(
+            (case, dataclasses.replace(measure, launches=num_launches))
+            for case, measure in self.sweep.cases
+        )
+        sweep = dataclasses.replace(self.sweep, cases=cases)
+        items = items_of(sweep, target.commit)
+        named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
+        job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
+        judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
+        for place, launch in missing:
+            index = launch * len(cases) + place  # items are in this order
+            write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
+
+    def _outcome(self, stored: Launches) -> str:
+        """The figures of the one case, or how many cases are ok; else the first failure."""
+        num_cases = len(self.sweep.cases)
+        failures = [row for place in range(num_cases) if (row := stored.failure(place))]
+        if failures:
+            more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
+            return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+        figures = ", ".join(f"{speed:,.0f}" for speed in stored.figures(0, SPEED))
+        return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
+
+
+def _as_toml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _times(num_launches: int) -> str:
+    return "1 launch" if num_launches == 1 else f"{num_launches} launches"
+
+
+def _place_in(root: Path) -> Path:
+    """The working directory relative to the repository; its root if we are outside."""
+    here = Path.cwd().resolve()
+    return here.relative_to(root.resolve()) if here.is_relative_to(root.resolve()) else Path()
+
+
+@contextlib.contextmanager
+def opened(
+    file: Path,
+    overrides: Sequence[str],
+    results: Path,
+    progress: Progress,
+    *,
+    metrics: Sequence[str] = (SPEED,),
+    retries_failed: bool = False,
+    is_fresh: bool = False,
+) -> Iterator[Bench]:
+    """Open a bench for a sweep file; its work trees are removed at the end.
+
+    With `is_fresh` only launches count that were made just now, by the same code.
+    Raises UsageError for a sweep that cannot be used, RepositoryError without a repository.
+    """
+    read = read_sweep(file, overrides, default_device(), is_of_this_tree=False)
+    check_devices(read)
+    check_writable(results, "--results")
+    sweep = dataclasses.replace(read, file=str(file.resolve()))
+    bench = Bench(
+        sweep,
+        overrides,
+        results,
+        progress,
+        metrics=metrics,
+        retries_failed=retries_failed,
+        is_fresh=is_fresh,
+    )
+    try:
+        yield bench
+    finally:
+        bench.checkouts.close()
+
+
+def measure_sides(
+    sweep_file: Path,
+    base: str,
+    head: str,
+    launches: int,
+    results: Path,
+    *,
+    progress: Progress = SILENT,
+) -> tuple[str, str]:
+    """Measure two commits in interleaved launches, so many of each, and return their names.
+
+    Older launches do not count: between sessions a machine drifts by more than launches differ, and
+    that would fall on one side. Launches of the last hour do count, so that a measurement that was
+    stopped goes on.
+
+    The names are full hashes, or `WORKTREE` for a head with uncommitted changes, which is measured
+    in place. An empty base is the repository's default, an empty head the tree as it is. Raises
+    PpbenchError.
+    """
+    with opened(sweep_file, (), results, progress, is_fresh=True) as bench:
+        repository = bench.repository
+        last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
+        first = bench.target(base or repository.default_base())
+        _check_sides(first, last)
+        if last.commit.is_dirty:
+            note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
+        for count in range(1, launches + 1):
+            # A B, B A, A B, ...: drift of the machine favours neither side.
+            for side in (first, last) if count % 2 else (last, first):
+                stored = bench.measure_afresh(side, count)
+                if count == 1:
+                    _check_runs(bench, side, stored)
+    return first.name, last.name
+
+
+def _check_sides(first: Target, last: Target) -> None:
+    if first.name == last.name:
+        raise UsageError(
+            f"{first.label}: is both sides, with no uncommitted changes; name two commits"
+        )
+
+
+def _check_runs(bench: Bench, side: Target, stored: Launches) -> None:
+    """Raises LaunchError if no case of a side runs: there is nothing to compare."""
+    failures = [stored.failure(place) for place in range(len(bench.sweep.cases))]
+    if all(failures) and failures[0] is not None:
+        why = f"{failures[0].status}: {first_line(failures[0].error)}"
+        raise LaunchError(f"{side.label}: does not run: {why}")

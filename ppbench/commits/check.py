@@ -1,0 +1,169 @@
+"""The gate for CI: finds both sides, the thresholds and the accepted changes, and judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ppbench.commits.accepted import Accepted, accept_file, in_force, read_accepted
+from ppbench.commits.bench import SILENT, Progress
+from ppbench.commits.compare import measure_first, noise_folders, of_sweep, places_of, read
+from ppbench.commits.comparison import SHOWN, compare_sides, read_metrics
+from ppbench.commits.gate import GATED, GateResult, judge, limits_of
+from ppbench.commits.sides import (
+    SHORT,
+    WORKTREE,
+    Places,
+    Side,
+    both_fresh,
+    find_side,
+    revision_side,
+)
+from ppbench.config.sweep import Sweep, read_fraction
+from ppbench.console import note
+from ppbench.errors import LaunchError, NotMeasuredError, UsageError
+from ppbench.git import Repository
+
+
+def check(
+    sweep: Path | str | None = None,
+    *,
+    base: str | None = None,
+    head: str = WORKTREE,
+    threshold: str | float | None = None,
+    metrics: Sequence[str] = (),
+    launches: int | None = None,
+    results: Path | str = Path("results"),
+    progress: Progress = SILENT,
+) -> GateResult:
+    """Judge whether head may go in: no case worse than base by more than its threshold.
+
+    The sweep file is by default that of head's runs, and the base the commit where head left the
+    main branch. `threshold` is a share such as 0.02 or "2%". With `launches` both sides are
+    measured first, so often each. Raises UsageError, NotMeasuredError, StoreError and
+    SweepInterruptedError.
+    """
+    results, default = Path(results), _fraction(threshold)
+    gated = read_metrics(metrics, GATED)
+    named = None if sweep is None else read(sweep)
+    begun = datetime.now(UTC)
+    if launches is not None:
+        try:
+            base, head = measure_first(base, head, sweep, launches, results, progress)
+        except LaunchError as error:  # it has rows, and is a failure like any other
+            note(f"warning: {error}")
+    first, last, planned, places = _sides(named, base, head, results)
+    if launches is not None:
+        first, last = both_fresh(first, last, begun)
+    # The file that was found may have other cases by now: only a named one chooses cases.
+    first, last = of_sweep(first, named), of_sweep(last, named)
+    accepted, notes = _accepted(planned, places, first, last)
+    last = replace(last, notes=(*last.notes, *notes))
+    limits = replace(limits_of(planned, default, accepted), has_all=named is not None)
+    shown = read_metrics([*metrics, *SHOWN])
+    folders = noise_folders(results, first, last)
+    return judge(compare_sides(first, last, shown, folders, limits.floor_of), gated, limits)
+
+
+def _fraction(share: str | float | None) -> float | None:
+    try:
+        return None if share is None else read_fraction(_number(share))
+    except ValueError as error:
+        raise UsageError(f"--threshold {share}: {error}") from None
+
+
+def _number(share: str | float) -> str | float:
+    try:
+        return float(share)
+    except ValueError:
+        return share
+
+
+def _sides(
+    named: Sweep | None, base: str | None, head: str, results: Path
+) -> tuple[Side, Side, Sweep | None, Places]:
+    """Both sides, the sweep whose thresholds hold, and where names are looked up."""
+    sweep, places = named, places_of(named, results)
+    last = find_side(head, places)
+    if sweep is None:
+        sweep, notes = _sweep_of(last)
+        last = replace(last, notes=(*last.notes, *notes))
+        places = places if sweep is None else places_of(sweep, results)
+    first = _base(base, last, places)
+    if set(first.runs["run_id"]) & set(last.runs["run_id"]):
+        raise UsageError(
+            f"base ({first.title}) and head ({last.title}): are the same runs; name two"
+        )
+    return first, last, sweep, places
+
+
+def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
+    """The sweep file that head's runs come from, or a note that says why there is none.
+
+    Raises UsageError for a file that exists and cannot be used: its thresholds must not be lost.
+    """
+    files = sorted(set((head.failed if head.runs.empty else head.runs)["sweep_file"].dropna()))
+    if len(files) == 1 and Path(files[0]).exists():
+        return read(files[0]), ()
+    if not files:
+        return None, ()
+    why = "it is not there" if len(files) == 1 else f"head's runs come from {len(files)}"
+    lost = f"thresholds and accepted changes of {', '.join(files)} not used"
+    return None, (f"no sweep file: {why}; {lost}; name one: ppbench check SWEEP",)
+
+
+def _base(name: str | None, head: Side, places: Places) -> Side:
+    """The named side, else the default base, else its nearest ancestor that was measured."""
+    if name is not None:
+        return find_side(name, places)
+    if head.commit is None:
+        raise UsageError(
+            f"--base: is missing; {head.title} is not one commit, which would have one"
+        )
+    repository = places.repository()
+    sha = repository.default_base(head.commit if head.is_clean else None)
+    try:
+        return revision_side(sha, sha, repository, places)
+    except NotMeasuredError as error:
+        nearest = _nearest(sha, head, repository, places)
+        if nearest is None:
+            raise NotMeasuredError(f"base {error}") from None
+        side = revision_side(nearest, nearest, repository, places)
+        text = (
+            f"base would be {sha[:SHORT]}, which is not measured; {nearest[:SHORT]} is the nearest "
+            "of its ancestors that is"
+        )
+        return replace(side, notes=(text, *side.notes))
+
+
+def _nearest(sha: str, head: Side, repository: Repository, places: Places) -> str | None:
+    """The newest ancestor of a commit whose clean runs have a case and machine of head."""
+    runs = places.store.runs(["case_id", "fingerprint", "commit", "status", "is_dirty"])
+    is_like = runs["case_id"].isin(head.runs["case_id"])
+    is_like &= runs["fingerprint"].isin(head.runs["fingerprint"])
+    clean = runs[is_like & (runs["status"] == "ok") & ~runs["is_dirty"].eq(True)]
+    order = repository.positions(clean["commit"].dropna().unique())
+    newest_first = sorted(order, key=lambda commit: -order[commit])
+    return next((commit for commit in newest_first if repository.is_ancestor(commit, sha)), None)
+
+
+def _accepted(
+    sweep: Sweep | None, places: Places, base: Side, head: Side
+) -> tuple[list[Accepted], list[str]]:
+    """The entries in force between base and head, and notes. Raises SweepFileError."""
+    file = None if sweep is None else accept_file(sweep)
+    if file is None:
+        return [], []
+    repository = places.repository()
+    entries = read_accepted(file, repository)
+    notes = [
+        f"{file}: an entry is not in force: {entry.problem}; delete it if its commit was squashed "
+        "or rebased away, or name the new one"
+        for entry in entries
+        if entry.problem
+    ]
+    if base.commit is None or head.commit is None:
+        return [], notes
+    return in_force(entries, repository, base.commit, head.commit), notes

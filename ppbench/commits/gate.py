@@ -1,0 +1,261 @@
+"""Judges whether a change may go in: head against base, with a threshold for each case.
+
+    regression   significantly worse, by more than the case's threshold, and not accepted
+    failed       ran at base, and fails at head on the same machine
+    too little   no verdict can be given for a case; with a sweep file, for any of its cases
+
+A case that fails on both sides is no worse than it was: it passes, with a note.
+
+A case that is `unclear` passes too, and is reported as such: a gate that stops what it cannot tell
+would stop most changes, and soon be switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ppbench.commits.accepted import Accepted
+from ppbench.commits.comparison import Comparison, Line, Series
+from ppbench.commits.launches import keys_of
+from ppbench.config.case import Case, Measure, setting_of
+from ppbench.config.schema import known_keys
+from ppbench.config.sweep import Sweep, Track
+from ppbench.display.cases import case_text, varying_axes
+from ppbench.errors import ExitCode
+from ppbench.statistics.verdicts import FLOOR, Metric, Verdict
+
+THRESHOLD = 0.02
+GATED = ("tokens_per_s", "peak_memory_bytes")
+WORDS = {
+    ExitCode.ok: "passed",
+    ExitCode.regression: "regression",
+    ExitCode.insufficient: "not enough data",
+    ExitCode.failed_runs: "failed",
+}
+NOTHING = "no case was measured on both sides on the same machine"
+NOT_AT_HEAD = "not measured at head"
+OTHER_MACHINES = "measured on different machines"
+Planned = Mapping[str, tuple[Case, Measure]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By how much worse each case may get, and which changes were accepted beforehand."""
+
+    planned: Planned  # the cases of the sweep file, by case_id
+    track: Track
+    default: float = THRESHOLD
+    accepted: tuple[Accepted, ...] = ()
+    file: str | None = None  # the sweep file
+    has_all: bool = False  # whether each of the planned cases must be judged
+
+    def text_of(self, case_id: str) -> str:
+        """The name of a planned case that neither side has."""
+        cases = pd.DataFrame([case.settings() for case, _ in self.planned.values()])
+        case, _ = self.planned[case_id]
+        return case_text(pd.Series(case.settings()), varying_axes(cases))
+
+    def threshold_of(self, series: Series) -> float:
+        planned = self.planned.get(series.case_id)
+        return self.track.threshold_of(*planned, self.default) if planned else self.default
+
+    def conditions_of(self, series: Series, axes: Sequence[str]) -> dict[str, object]:
+        """The conditions that an entry of the accept file needs for a case; none if unplanned."""
+        planned = self.planned.get(series.case_id)
+        keys = [key for key in known_keys() if key.replace(".", "_") in axes]
+        return {key: setting_of(*planned, key) for key in keys} if planned else {}
+
+    def floor_of(self, series: Series) -> float:
+        """The smallest change to look for: a threshold below the usual floor lowers it."""
+        return min(FLOOR, self.threshold_of(series))
+
+
+def limits_of(sweep: Sweep | None, threshold: float | None, accepted: Sequence[Accepted]) -> Limits:
+    """Return the limits of a sweep file and of the command line.
+
+    `threshold`, from the command line, replaces the file's `default` and ours, but not what the
+    file sets for some of the cases: whoever wrote that knew more about them.
+    """
+    if sweep is None:
+        return Limits({}, Track(), THRESHOLD if threshold is None else threshold, tuple(accepted))
+    planned = {case.case_id: (case, measure) for case, measure in sweep.cases}
+    if threshold is None:
+        return Limits(planned, sweep.track, THRESHOLD, tuple(accepted), sweep.file)
+    special = tuple(limit for limit in sweep.track.thresholds if limit.only.allowed)
+    track = replace(sweep.track, thresholds=special)
+    return Limits(planned, track, threshold, tuple(accepted), sweep.file)
+
+
+@dataclass(frozen=True)
+class GatedLine:
+    """A line of the comparison with the gate's judgement."""
+
+    line: Line
+    threshold: float
+    worse: float | None  # a fraction, or points as one; negative: better
+    is_gated: bool
+    conditions: Mapping[str, object]  # by dotted key, the settings that identify its case
+    accepted: Accepted | None = None
+
+    @property
+    def up_to(self) -> float:
+        """How much an entry must accept: the whole interval, in whole percent."""
+        ends = worse_by(self.line, "low"), worse_by(self.line, "high")
+        return math.ceil(100 * max(0.0, *(end or 0.0 for end in ends))) / 100
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it is worse than is allowed, be it accepted or not."""
+        is_worse = self.line.change.verdict is Verdict.slower and self.worse is not None
+        return self.is_gated and is_worse and (self.worse or 0.0) > self.threshold
+
+    @property
+    def is_regression(self) -> bool:
+        return self.is_beyond and self.accepted is None
+
+    @property
+    def is_too_little(self) -> bool:
+        return self.is_gated and self.line.change.verdict is Verdict.insufficient
+
+    def values(self) -> dict[str, object]:
+        """The row of this line in `GateResult.frame`."""
+        return {
+            **self.line.values(),
+            "threshold": self.threshold,
+            "worse": self.worse,
+            "is_gated": self.is_gated,
+            "is_regression": self.is_regression,
+            "accepted_by": None if self.accepted is None else self.accepted.commit,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class GateResult:
+    """The gate's judgement of a comparison."""
+
+    comparison: Comparison
+    lines: tuple[GatedLine, ...]
+    failed: tuple[str, ...]  # cases that ran at base, in words
+    missing: tuple[str, ...]  # cases that could not be judged, with the reason
+    sweep_file: str | None = None  # whose thresholds were used
+
+    def __repr__(self) -> str:
+        counts = {
+            "regressed": len(self.regressions),
+            "failed": len(self.failed),
+            "not judged": len(self.missing),
+        }
+        parts = [f"{num} {name}" for name, num in counts.items() if num]
+        return f"<GateResult {WORDS[self.exit_code]}: {', '.join(parts) or 'nothing worse'}>"
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row of raw figures per case and metric."""
+        return pd.DataFrame([line.values() for line in self.lines])
+
+    @property
+    def regressions(self) -> list[GatedLine]:
+        return [line for line in self.lines if line.is_regression]
+
+    @property
+    def accepted(self) -> list[GatedLine]:
+        return [line for line in self.lines if line.is_beyond and line.accepted is not None]
+
+    @property
+    def unclear(self) -> list[GatedLine]:
+        return [
+            gated
+            for gated in self.lines
+            if gated.is_gated and gated.line.change.verdict is Verdict.unclear
+        ]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code; a fault that was found comes before a case that could not be judged."""
+        if self.regressions:
+            return ExitCode.regression
+        if self.failed:
+            return ExitCode.failed_runs
+        return ExitCode.insufficient if self.missing else ExitCode.ok
+
+
+def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> GateResult:
+    """Judge a comparison that was made with the floors of `limits`; pure."""
+    lines = tuple(_gated(line, comparison, gated, limits) for line in comparison.lines)
+    failed = tuple(_failed(comparison))
+    missing = tuple(dict.fromkeys(_missing(comparison, lines, limits)))
+    return GateResult(comparison, lines, failed, missing, limits.file)
+
+
+def _gated(
+    line: Line, comparison: Comparison, gated: Sequence[Metric], limits: Limits
+) -> GatedLine:
+    threshold, worse = limits.threshold_of(line.series), worse_by(line)
+    conditions = limits.conditions_of(line.series, comparison.axes)
+    judged = GatedLine(line, threshold, worse, line.metric in gated, conditions)
+    if not judged.is_beyond or worse is None:
+        return judged
+    planned = limits.planned.get(line.series.case_id)
+    covering = (a for a in limits.accepted if a.covers(line.metric.name, worse, planned))
+    return replace(judged, accepted=next(covering, None))
+
+
+def worse_by(line: Line, end: str = "estimate") -> float | None:
+    """By which fraction, or points as one, head is worse; None where no estimate was made.
+
+    `end` may also be `low` or `high`, the ends of the interval.
+    """
+    change, sign = line.change, -1 if line.metric.higher_is_better else 1
+    ratio = change.difference if line.metric.in_points else change.ratio
+    same = 0.0 if line.metric.in_points else 1.0
+    return None if ratio is None else sign * (float(getattr(ratio, end)) - same)
+
+
+def _failed(comparison: Comparison) -> Iterable[str]:
+    """Yield the cases that failed at head; one failed launch counts if base had none."""
+    base, head = comparison.base, comparison.head
+    ran, flaky, runs = (set(keys_of(rows)) for rows in (base.runs, base.failed, head.runs))
+    for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True):
+        if key in ran and (key not in runs or key not in flaky):
+            yield f"{comparison.texts[key[0]]}: {status}"
+
+
+def _missing(comparison: Comparison, lines: Sequence[GatedLine], limits: Limits) -> Iterable[str]:
+    for gated in lines:
+        if gated.is_too_little:
+            change = gated.line.change
+            counts = f"{change.num_base} at base, {change.num_head} at head"
+            yield f"{gated.line.series.text}: too few launches ({counts})"
+    compared = {line.series.case_id for line in comparison.lines}
+    known = dict.fromkeys(comparison.base.runs["case_id"])
+    for case_id in known | dict.fromkeys(limits.planned if limits.has_all else ()):
+        why = None if case_id in compared else _why_missing(case_id, comparison)
+        if why is not None and (case_id in limits.planned or why != NOT_AT_HEAD):
+            yield f"{comparison.texts.get(case_id) or limits.text_of(case_id)}: {why}"
+    if not comparison.lines:
+        yield NOTHING
+
+
+def _why_missing(case_id: str, comparison: Comparison) -> str | None:
+    """Return why a case was not compared.
+
+    None if it fails at head and that is reported already, or failed at base too.
+    """
+    (base, base_failed), (head, head_failed) = (
+        tuple({key for key in keys_of(rows) if key[0] == case_id} for rows in (s.runs, s.failed))
+        for s in (comparison.base, comparison.head)
+    )
+    if not head | head_failed:
+        return NOT_AT_HEAD if base | base_failed else "not measured"
+    if not base | base_failed:
+        return "not measured at base"
+    if head and not base:
+        return "failed at base"
+    if base & head_failed or not base:
+        return None
+    machines = [{key[1] for key in keys} for keys in (base, head | head_failed)]
+    return "measured with different settings" if machines[0] & machines[1] else OTHER_MACHINES

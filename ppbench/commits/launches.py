@@ -1,0 +1,221 @@
+"""Finds the rows of `runs` that are launches of the same case, so that their figures compare.
+
+Launches are found by what they measured, not by the key with which sweeps resume: that includes
+files of the tree and the code that measures, which differ between the commits that are compared.
+Looking them up costs far less than a start, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.sweep import Sweep
+from ppbench.display.cases import NOT_FINITE, WHERE_NOT_FINITE, without_not_finite
+from ppbench.display.units import is_missing
+from ppbench.git import Commit
+from ppbench.run.failures.evidence import INTERRUPTED
+from ppbench.run.machine.environment import read_environment
+from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
+from ppbench.store import Condition, Store
+
+SETTINGS = tuple(
+    f"measure_{name}"
+    for name in ("warmup_steps", "max_warmup_steps", "steps", "verify", "profile_steps")
+)
+"""The measurement settings that figures depend on."""
+MEASURED_ALIKE = ("case_id", "fingerprint", *SETTINGS)
+"""The columns that must be equal for figures to compare."""
+STATE = ("commit", "is_dirty", "changes")
+"""The columns that identify the tree that was measured."""
+FRESH_S = 3600.0
+Key = tuple[str, ...]
+
+
+def newest_launches(runs: pd.DataFrame, *, by_state: bool = False) -> pd.DataFrame:
+    """Return the newest row of each launch; interrupted ones do not count.
+
+    `runs` are those of one side, or with `by_state` of many commits, in the order of time.
+    """
+    whole = runs[runs["status"] != "interrupted"]
+    key = [*(STATE if by_state else ()), *MEASURED_ALIKE, "launch"]
+    return whole.drop_duplicates(key, keep="last")
+
+
+def keys_of(runs: pd.DataFrame) -> list[Key]:
+    """Return the values of `MEASURED_ALIKE` of each row, as text; empty where null."""
+    columns = (map(_key_text, runs[name]) for name in MEASURED_ALIKE)
+    return list(zip(*columns, strict=True))
+
+
+def fresh(runs: pd.DataFrame, now: datetime) -> pd.DataFrame:
+    """Return the runs made within `FRESH_S` before `now`, by the same code as the newest.
+
+    Between sessions a machine drifts by more than launches differ within one.
+    """
+    made = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601")
+    late = runs[made >= now - timedelta(seconds=FRESH_S)]
+    codes = late["code"].map(_key_text)
+    return late if late.empty else late[codes == codes.iloc[-1]]
+
+
+def _key_text(cell: object) -> str:
+    """The text of a cell; an integer reads the same in a column with nulls, which is of floats."""
+    if is_missing(cell) or cell is pd.NA:
+        return ""
+    return str(int(cell)) if isinstance(cell, float) else str(cell)
+
+
+FINAL = (*FAILED_FINALLY, NOT_FINITE)
+_KEYS = list(MEASURED_ALIKE)
+_COLUMNS = [
+    "run_id",
+    "status",
+    "error",
+    "cautions",
+    *WHERE_NOT_FINITE,
+    "launch",
+    "changes",
+    "created_at",
+    "code",
+    *_KEYS,
+]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The newest row of a case in a launch."""
+
+    run_id: str
+    status: str
+    error: str
+    figures: Mapping[str, float]  # by metric; what is null is left out
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The launches of one commit."""
+
+    rows: Mapping[tuple[int, int], Launch]  # (place of the case in the sweep, launch) -> row
+
+    @property
+    def run_ids(self) -> set[str]:
+        return {row.run_id for row in self.rows.values()}
+
+    def of_case(self, case: int) -> list[Launch]:
+        """The launches of a case in order, ok or not."""
+        return [row for (place, _), row in sorted(self.rows.items()) if place == case]
+
+    def figures(self, case: int, metric: str) -> tuple[float, ...]:
+        """A metric of the launches of a case that are `ok`, in order."""
+        rows = (row for row in self.of_case(case) if row.status == "ok")
+        return tuple(row.figures[metric] for row in rows if metric in row.figures)
+
+    def num_done(self, case: int) -> int:
+        """How many launches are finished: ok, or failed for a reason of their own."""
+        return sum(row.status in ("ok", *FINAL) for row in self.of_case(case))
+
+    def num_ok(self, case: int) -> int:
+        return sum(row.status == "ok" for row in self.of_case(case))
+
+    def failure(self, case: int) -> Launch | None:
+        """The last failed launch of a case that is ok in none; interrupted ones do not count."""
+        return None if self.num_ok(case) else self.last_failure(case)
+
+    def last_failure(self, case: int) -> Launch | None:
+        """The last failed launch of a case, whether or not others are ok."""
+        rows = [row for row in self.of_case(case) if row.status not in ("ok", INTERRUPTED)]
+        return rows[-1] if rows else None
+
+    def does_not_run(self, case: int) -> bool:
+        """Whether a case failed for a reason of its own and is ok in no launch, so none will be."""
+        return not self.num_ok(case) and any(row.status in FINAL for row in self.of_case(case))
+
+    def is_missing(self, case: int, launch: int, *, retries_failed: bool = False) -> bool:
+        """Whether a launch has to be made: it has no row, or failed for an outside reason."""
+        row = self.rows.get((case, launch))
+        done = ("ok",) if retries_failed else ("ok", *FINAL)
+        return row is None or row.status not in done
+
+
+class StoredLaunches:
+    """Looks launches up in a store: of any age, or with `is_fresh` only those just made.
+
+    `code` is the code that will measure; None where each commit has its own, which then is that of
+    the newest launch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sweep: Sweep,
+        metrics: Sequence[str],
+        *,
+        is_fresh: bool = False,
+        code: str | None = None,
+    ) -> None:
+        self._store, self._is_fresh, self._code = store, is_fresh, code
+        self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
+        self._metrics = list(dict.fromkeys(metrics))
+        self._places = {_key_of(*one): place for place, one in enumerate(sweep.cases)}
+
+    def of(self, commit: Commit) -> Launches:
+        """The launches of a commit with the same uncommitted changes."""
+        is_commit = Condition("commit", "=", commit.commit)
+        return self._chosen(self._store.runs([*_COLUMNS, *self._metrics], [is_commit]), commit)
+
+    def of_all(self, commits: Sequence[Commit]) -> list[Launches]:
+        """The launches of many commits, read at once."""
+        rows = self._store.runs(["commit", *_COLUMNS, *self._metrics])
+        by_commit = {str(sha): of for sha, of in rows.groupby("commit")}
+        return [self._chosen(by_commit.get(one.commit, rows[:0]), one) for one in commits]
+
+    def next_launch(self, commit: Commit) -> int:
+        """The first launch number, of all cases, that a sweep would not find in the store."""
+        is_commit = Condition("commit", "=", commit.commit)
+        runs = self._of_state(self._store.runs(_COLUMNS, [is_commit]), commit)
+        runs = self._of_code(runs[runs["status"].isin(("ok", *FINAL))])
+        return 0 if runs.empty else int(runs["launch"].max()) + 1
+
+    def _chosen(self, runs: pd.DataFrame, commit: Commit) -> Launches:
+        """The launches in these rows of a commit, oldest first."""
+        rows = self._of_state(without_not_finite(runs), commit)
+        if self._is_fresh:
+            rows = fresh(self._of_code(rows), self._begun)
+        places = (self._places[tuple(row)] for row in rows[_KEYS].itertuples(index=False))
+        numbers = map(int, rows["launch"])
+        launches = map(self._launch, rows.to_dict("records"))
+        return Launches(dict(zip(zip(places, numbers, strict=True), launches, strict=True)))
+
+    def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
+        """The runs of the sweep's cases with the same uncommitted changes."""
+        keys = runs[_KEYS].itertuples(index=False, name=None)
+        is_case = pd.Series([key in self._places for key in keys], runs.index, dtype=bool)
+        return runs[is_case & (runs["changes"].map(_text) == commit.changes)]
+
+    def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
+        if runs.empty:
+            return runs
+        codes = runs["code"].map(_text)
+        return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
+
+    def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
+        figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
+        return Launch(str(row["run_id"]), str(row["status"]), _text(row["error"]), figures)
+
+
+def _text(cell: object) -> str:
+    return cell if isinstance(cell, str) else ""
+
+
+def _key_of(case: Case, measure: Measure) -> tuple[object, ...]:
+    """The values of `_KEYS`."""
+    threads = case.launch_threads_per_rank
+    fingerprint = read_environment().fingerprint(case.device, case.world_size, threads)
+    measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
+    return (case.case_id, fingerprint, *measured)

@@ -1,0 +1,102 @@
+"""Measures how much launches of one case differ on this machine, and stores it for verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.config.reader import read_sweep
+from ppbench.display.cases import without_not_finite
+from ppbench.errors import ExitCode
+from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.plan import Choice
+from ppbench.run.sweep.progress import Display
+from ppbench.run.sweep.result import run_sweep
+from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
+from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.verdicts import FLOOR, METRICS, SPEED, Metric, effective_floor
+from ppbench.store import Store, check_writable
+from ppbench.store.noise import StoredNoise, write_noise
+
+NUM_LAUNCHES = 5
+"""Launches per side assumed for the detectable change."""
+
+
+@dataclass(frozen=True, repr=False)
+class NoiseResult:
+    """The noise of a sweep's cases, as it was stored."""
+
+    frame: pd.DataFrame  # a row per case: its last run, and the noise of its throughput
+    axes: tuple[str, ...]  # settings in which the cases differ
+    num_planned: int  # launches of all cases
+    num_ok: int
+
+    def __repr__(self) -> str:
+        launches = f"{self.num_ok} of {self.num_planned} launches ok"
+        noises = ", ".join(f"{deviation:.2%}" for deviation in self.frame.get("deviation", []))
+        return f"<NoiseResult {noises or 'of no case'}: {launches}>"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.num_ok < self.num_planned:
+            return ExitCode.failed_runs
+        return ExitCode.insufficient if self.frame.empty else ExitCode.ok
+
+
+def noise(
+    sweep: Path | str,
+    *,
+    launches: int = 10,
+    overrides: Sequence[str] = (),
+    results: Path | str = Path("results"),
+    display: Display | None = None,
+) -> NoiseResult:
+    """Launch every case of a sweep file so often, and store by how much its launches differ.
+
+    Raises what running a sweep raises.
+    """
+    settings = [*overrides, f"measure.launches={launches}"]
+    read, store = read_sweep(Path(sweep), settings, default_device()), Store(Path(results))
+    check_writable(store.folder, "--results")
+    done = run_sweep(read, store, Choice(), display)
+    runs = without_not_finite(done.frame)
+    good = runs[runs["status"] == "ok"]
+    rows = [
+        _store_noise(store.folder, of_case)
+        for _, of_case in good.groupby("case_id", sort=False)
+        if len(of_case) >= FEWEST_LAUNCHES
+    ]
+    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good))
+
+
+def _store_noise(results: Path, runs: pd.DataFrame) -> dict[str, object]:
+    """Store the noise of one case's runs, and return its row."""
+    last = runs.iloc[-1]
+    levels = {name: _level(metric, runs) for name, metric in METRICS.items()}
+    known = {name: level.noise.deviation for name, level in levels.items() if level is not None}
+    commit = None if pd.isna(last["commit"]) else str(last["commit"])
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
+    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
+    speed = levels[SPEED]
+    assert speed is not None  # a run that is ok has a speed
+    return {
+        **last,
+        "num_launches": len(runs),
+        "deviation": speed.noise.deviation,
+        "deviation_low": speed.low,
+        "deviation_high": speed.high,
+        "floor": effective_floor(FLOOR, speed.noise),
+        "detectable_change": detectable_change(speed.noise, NUM_LAUNCHES),
+    }
+
+
+def _level(metric: Metric, runs: pd.DataFrame) -> NoiseLevel | None:
+    """The noise of a metric; None if any run lacks it."""
+    if runs[metric.name].isna().any():
+        return None
+    return measure_noise([runs[metric.name].tolist()], in_points=metric.in_points)

@@ -1,0 +1,457 @@
+"""Orders the runs of a store by a repository's commits, as one series per case and machine.
+
+Only commits on the first-parent line of HEAD count, unless all are asked for. A commit of a merged
+branch was never a state of the line: placed between its commits, it would look as if what came into
+the line meanwhile had been undone.
+
+A commit beyond the end of a shallow clone is placed by its author date, as all are without a
+repository. A commit that a whole clone does not know was never on its line, and is excluded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.commits.launches import SETTINGS as MEASURED_BY
+from ppbench.commits.launches import keys_of, newest_launches
+from ppbench.commits.order import Order, num_behind, order_of, ordered, runs_on_line, with_gaps
+from ppbench.commits.sides import SHORT
+from ppbench.display.cases import (
+    NOT_FINITE,
+    SETTINGS,
+    WHERE_NOT_FINITE,
+    case_text,
+    varying_axes,
+    without_not_finite,
+)
+from ppbench.display.units import counted, is_missing
+from ppbench.errors import UsageError, nearest
+from ppbench.git import Commit
+from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
+from ppbench.statistics.verdicts import FLOOR, METRICS, Metric, Noise, effective_floor
+from ppbench.store import TABLES, Condition, Store, read_conditions
+from ppbench.store.noise import read_noise
+
+_PROVENANCE = ("commit", "author_date", "subject", "is_dirty", "changes")
+_COLUMNS = (
+    *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "sweep_file"),
+    *_PROVENANCE,
+    *("code", "error", "cautions", *WHERE_NOT_FINITE, *MEASURED_BY),
+)
+_NUMBERS = ("int64", "double")
+_NO_FIGURES = (
+    *("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS),
+    *("not_finite_step", "not_finite_rank"),
+)
+_MOST_NAMED = 3
+Notes = list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class History:
+    """The series of a metric; without any, the last note says why."""
+
+    metric: Metric
+    series: tuple[Series, ...]
+    notes: tuple[str, ...]
+    line: str = ""  # the order of the commits, in words
+
+    def __repr__(self) -> str:
+        states = ", ".join(str(analysis.state) for analysis in self.analyses)
+        return f"<History of {self.metric.name}: {states or 'no series'}>"
+
+    @functools.cached_property
+    def analyses(self) -> tuple[SeriesAnalysis, ...]:
+        """The steps and levels of each series."""
+        return tuple(analyse(series, self.metric) for series in self.series)
+
+    @property
+    def has_figures(self) -> bool:
+        return any(series.num_launches or series.dirty for series in self.series)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per launch, and one per change, whose commit is the likeliest."""
+        return pd.DataFrame([row for analysis in self.analyses for row in _flat(analysis)])
+
+
+def history(
+    metric: str = "tokens_per_s",
+    *,
+    where: Sequence[str] = (),
+    has_all: bool = False,
+    has_dirty: bool = False,
+    repo: Path | str | None = None,
+    results: Path | str = Path("results"),
+) -> History:
+    """Return a metric over commits, with the commits that changed it.
+
+    `metric` is a column of `runs`, and `where` are conditions as for `ppbench ls`. `has_all` adds
+    commits off the first-parent line of HEAD, `has_dirty` work trees with uncommitted changes. The
+    repository is found by the commits unless `repo` names a folder in it. Raises UsageError for an
+    unknown metric or condition, StoreError, and RepositoryError for `repo`.
+    """
+    column, store = metric_called(metric), Store(Path(results))
+    folder = None if repo is None else Path(repo)
+    conditions = read_conditions(where)
+    read = read_history(
+        store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
+    )
+    notes = (*read.notes, *_notes_on(read.series))
+    if not read.has_figures:
+        notes = (*notes, _nothing(read, store.folder))
+    return replace(read, notes=notes)
+
+
+def _nothing(read: History, results: Path) -> str:
+    num_failed = sum(series.num_failures for series in read.series)
+    failed = f"; {counted(num_failed, 'run')} failed: ppbench ls, ppbench show RUN"
+    where = f"no commit has {read.metric.name} in {results}"
+    return f"nothing to show: {where}{failed if read.series else ''}"
+
+
+def _notes_on(series: Sequence[Series]) -> Iterator[str]:
+    """Note the series whose newest commits are not measured, and those of one commit."""
+    behind: dict[tuple[str, int], list[int]] = {}
+    for number, one in enumerate(series, 1):
+        if one.num_behind:
+            newest = one.points[-1].commit[:SHORT]
+            behind.setdefault((newest, one.num_behind), []).append(number)
+    for (newest, num), numbers in behind.items():
+        yield f"{counted(num, 'commit')} after {newest}: not measured yet{_in(numbers, series)}"
+    alone = [number for number, one in enumerate(series, 1) if one.num_measured == 1]
+    if alone:
+        yield f"only one commit is measured, and a change takes two{_in(alone, series)}"
+
+
+def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
+    if len(numbers) == len(series):
+        return ""
+    return f", in series {', '.join(map(str, numbers))}"
+
+
+def metric_called(name: str) -> Metric:
+    """Return a column of `runs` that holds a figure. Raises UsageError.
+
+    Which direction is better is known only for those of METRICS.
+    """
+    known = _figures()
+    if name not in known:
+        raise UsageError(f'--metric: no figure is called "{name}"{nearest(name, known)}')
+    unknown = Metric(name, higher_is_better=True, in_points=name.startswith("bubble_"))
+    return METRICS.get(name, unknown)
+
+
+def _figures() -> list[str]:
+    """The columns of numbers, except settings and counters."""
+    return [
+        column.name
+        for column in TABLES["runs"]
+        if str(column.type) in _NUMBERS
+        and column.name not in _NO_FIGURES
+        and not column.name.startswith("measure_")
+    ]
+
+
+def read_history(
+    store: Store,
+    metric: Metric,
+    *,
+    where: Sequence[Condition] = (),
+    has_all: bool = False,
+    has_dirty: bool = False,
+    repo: Path | None = None,
+) -> History:
+    """Read the series of a metric, the one measured last first. Raises RepositoryError for `repo`.
+
+    The arguments are those of `history`.
+    """
+    notes: list[str] = []
+    runs = _runs(store, metric, where, notes)
+    if runs.empty:
+        return History(metric, (), tuple(notes))
+    order = order_of(runs, repo, notes, has_all=has_all)
+    kept = runs if has_all else runs_on_line(runs, order, notes)
+    clean, dirty = _split_dirty(kept, notes, has_dirty=has_dirty)
+    _note_code(clean, order, notes)
+    every = pd.concat([clean, dirty])
+    if every.empty:
+        return History(metric, (), tuple(notes), order.line)
+    texts = _case_texts(store, every["run_id"].groupby(every["case_id"]).last())
+    machines = _machines(store, every["run_id"].groupby(every["fingerprint"]).last())
+    _note_machines(machines, notes)
+    series = [
+        replace(
+            _series(str(case_id), str(fingerprint), clean, dirty, metric, order),
+            case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
+            machine=machines[str(fingerprint)],
+            floor=_floor(store, str(fingerprint), str(case_id), metric),
+        )
+        for case_id, fingerprint in _keys(every)
+    ]
+    return History(metric, tuple(series), tuple(notes), order.line)
+
+
+def _runs(
+    store: Store, metric: Metric, where: Sequence[Condition], notes: list[str]
+) -> pd.DataFrame:
+    """Read the newest run of each launch that has a commit, and its figure if it was `ok`."""
+    name = metric.name
+    columns = list(dict.fromkeys([*_COLUMNS, name]))
+    read = store.runs(columns, tuple(where))
+    if read.empty:
+        is_there = bool(where) and not store.runs(["run_id"]).empty
+        what = "no run meets the conditions" if is_there else "no runs here yet"
+        notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
+        return read
+    read = without_not_finite(read)
+    runs = _measured_alike(newest_launches(read, by_state=True), notes)
+    if num := int((runs["status"] == NOT_FINITE).sum()):
+        notes.append(
+            f"{counted(num, 'run')} with a loss or gradient that was NaN or infinite: counted as "
+            "failed, their figures excluded"
+        )
+    known = runs[runs["commit"].notna()]
+    if num := len(runs) - len(known):
+        notes.append(f"{counted(num, 'run')} without a commit: excluded")
+    if num := int(known["case_id"].isna().sum()):
+        notes.append(f"{counted(num, 'run')} without a case: excluded")
+        known = known[known["case_id"].notna()]
+    has_figure = (known["status"] != "ok") | known[name].notna()
+    if num := int((~has_figure).sum()):
+        notes.append(f"{counted(num, 'run')} without {name}: excluded")
+    return known[has_figure].assign(fingerprint=known["fingerprint"].fillna("unknown"))
+
+
+def _measured_alike(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Keep, per case and machine, the runs with the most common measurement settings.
+
+    Ties go to the newest.
+    """
+    key = ["case_id", "fingerprint"]
+    settings = pd.Series(keys_of(runs), runs.index, dtype=object)
+    usual = [
+        settings[rows.index[::-1]].value_counts(sort=False).idxmax()
+        for _, rows in runs.groupby(key, dropna=False, sort=False)
+    ]
+    is_usual = settings.isin(usual)
+    if num := int((~is_usual).sum()):
+        notes.append(f"{counted(num, 'run')} with other measurement settings: excluded")
+    return runs[is_usual]
+
+
+def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
+    """Note where ppbench itself changed within a series: a change there may be due to it."""
+    measured = runs[runs["code"].notna() & runs["status"].eq("ok")]
+    if measured["code"].nunique() < 2:
+        return
+    places = measured["commit"].map(order.places)
+    measured = measured.assign(place=places).sort_values("place", kind="stable")
+    firsts: dict[str, None] = {}
+    for _, rows in measured.groupby(["case_id", "fingerprint"]):
+        is_other = rows["code"].ne(rows["code"].shift()) & rows["code"].shift().notna()
+        firsts |= dict.fromkeys(str(sha)[:9] for sha in rows.loc[is_other, "commit"])
+    if firsts:
+        shown = ", ".join(list(firsts)[:_MOST_NAMED]) + ", …" * (len(firsts) > _MOST_NAMED)
+        notes.append(
+            f"measured by {measured['code'].nunique()} versions of ppbench, which changes at "
+            f"{shown}: a change of the figure there may be due to it"
+        )
+
+
+def _split_dirty(
+    runs: pd.DataFrame, notes: list[str], *, has_dirty: bool
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split off the runs with uncommitted changes; they are dropped unless asked for."""
+    is_dirty = runs["is_dirty"].eq(True)  # null where it is unknown
+    clean, dirty = runs[~is_dirty], runs[is_dirty]
+    if has_dirty or dirty.empty:
+        return clean, dirty
+    notes.append(
+        f"{counted(len(dirty), 'run')} with uncommitted changes: excluded; --dirty shows them"
+    )
+    return clean, dirty.head(0)
+
+
+def _keys(runs: pd.DataFrame) -> list[tuple[object, object]]:
+    """Case and fingerprint of each series: machines by their last run, newest first, then cases."""
+    order = runs.groupby("fingerprint")["run_id"].max().sort_values(ascending=False)
+    machines = {fingerprint: place for place, fingerprint in enumerate(order.index)}
+    pairs = runs[["case_id", "fingerprint"]].drop_duplicates().itertuples(index=False, name=None)
+    return sorted(pairs, key=lambda pair: machines[pair[1]])
+
+
+def _case_texts(store: Store, run_ids: pd.Series) -> dict[str, str]:
+    """The name of each case, from one run of each."""
+    rows = store.table("runs", run_ids)
+    axes = varying_axes(rows) if len(rows) > 1 else ()
+    return {str(row["case_id"]): case_text(row, axes) for _, row in rows.iterrows()}
+
+
+def _machines(store: Store, run_ids: pd.Series) -> dict[str, str]:
+    """A description of each fingerprint's machine."""
+    rows = store.table("runs", run_ids).set_index("run_id")
+    return {
+        str(name): _machine(rows.loc[run_id]) if run_id in rows.index else "damaged in the store"
+        for name, run_id in run_ids.items()
+    }
+
+
+def _machine(run: pd.Series) -> str:
+    facts: dict[str, object] = {}
+    with contextlib.suppress(ValueError, TypeError):  # another program may have written the file
+        facts = json.loads(str(run["environment"]))
+    gpus = facts.get("gpus")
+    listed = gpus if isinstance(gpus, list) else []
+    names = [str(gpu["name"]) for gpu in listed if isinstance(gpu, dict) and "name" in gpu]
+    counted_gpus = [f"{len(names)} x {names[0]}"] if names and run["device"] == "cuda" else []
+    words = [
+        *counted_gpus,
+        facts.get("cpu"),
+        facts.get("num_cores") and f"{facts['num_cores']} cores",
+    ]
+    return ", ".join([str(run["device"]), *(str(word) for word in words if word)])
+
+
+def _note_machines(machines: Mapping[str, str], notes: list[str]) -> None:
+    if len(machines) > 1:
+        listed = "; ".join(f"{name}: {text}" for name, text in machines.items())
+        notes.append(
+            f"results of {len(machines)} fingerprints, which cannot be compared: each case has a "
+            f"series for each ({listed})"
+        )
+
+
+def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> float:
+    """The smallest change that counts: 1 %, or the stored noise of the case on the machine."""
+    stored = read_noise(store.folder, fingerprint, case_id)
+    deviation = None if stored is None else stored.deviations.get(metric.name)
+    if stored is None or deviation is None:
+        return FLOOR
+    return effective_floor(FLOOR, Noise(deviation, stored.num_launches))
+
+
+def _series(
+    case_id: str,
+    fingerprint: str,
+    clean: pd.DataFrame,
+    dirty: pd.DataFrame,
+    metric: Metric,
+    order: Order,
+) -> Series:
+    own, changed = (
+        runs[(runs["case_id"] == case_id) & (runs["fingerprint"] == fingerprint)]
+        for runs in (clean, dirty)
+    )
+    points = [_point(rows, metric, order) for _, rows in own.groupby("commit", sort=False)]
+    moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
+    placed = with_gaps(ordered(points, moments, order), order)
+    by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
+    extra = tuple(_point(rows, metric, order, is_dirty=True) for _, rows in by_state)
+    last = pd.concat([own, changed])["sweep_file"].dropna()
+    return Series(
+        case_id,
+        "",
+        fingerprint,
+        placed,
+        extra,
+        sweep_file=str(last.iloc[-1]) if len(last) else "",
+        num_behind=num_behind(placed, order),
+    )
+
+
+def _point(rows: pd.DataFrame, metric: Metric, order: Order, *, is_dirty: bool = False) -> Point:
+    """The point of one commit, whose runs are `rows`."""
+    run = rows.iloc[-1]
+    commit = str(run["commit"])
+    known = _described(commit, run, order)
+    statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
+    changes = "" if not is_dirty else _text(run["changes"]) or "unknown"
+    return Point(
+        commit,
+        known.author_date,
+        known.subject,
+        tuple(
+            Launch(str(run_id), str(status), float(value) if status == "ok" else None)
+            for run_id, status, value in statuses
+        ),
+        is_known=order.repository is None or commit in order.places,
+        changes=changes,
+    )
+
+
+def _described(commit: str, run: pd.Series, order: Order) -> Commit:
+    """The commit as its run recorded it; older runs recorded its hash only."""
+    date, subject = _text(run["author_date"]), _text(run["subject"])
+    if date is None and order.repository is not None and commit in order.places:
+        return order.repository.describe(commit)
+    return Commit(commit, author_date=date, subject=subject)
+
+
+def _text(value: object) -> str | None:
+    return None if is_missing(value) or value is pd.NA or value == "" else str(value)
+
+
+def _moment(run: pd.Series) -> float:
+    """When the commit was written, else when it was measured, in s."""
+    for column in ("author_date", "created_at"):
+        with contextlib.suppress(ValueError, TypeError):
+            moment = datetime.fromisoformat(str(run[column]))
+            return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+    return 0.0
+
+
+def _flat(analysis: SeriesAnalysis) -> Iterator[dict[str, object]]:
+    series = analysis.series
+    key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
+    for point in (*series.points, *series.dirty):
+        commit = {name: value for name, value in point_values(point).items() if name != "launches"}
+        for launch in point.launches:
+            yield {"kind": "launch", **key, **commit, **_launch_values(launch)}
+    for step in analysis.steps:
+        yield {"kind": "change", **key, **step_values(series, step)}
+
+
+def point_values(point: Point) -> dict[str, object]:
+    """A commit of a series, as JSON has it."""
+    return {
+        "commit": point.commit,
+        "author_date": point.author_date,
+        "subject": point.subject,
+        "changes": point.changes,
+        "is_known": point.is_known,
+        "num_unmeasured_before": point.num_before,
+        "launches": [_launch_values(launch) for launch in point.launches],
+    }
+
+
+def _launch_values(launch: Launch) -> dict[str, object]:
+    return {"run_id": launch.run_id, "status": launch.status, "value": launch.value}
+
+
+def step_values(series: Series, step: Step) -> dict[str, object]:
+    """A change of level, as JSON and CSV have it."""
+    likeliest = series.points[step.first]
+    return {
+        "commit": likeliest.commit,
+        "author_date": likeliest.author_date,
+        "subject": likeliest.subject,
+        "after": series.points[step.good].commit,
+        "up_to": series.points[step.last].commit,
+        "num_commits": step.num_commits,
+        "num_unmeasured": step.num_unmeasured,
+        "change": step.size.estimate,
+        "low": step.size.low,
+        "high": step.size.high,
+        "is_in_points": step.ratio is None,
+        "is_better": step.is_better,
+        "p": step.p,
+    }

@@ -1,0 +1,291 @@
+"""Resolves the names of `ppbench compare BASE HEAD`, each to a set of runs.
+
+    results-before/     a results folder                 20261121T20    a run id, or its beginning
+    3f2a91c07b1d        a sweep id                       worktree       the tree, changes included
+    main, v1.2, HEAD~3  a revision: its clean runs       3f2a91c        also if git has lost it
+
+A name that could mean two things is refused: a gate that silently compares something else is worse
+than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.commits.launches import MEASURED_ALIKE, fresh, newest_launches
+from ppbench.config.case import Case
+from ppbench.display.cases import WHERE_NOT_FINITE, without_not_finite
+from ppbench.display.units import counted
+from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
+from ppbench.git import Commit, Repository
+from ppbench.store import LAST, Condition, Store
+
+WORKTREE = "worktree"
+SHORT = 9
+_HASH = re.compile(r"[0-9a-f]{4,64}")
+_COLUMNS = (
+    *("run_id", "sweep_id", "sweep_name", "sweep_file", "launch", "position", "created_at"),
+    *("status", "error", *MEASURED_ALIKE),
+    *Case().settings(),
+    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
+    *WHERE_NOT_FINITE,
+    *("commit", "is_dirty", "changes", "subject", "author_date", "code"),
+)
+"""The columns of `runs` that sides and their comparison need."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: the newest run of each launch."""
+
+    name: str  # as it was typed
+    title: str  # what the name was resolved to
+    store: Store
+    runs: pd.DataFrame  # ok
+    failed: pd.DataFrame
+    commit: str | None = None  # of all its runs, with or without uncommitted changes
+    is_clean: bool = False  # whether it is a commit without changes
+    notes: tuple[str, ...] = ()
+
+    def of_cases(self, case_ids: Iterable[str]) -> Side:
+        wanted = set(case_ids)
+        runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
+        return replace(self, runs=runs, failed=failed)
+
+    def fresh(self, now: datetime) -> Side:
+        """Reduce to the launches made together; see `launches.fresh`."""
+        every = pd.concat([self.runs, self.failed]).sort_values("run_id")
+        ids = set(fresh(every, now)["run_id"])
+        runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
+        older = len(every) - len(ids)
+        text = (
+            f"{counted(older, 'run')} of {self.name} excluded: made over an hour earlier, or by "
+            "another version of ppbench"
+        )
+        return replace(self, runs=runs, failed=failed, notes=(*self.notes, *[text][: bool(older)]))
+
+
+def both_fresh(base: Side, head: Side, now: datetime) -> tuple[Side, Side]:
+    """Reduce both sides to fresh launches, unless either has none."""
+    first, last = base.fresh(now), head.fresh(now)
+    is_empty = any(side.runs.empty and side.failed.empty for side in (first, last))
+    return (base, head) if is_empty else (first, last)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The store and the folder in which names are looked up."""
+
+    store: Store
+    folder: Path  # in the work tree of the repository that is tracked
+
+    def repository(self) -> Repository:
+        """Raises RepositoryError where there is none."""
+        return Repository.around(self.folder)
+
+    def repository_or_none(self) -> Repository | None:
+        try:
+            return self.repository()
+        except RepositoryError:
+            return None
+
+    def runs(self, where: Sequence[Condition] = ()) -> pd.DataFrame:
+        return self.store.runs(_COLUMNS, where)
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    words: str
+    side: Callable[[], Side]
+
+
+def find_side(name: str, places: Places) -> Side:
+    """Return the side that a name means.
+
+    Raises UsageError for a name that means nothing or several things, NotMeasuredError for one
+    without runs.
+    """
+    if name == WORKTREE:
+        return worktree_side(places)
+    if not name.strip():
+        raise UsageError('"": is empty; give a revision, a run, a sweep or a results folder')
+    meanings = list(_meanings(name, places))
+    if not meanings:
+        raise _unknown(name, places)
+    if len(meanings) > 1:
+        words = "; ".join(meaning.words for meaning in meanings)
+        raise UsageError(
+            f'"{name}": could be {len(meanings)} things: {words}; write a folder as ./{name}, a '
+            "commit or an id in full"
+        )
+    return meanings[0].side()
+
+
+def _meanings(name: str, places: Places) -> Iterable[_Meaning]:
+    if _is_folder(name, "runs"):
+        yield _Meaning("a results folder", lambda: _folder_side(name))
+    known = places.store.runs(["run_id", "sweep_id", "commit"])
+    runs = known["run_id"]
+    named = runs.tail(1) if name == LAST else runs[runs.str.startswith(name)]
+    if len(named) == 1:
+        run_id = str(named.iloc[0])
+        yield _Meaning(f"the run {run_id}", lambda: _run_side(name, run_id, places))
+    if (known["sweep_id"] == name).any():
+        yield _Meaning("a sweep", lambda: _sweep_side(name, places))
+    yield from _commits(name, known["commit"], places)
+
+
+def _commits(name: str, stored: pd.Series, places: Places) -> Iterable[_Meaning]:
+    """Yield the revision of the repository, or the commits that only the store has."""
+    repository = places.repository_or_none()
+    sha = _resolved(repository, name)
+    if repository is not None and sha is not None:
+        words = f"the commit {sha[:SHORT]}"
+        yield _Meaning(words, lambda: revision_side(name, sha, repository, places))
+    elif _HASH.fullmatch(name):
+        for lost in sorted({str(sha) for sha in stored.dropna() if str(sha).startswith(name)}):
+            words = f"the stored commit {lost[:SHORT]}"
+            yield _Meaning(words, _lost(name, lost, repository, places))
+
+
+def _resolved(repository: Repository | None, name: str) -> str | None:
+    try:
+        return None if repository is None else repository.resolve(name)
+    except RepositoryError:
+        return None
+
+
+def _lost(name: str, sha: str, repository: Repository | None, places: Places) -> Callable[[], Side]:
+    text = ""
+    if repository is not None:
+        text = (
+            f"{sha[:SHORT]} is not in {repository.root}: rebased away, or not fetched; its stored "
+            "runs are used"
+        )
+    return lambda: _commit_side(name, sha, places, (text,) if text else ())
+
+
+def _unknown(name: str, places: Places) -> UsageError:
+    runs = places.store.runs(["run_id"])["run_id"]
+    begin = runs[runs.str.startswith(name)]
+    if len(begin) > 1:
+        some = ", ".join(begin.tail(5))
+        return UsageError(
+            f'"{name}" is ambiguous: {len(begin)} runs start with it: {some}; give more characters'
+        )
+    try:
+        places.repository().resolve(name)
+    except RepositoryError as error:
+        why = str(error).removeprefix(f'"{name}": ')
+        folder = "; it is a folder, but holds no runs" if _is_folder(name) else ""
+        return UsageError(
+            f'"{name}": no results folder, no run or sweep of {places.store.folder}, and as a '
+            f"revision: {why}{folder}"
+        )
+    raise AssertionError(name)  # a revision would have been a meaning
+
+
+def _is_folder(*parts: str) -> bool:
+    try:
+        return Path(*parts).is_dir()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _folder_side(name: str) -> Side:
+    store = Store(Path(name))
+    runs = store.runs(_COLUMNS)
+    if runs.empty:
+        raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
+    num = runs["commit"].nunique()
+    several = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
+    return _side(name, f"{name}/", store, runs, _only_commit(runs), (several,) if num > 1 else ())
+
+
+def _run_side(name: str, run_id: str, places: Places) -> Side:
+    runs = places.runs([Condition("run_id", "=", run_id)])
+    return _side(name, f"run {run_id}", places.store, runs, _only_commit(runs))
+
+
+def _sweep_side(name: str, places: Places) -> Side:
+    runs = places.runs([Condition("sweep_id", "=", name)])
+    title = f"sweep {name} ({runs['sweep_name'].iloc[-1]})"
+    return _side(name, title, places.store, runs, _only_commit(runs))
+
+
+def _only_commit(runs: pd.DataFrame) -> str | None:
+    commits = runs["commit"].dropna().unique()
+    return str(commits[0]) if len(commits) == 1 else None
+
+
+def revision_side(name: str, sha: str, repository: Repository, places: Places) -> Side:
+    """Return the clean runs of a commit of the repository."""
+    notes: tuple[str, ...] = ()
+    if name == "HEAD" and repository.state().is_dirty:
+        text = f"HEAD is the clean commit {sha[:SHORT]}; the tree also has uncommitted changes"
+        notes = (f"{text}, which are part of `{WORKTREE}`",)
+    return _commit_side(name, sha, places, notes, repository.describe(sha))
+
+
+def _commit_side(
+    name: str, sha: str, places: Places, notes: tuple[str, ...], commit: Commit | None = None
+) -> Side:
+    runs = places.runs([Condition("commit", "=", sha)])
+    clean = runs[~runs["is_dirty"].eq(True)]
+    subject = commit.subject if commit else next(iter(clean["subject"].dropna()), None)
+    title = _title(name, sha, subject)
+    if newest_launches(clean).empty:
+        dirty = len(runs) - len(clean)
+        also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
+        raise NotMeasuredError(
+            f"{title}: not measured in {places.store.folder}{also}; measure it with: ppbench "
+            f"backfill {sha[:SHORT]}..{sha[:SHORT]} SWEEP --launches 5, or both sides with: "
+            "ppbench compare BASE HEAD SWEEP --run"
+        )
+    return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
+
+
+def _title(name: str, sha: str, subject: str | None) -> str:
+    known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
+    return f"{known} {subject}" if subject else known
+
+
+def worktree_side(places: Places) -> Side:
+    """Return the runs of the work tree: of its commit with exactly its changes."""
+    try:
+        repository = places.repository()
+    except RepositoryError as error:
+        raise RepositoryError(
+            f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
+        ) from None
+    state = repository.state()
+    if not state.is_dirty:
+        return _commit_side(WORKTREE, state.commit, places, (), state)
+    runs = places.runs([Condition("commit", "=", state.commit)])
+    mine = runs[runs["changes"] == state.changes]
+    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
+    if newest_launches(mine).empty:
+        raise NotMeasuredError(
+            f"{title}: not measured in {places.store.folder}; measure it with: ppbench sweep SWEEP "
+            "--set measure.launches=5"
+        )
+    return _side(WORKTREE, title, places.store, mine, state.commit)
+
+
+def _side(
+    name: str,
+    title: str,
+    store: Store,
+    runs: pd.DataFrame,
+    commit: str | None,
+    notes: tuple[str, ...] = (),
+) -> Side:
+    newest = without_not_finite(newest_launches(runs))
+    is_ok = newest["status"] == "ok"
+    return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

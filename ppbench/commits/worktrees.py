@@ -1,0 +1,209 @@
+"""Makes work trees of commits, and runs commands in them with the commit's code and no other.
+
+    results/worktrees/<machine>/<commit>/    while it is needed; the next process clears away what
+                                             killed ones have left
+    results/locks/worktrees-<machine>.lock   held by the one process that has any
+
+Submodules and Git LFS files are not fetched: `[track] setup` can fetch them.
+
+A command has a session of its own: Ctrl-C reaches this process alone, which ends the command and
+waits for it, so that it can close its runs before its work tree is removed. The last lines that it
+prints are kept for error messages.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ppbench
+from ppbench.git import OF_HOOKS, Repository
+from ppbench.locks import hold_lock, lock_note
+
+MOST_KEPT = 4
+"""Work trees kept at a time: each may be large, and may take long to set up."""
+_SOURCES = "src"
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class SetupError(Exception):
+    """`[track] setup` failed; the message holds its output."""
+
+
+class Checkouts:
+    """The files of a repository's commits, below the folder of a store."""
+
+    def __init__(
+        self, repository: Repository, results: Path, setup: str, on_line: Callable[[str], None]
+    ) -> None:
+        host = platform.node()
+        self._repository = repository
+        self._folder = results.resolve() / "worktrees" / host
+        self._lock = results / "locks" / f"worktrees-{host}.lock"
+        self._setup, self._on_line = setup, on_line
+        self._kept: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
+        self._held = contextlib.ExitStack()
+        self._is_alone = False
+
+    def of(self, sha: str) -> Path:
+        """Return the work tree of a commit, set up; waits while another process has any.
+
+        Raises RepositoryError, SetupError, StoreError.
+        """
+        self._be_alone()
+        if sha not in self._kept:
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.popitem(last=False)[1].close()
+            self._kept[sha] = stack = contextlib.ExitStack()
+            try:
+                self._set_up(stack.enter_context(self._repository.worktree(sha, self._folder)))
+            except BaseException:
+                self._kept.pop(sha).close()
+                raise
+        self._kept.move_to_end(sha)
+        return self._folder / sha[:12]
+
+    def _be_alone(self) -> None:
+        if not self._is_alone:
+            note = lock_note("measuring commits")
+            self._held.enter_context(hold_lock(self._lock, note, self._tell_who_measures))
+            self._is_alone = True
+            self._repository.clear_worktrees(self._folder)
+
+    def _tell_who_measures(self, holder: str) -> None:
+        self._on_line(f"waiting for {holder or 'another process'}, into the same results")
+
+    def _set_up(self, tree: Path) -> None:
+        if not self._setup:
+            return
+        self._on_line(f"setup: {self._setup}")
+        ended = self.run(["/bin/sh", "-c", self._setup], tree, tree)
+        if ended.exit_code != 0:
+            output = "\n".join(ended.lines)
+            raise SetupError(
+                f"[track] setup: {self._setup}: ended with exit code {ended.exit_code}\n{output}"
+            )
+        if Repository(tree).state().is_dirty:  # its runs would not count as the commit's
+            raise SetupError(
+                f"[track] setup: {self._setup}: changed files that git tracks; have it write "
+                "others, or undo what it changes"
+            )
+
+    def run(self, command: Sequence[str], tree: Path, folder: Path) -> Ended:
+        """Run a command in a folder of a tree, to its end."""
+        environment = self._environment(tree, folder)
+        return run(command, folder, environment, self._on_line)
+
+    def _environment(self, tree: Path, folder: Path) -> Mapping[str, str]:
+        """Our environment, but Python looks for modules in the tree first.
+
+        Every folder of our repository on the module path, as of an editable install, is replaced by
+        the same folder of the tree.
+        """
+        root = self._repository.root.resolve()
+        known = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
+        paths = [Path(name or ".").resolve() for name in sys.path]
+        mapped = [tree / path.relative_to(root) for path in paths if path.is_relative_to(root)]
+        first = [folder, tree, tree / _SOURCES, *mapped]
+        before = known.get("PYTHONPATH", "").split(os.pathsep)
+        home = Path(ppbench.__file__).parents[1]  # not installed, but found through our folder
+        homes = [] if home.name in _INSTALLED else [str(home)]
+        names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
+        return {**known, "PYTHONPATH": os.pathsep.join(_each_once(names))}
+
+    def close(self) -> None:
+        """Remove the work trees."""
+        while self._kept:
+            self._kept.popitem()[1].close()
+        for folder in (self._folder, self._folder.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._held.close()
+
+
+def _each_once(names: Iterable[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name]
+
+
+MOST_LINES = 30
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and the last lines that it printed."""
+
+    exit_code: int  # negative: killed by that signal
+    lines: tuple[str, ...]
+
+    def error_text(self) -> str:
+        """Return the error: one line, then the lines that were kept.
+
+        An error of ppbench begins with `error: `; of a traceback the last line says most.
+        """
+        starts = [n for n, line in enumerate(self.lines) if line.startswith("error: ")]
+        if starts:
+            return "\n".join(self.lines[starts[-1] :]).removeprefix("error: ")
+        return "\n".join([self._headline(), *self.lines])
+
+    def _headline(self) -> str:
+        how = f"ended with exit code {self.exit_code}"
+        if self.exit_code < 0:
+            how = f"was killed by signal {-self.exit_code}"
+        last = next((line.strip() for line in reversed(self.lines) if line.strip()), "")
+        return last or f"it {how}, and printed nothing"
+
+
+def run(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+) -> Ended:
+    """Run a command to its end; KeyboardInterrupt ends it first."""
+    lines: collections.deque[str] = collections.deque(maxlen=MOST_LINES)
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    try:
+        for line in child.stdout:
+            lines.append(line.rstrip("\n"))
+            on_line(lines[-1])
+        return Ended(child.wait(), tuple(lines))
+    except BaseException:
+        _end(child)
+        raise
+    finally:
+        child.stdout.close()
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a command and all that it started: with SIGTERM first, then SIGKILL."""
+    _signal_all(child, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.wait(PATIENCE_S)
+    _signal_all(child, signal.SIGKILL)
+    child.wait()
+
+
+def _signal_all(child: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)

@@ -1,0 +1,395 @@
+"""Combinations of valid settings that cannot run, found before anything starts.
+
+Each check is a pure function that yields problems; the caller knows the file and the line. Of
+runtimes, only our own are checked here; those of other packages refuse cases on the ranks.
+
+Stages that a partition leaves without parameters are noted. A list of layers with a 0 in it is
+deliberate, so it is not; the result of `model.partition = "measured"` is known only to the run,
+which then has the caution `bare_stage`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from engine.model.descriptions import Facts, Identity, Problem
+from engine.model.partition import Costs, PartitionError, balance, partition_layers
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.registry import (
+    CSV_PREFIX,
+    ScheduleError,
+    ShapeError,
+    shape_of,
+)
+from ppbench.config.case import VARIABLE, Case, Measure
+from ppbench.config.messages import brief, printable
+from ppbench.config.model_facts import identity_of, is_plain_preset
+from ppbench.config.programs import (
+    most_stages_per_rank,
+    num_stages_of,
+    program_of,
+    read_costs,
+)
+from ppbench.runtimes import ENGINE
+
+NUM_BYTE_VALUES = 256
+LOCAL_SOURCES = ("text", "json", "parquet")
+_TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=2"
+_NEED_DATASETS = ("json", "parquet", "hf")
+
+
+def problems_of_settings(
+    case: Case, measure: Measure, *, is_of_this_tree: bool = True
+) -> Iterator[Problem]:
+    """Problems that do not depend on the model.
+
+    With `is_of_this_tree` false the case runs where other files are, so files are not checked.
+    """
+    has_program = is_of_this_tree or not case.schedule.startswith(CSV_PREFIX)
+    if has_program:
+        yield from _of_schedule(case)
+        yield from _of_split(case)
+    yield from problems_of_runtime(case)
+    yield from _of_transfers(case)
+    if has_program and (is_of_this_tree or not case.emulated_costs):
+        yield from _of_emulation(case, measure)
+    yield from _of_learning_rate(case)
+    if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_SOURCES:
+        yield from _of_source(case)
+
+
+def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
+    """Problems with this model, which may lower a `data.max_seq_len` left at its default."""
+    if facts.problem is not None:
+        yield facts.problem
+        return
+    yield from _of_positions(case, facts, is_max_seq_len_set)
+    yield from _of_partition(case, facts)
+    yield from _of_vocabulary(case, facts)
+    yield from _of_text_size(case, facts)
+
+
+def is_known_by_name(case: Case) -> bool:
+    """Whether the model's fit to the case depends on no file."""
+    source = case.data_source.partition(":")[0]
+    is_program = case.schedule.startswith(CSV_PREFIX)
+    return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_SOURCES
+
+
+def _of_schedule(case: Case) -> Iterator[Problem]:
+    """Check a registered schedule's shape; prove a program file correct."""
+    try:
+        if not case.schedule.startswith(CSV_PREFIX):
+            shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
+            return
+        program = program_of(case)
+        _prove(program, case.transfer_policy, case.transfer_look_ahead)
+    except ShapeError as error:
+        yield Problem(error.key, printable(str(error)))
+    except ProgramError as error:
+        yield Problem("schedule", str(error))
+    except ScheduleError as error:
+        yield Problem("schedule", f"{printable(str(error))} (relative to the working directory)")
+    else:
+        yield from _of_program(case, program)
+
+
+@functools.lru_cache(maxsize=16)
+def _prove(program: Program, policy: str, look_ahead: int) -> None:
+    """Raises ProgramError for a program that is not legal or could hang."""
+    check(program)
+    lower(program, Policy(policy), look_ahead)
+
+
+def _of_program(case: Case, program: Program) -> Iterator[Problem]:
+    if program.has_transfers and case.transfer_policy != Policy.EARLY:
+        message = f"{case.schedule} has its own transfers; remove transfer.policy"
+        yield Problem("transfer.policy", message)
+    most = most_stages_per_rank(program)
+    if most != case.stages_per_rank:
+        message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
+        yield Problem("stages_per_rank", message)
+
+
+def _of_transfers(case: Case) -> Iterator[Problem]:
+    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead != DEFAULT_LOOK_AHEAD:
+        message = 'applies only with transfer.policy = "early"'
+        yield Problem("transfer.look_ahead", message)
+
+
+def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
+    times = {op: getattr(case, f"emulated_{op}_ms") for op in "FIW"}
+    if case.emulated_costs:
+        try:
+            read_costs(case.emulated_costs)
+        except ValueError as error:
+            yield Problem("emulated.costs", str(error))
+            return
+    if not case.is_emulated:
+        given = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
+        if any(given.values()) or case.emulated_jitter or case.emulated_seed or case.emulated_costs:
+            known = [*(name for name in given if given[name]), "jitter"]
+            key = f"emulated.{'costs' if case.emulated_costs else known[0]}"
+            yield Problem(key, 'applies only with device = "emulated"')
+        return
+    for op, milliseconds in times.items():
+        key = f"emulated.{op}_ms"
+        if not milliseconds:
+            message = f'"emulated" needs F_ms, I_ms and W_ms; {key} is missing: {_TIMES_GIVEN}'
+            yield Problem("device", message)
+        elif len(milliseconds) not in (1, num_stages_of(case)):
+            message = f"{len(milliseconds)} times for {num_stages_of(case)} stages"
+            yield Problem(key, f"{message}; give one number, or one for each stage")
+    if not any(map(any, times.values())):
+        yield Problem("emulated.F_ms", "is 0, like I_ms and W_ms: nothing to measure")
+    yield from _of_emulated_links(case)
+    yield from _of_emulated_model(case, measure)
+
+
+def _of_emulated_links(case: Case) -> Iterator[Problem]:
+    num_links, given = num_stages_of(case) - 1, len(case.emulated_link_ms)
+    if given > 1 and given != num_links:
+        message = f"{given} times for {num_links} links between {num_stages_of(case)} stages"
+        if num_links < 2:
+            message = f"{given} times, but {num_stages_of(case)} stages have {num_links} links"
+        yield Problem("emulated.link_ms", f"{message}; give one number, or one for each link")
+
+
+def _of_emulated_model(case: Case, measure: Measure) -> Iterator[Problem]:
+    if case.seq_len == VARIABLE:
+        yield Problem("seq_len", 'cannot be "variable" with device = "emulated": no data is read')
+    if case.model_partition == "measured":
+        message = 'cannot be "measured" with device = "emulated": layers take no time of their own'
+        yield Problem("model.partition", message)
+    if measure.verify:
+        message = 'cannot be true with device = "emulated": nothing is computed'
+        yield Problem("measure.verify", message)
+
+
+def _of_split(case: Case) -> Iterator[Problem]:
+    num_points, num_stages = len(case.model_split_points), num_stages_of(case)
+    if case.model_split != "trace":
+        if num_points:
+            yield Problem("model.split_points", 'applies only with model.split = "trace"')
+        return
+    if num_points == 0 and num_stages > 1:
+        most = num_stages - 1
+        message = f"is empty; {_shape(case)} needs at least 1 module to cut at, at most {most}"
+        yield Problem("model.split_points", message)
+    if num_points >= num_stages:
+        message = (
+            f"{num_points} split points make {num_points + 1} stages; {_shape(case)} "
+            f"has {num_stages}"
+        )
+        yield Problem("model.split_points", message)
+    if case.model_partition != "uniform":
+        message = 'does not apply with model.split = "trace", where model.split_points decide'
+        yield Problem("model.partition", message)
+
+
+def _shape(case: Case) -> str:
+    stages = f", stages_per_rank {case.stages_per_rank}" if case.stages_per_rank > 1 else ""
+    return f"world_size {case.world_size}{stages}"
+
+
+def _of_learning_rate(case: Case) -> Iterator[Problem]:
+    warmup, decay = case.train_lr_warmup_steps, case.train_lr_decay_steps
+    if case.train_lr_schedule == "cosine" and decay <= warmup:
+        message = (
+            f'{decay} must be greater than train.lr_warmup_steps {warmup}: lr_schedule "cosine" '
+            "reaches zero there"
+        )
+        yield Problem("train.lr_decay_steps", message)
+
+
+def _of_source(case: Case) -> Iterator[Problem]:
+    kind, _, path = case.data_source.partition(":")
+    if kind in LOCAL_SOURCES and not local_files(case.data_source):
+        message = f"no such file: {printable(path)} (relative to the working directory)"
+        yield Problem("data.source", message)
+    if kind in _NEED_DATASETS and find_spec("datasets") is None:
+        message = f"{kind} needs the datasets package; install it with: pip install 'ppbench[hf]'"
+        yield Problem("data.source", message)
+
+
+def _of_positions(case: Case, facts: Facts, is_max_seq_len_set: bool) -> Iterator[Problem]:
+    if facts.max_positions is None:
+        return
+    is_variable = case.seq_len == VARIABLE
+    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
+    if longest > facts.max_positions and (is_max_seq_len_set or not is_variable):
+        key = "data.max_seq_len" if is_variable else "seq_len"
+        positions = f"{facts.max_positions} positions of {case.model_preset}"
+        yield Problem(key, f"{longest} is longer than the {positions}")
+
+
+def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
+    partition = case.model_partition
+    if isinstance(partition, str) or facts.num_layers is None:
+        return
+    try:
+        partition_layers(partition, facts.num_layers, num_stages_of(case))
+    except PartitionError as error:
+        reason = str(error).replace(str(list(partition)), brief(partition))
+        message = f"{reason} (model {case.model_preset}, {_shape(case)})"
+        yield Problem("model.partition", message)
+
+
+def _of_vocabulary(case: Case, facts: Facts) -> Iterator[Problem]:
+    """Check that the vocabulary has all tokens; synthetic ones are drawn from it."""
+    if facts.vocab_size is None or case.data_source == "synthetic":
+        return
+    size = _tokenizer_size(case, facts)
+    needed = NUM_BYTE_VALUES if size is None else size
+    if facts.vocab_size < needed:
+        tokens = "text as bytes" if size is None else f"tokenizer {case.data_tokenizer}"
+        message = (
+            f"{tokens} needs a vocabulary of {needed}; {case.model_preset} has {facts.vocab_size}"
+        )
+        is_chosen = size is not None and case.data_tokenizer != "auto"
+        yield Problem("data.tokenizer" if is_chosen else "model.preset", message)
+
+
+def _tokenizer_size(case: Case, facts: Facts) -> int | None:
+    """Tokens of the tokenizer; None where text is read as bytes, as `stdlib` always is."""
+    return None if case.data_source == "stdlib" else facts.tokenizer_size
+
+
+def _of_text_size(case: Case, facts: Facts) -> Iterator[Problem]:
+    """Check that a text read as bytes is long enough; other tokenizers are not predictable."""
+    kind, _, path = case.data_source.partition(":")
+    if kind != "text" or _tokenizer_size(case, facts) is not None:
+        return
+    size = sum(file.stat().st_size for file in local_files(case.data_source))
+    if size <= (1 if case.seq_len == VARIABLE else case.seq_len):
+        message = f"{printable(path)} has {size} bytes; seq_len {case.seq_len} needs more"
+        yield Problem("data.source", message)
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of a local source, whose path may be a pattern; empty for other sources."""
+    kind, _, name = source.partition(":")
+    if kind not in LOCAL_SOURCES:
+        return []
+    path = Path(name)
+    try:
+        if path.is_file():
+            return [path]
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        return sorted(file for file in found if file.is_file())
+    # A name that is too long, has a null byte or is the root; a pattern of a thousand folders.
+    except (OSError, ValueError, IndexError, RecursionError):
+        return []
+
+
+TORCH_SCHEDULES: Final = {
+    "afab": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""Our name -> torch's: the same order of actions."""
+SPLIT: Final = ("interleaved_zb", "zbv", "dualpipev")
+"""Schedules that split the backward."""
+
+
+def problems_of_runtime(case: Case) -> Iterator[Problem]:
+    """Problems of the case's runtime."""
+    if case.runtime == ENGINE:
+        return
+    if case.is_emulated:
+        message = f'device = "emulated" needs runtime = "{ENGINE}"'
+        yield Problem("runtime", f"{message}, got {case.runtime!r}".replace("'", '"'))
+        return
+    if case.runtime == "single":
+        yield from _of_single(case)
+    elif case.runtime == "torch":
+        yield from _of_torch(case)
+
+
+def _of_single(case: Case) -> Iterator[Problem]:
+    if case.world_size != 1:
+        message = f'"single" has no pipeline and needs world_size 1, got {case.world_size}'
+        yield Problem("runtime", message)
+    elif case.schedule != "1f1b":
+        message = (
+            '"single" runs each microbatch forward and backward, which on one rank is "1f1b"; '
+            f'got schedule "{case.schedule}"'
+        )
+        yield Problem("runtime", message)
+
+
+def _of_torch(case: Case) -> Iterator[Problem]:
+    if case.schedule not in TORCH_SCHEDULES:
+        known = ", ".join(TORCH_SCHEDULES)
+        yield Problem("runtime", f'"torch" has no schedule "{case.schedule}". It has: {known}')
+        return
+    if case.seq_len == VARIABLE:
+        message = '"torch" fixes the shape of a microbatch; seq_len cannot be "variable"'
+        yield Problem("runtime", message)
+    if case.schedule == "1f1b" and case.num_microbatches < case.world_size:
+        message = (
+            f'"torch": its 1F1B needs num_microbatches >= world_size; got num_microbatches '
+            f"{case.num_microbatches}, world_size {case.world_size}"
+        )
+        yield Problem("runtime", message)
+    if case.train_compile and case.schedule in SPLIT:
+        message = '"torch" cannot split the backward of compiled stages; remove train.compile'
+        yield Problem("runtime", message)
+    if case.transfer_policy != Case.transfer_policy:
+        message = 'applies only with runtime = "engine": torch places its own receives'
+        yield Problem("transfer.policy", message)
+    if case.transfer_look_ahead != Case.transfer_look_ahead:
+        message = 'applies only with runtime = "engine": torch places its own receives'
+        yield Problem("transfer.look_ahead", message)
+
+
+def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> list[str]:
+    """A sentence for each partition of a model that leaves stages with nothing to train."""
+    return list(dict.fromkeys(_notes(cases, facts)))
+
+
+def _notes(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> Iterator[str]:
+    seen: set[tuple[Identity, str, int]] = set()
+    for case in cases:
+        identity, partition = identity_of(case), case.model_partition
+        known = facts.get(identity)
+        if isinstance(partition, tuple) or known is None or known.costs is None:
+            continue
+        key = (identity, partition, num_stages_of(case))
+        if key in seen:
+            continue
+        seen.add(key)
+        if bare := stages_without(known.costs, partition, num_stages_of(case)):
+            yield _note(case, bare)
+
+
+def stages_without(costs: Costs, partition: str, num_stages: int) -> list[int]:
+    """The stages without parameters; empty for a partition that only the run knows."""
+    if partition == "measured":
+        return []
+    if partition == "parameters":
+        layers = balance(costs, num_stages)
+    else:
+        layers = partition_layers(partition, len(costs.layers), num_stages)
+    return [stage for stage, size in enumerate(costs.of_stages(layers)) if size == 0]
+
+
+def _note(case: Case, bare: list[int]) -> str:
+    num_stages = num_stages_of(case)
+    stages = ", ".join(map(str, bare))
+    have = f"stage {stages} has" if len(bare) == 1 else f"stages {stages} have"
+    remedy = "other split points" if case.model_split == "trace" else "another model.partition"
+    return (
+        f"{case.model_preset} on {num_stages} stages (world_size {case.world_size}): {have} no "
+        f"parameters, so nothing is trained there; use fewer ranks or stages per rank, or {remedy}"
+    )

@@ -1,0 +1,229 @@
+"""The values that settings may have, as types for pydantic, and the messages of refused ones.
+
+Pydantic, because these check text from outside; past this room, everything is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, TypeGuard
+
+from pydantic import BeforeValidator, Field
+
+from engine.model.presets import PRESETS
+from engine.plan.schedules.registry import (
+    CSV_PREFIX,
+    UnknownScheduleError,
+    find_schedule,
+    known_names,
+)
+from ppbench.config.messages import brief
+from ppbench.errors import nearest
+from ppbench.runtimes import is_known, known_runtimes
+
+AUTO: Final = "auto"
+"""Value of a setting that the schedule or the machine decides."""
+VARIABLE: Final = "variable"
+"""A `seq_len` that differs between microbatches: each is as long as its documents."""
+MAX_STAGES_PER_RANK = 1024
+MIN_MS, MAX_MS = 0.001, 3_600_000
+_PARTITIONS = ("uniform", "parameters", "measured")
+_SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
+_OPTION = re.compile(r"[a-z][a-z0-9_-]*")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+MAX_SEQ_LEN = 16_777_216
+
+
+def _known_schedule(value: object) -> object:
+    """Resolve aliases to the registered name."""
+    if not isinstance(value, str) or value.removeprefix(CSV_PREFIX) not in ("", value):
+        return value
+    try:
+        return find_schedule(value).name
+    except UnknownScheduleError:
+        raise ValueError(
+            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+        ) from None
+
+
+def _known_runtime(value: object) -> object:
+    if isinstance(value, str) and not is_known(value):
+        raise ValueError(f"unknown runtime {brief(value)}{nearest(value, known_runtimes())}")
+    return value
+
+
+def _model(value: object) -> object:
+    """Check the form of the name; whether the model exists is checked later, for all at once."""
+    if not isinstance(value, str) or value in PRESETS or _HUB_ID.fullmatch(value):
+        return value
+    if _FACTORY.fullmatch(value) or _is_folder(value):
+        return value
+    if "/" in value or value in (".", ".."):
+        raise ValueError(f"no such folder: {brief(value)} (relative to the working directory)")
+    others = 'a hub id "owner/name", a checkpoint folder, "package.module:factory"'
+    raise ValueError(f"unknown preset {brief(value)}{nearest(value, PRESETS)}; or {others}")
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return name != "" and Path(name).is_dir()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _partition(value: object) -> object:
+    if isinstance(value, list | tuple):
+        if value and all(type(count) is int and count >= 0 for count in value):
+            return tuple(value)
+    elif isinstance(value, str) and value in _PARTITIONS:
+        return value
+    known = ", ".join(f'"{name}"' for name in _PARTITIONS)
+    raise ValueError(f"expected {known} or the number of layers of each stage, such as [3, 5]")
+
+
+def _split_points(value: object) -> object:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+        raise ValueError('expected a list of module names, such as ["blocks.4", "blocks.8"]')
+    if (twice := first_twice(value)) is not None:
+        raise ValueError(f"module {brief(value[twice])} is listed twice")
+    return tuple(value)
+
+
+def first_twice(values: Sequence[Hashable]) -> int | None:
+    """The index of the first value that occurs earlier in the list too."""
+    seen: set[Hashable] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            return index
+        seen.add(value)
+    return None
+
+
+def _source(value: object) -> object:
+    if isinstance(value, str) and value not in ("stdlib", "synthetic"):
+        kind, _, name = value.partition(":")
+        if kind not in ("text", "json", "parquet", "hf") or not name:
+            raise ValueError(f"unknown data source {brief(value)}{nearest(value, _SOURCES)}")
+    return value
+
+
+def _seq_len(value: object) -> object:
+    if value == VARIABLE or (type(value) is int and 1 <= value <= MAX_SEQ_LEN):
+        return value
+    raise ValueError(f'expected 1 to {MAX_SEQ_LEN:,} tokens, or "{VARIABLE}"')
+
+
+def _stages_per_rank(value: object) -> object:
+    if value == AUTO:
+        return value
+    if isinstance(value, int) and value is not True and 1 <= value <= MAX_STAGES_PER_RANK:
+        return value
+    raise ValueError(f'expected 1 to {MAX_STAGES_PER_RANK} stages, or "{AUTO}"')
+
+
+def _milliseconds(value: object) -> object:
+    """One number for all ranks, or a list with one for each stage; a tuple either way."""
+    if isinstance(value, list) and len(value) < 2:
+        raise ValueError("a list needs one time per stage; give one number for all ranks")
+    return _times(value, "stage")
+
+
+def _link_milliseconds(value: object) -> object:
+    """One number for all links, or a list with one for each; a tuple either way."""
+    return _times(value, "link from a stage to the next")
+
+
+def _times(value: object, each: str) -> tuple[float, ...]:
+    listed = value if isinstance(value, list | tuple) else [value]
+    times = tuple(float(ms) for ms in listed if _is_time(ms))
+    if listed and len(times) == len(listed):
+        return times
+    raise ValueError(
+        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
+        f"each {each}"
+    )
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    """Whether a value is a time; integers too large for a float are compared first."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or MIN_MS <= value <= MAX_MS
+
+
+def _slurm_time(value: object) -> object:
+    """A time limit; a bare number is minutes, as in Slurm."""
+    text = str(value) if type(value) is int else value
+    if isinstance(text, str) and minutes_of(text):
+        return text
+    raise ValueError('expected minutes, or a time such as "90", "1:30:00" or "2-12:00:00"')
+
+
+def _slurm_options(value: object) -> object:
+    """Options by the names that `sbatch` has for them: strings, integers and true."""
+    if not isinstance(value, dict) or not all(map(_OPTION.fullmatch, value)):
+        raise ValueError('expected options of sbatch without dashes, such as {exclude = "node7"}')
+    for name, option in value.items():
+        if not isinstance(option, str | int) or option is False:
+            raise ValueError(f"{name}: expected a string, an integer or true")
+    return value
+
+
+def _rendezvous(value: object) -> object:
+    if isinstance(value, str) and (value == "" or _HOST_AND_PORT.fullmatch(value)):
+        return value
+    raise ValueError('expected the name of a node and a free port on it, such as "node1:29400"')
+
+
+def minutes_of(time: str) -> int:
+    """Minutes, rounded up, of a time in Slurm's notation; 0 if it is invalid.
+
+    The notation is `m`, `m:s`, `h:m:s`, `d-h`, `d-h:m` or `d-h:m:s`.
+    """
+    found = _TIME.fullmatch(time)
+    if found is None:
+        return 0
+    days, *rest = found.groups()
+    numbers = [int(number) for number in rest if number is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return -(-(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 60)
+
+
+Schedule = Annotated[str, BeforeValidator(_known_schedule)]
+RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
+Model = Annotated[str, BeforeValidator(_model)]
+Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
+SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
+Source = Annotated[str, BeforeValidator(_source)]
+StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]
+Milliseconds = Annotated[tuple[float, ...], BeforeValidator(_milliseconds)]
+LinkMilliseconds = Annotated[tuple[float, ...], BeforeValidator(_link_milliseconds)]
+SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
+Rendezvous = Annotated[str, BeforeValidator(_rendezvous)]
+SlurmTime = Annotated[str, BeforeValidator(_slurm_time)]
+SlurmOptions = Annotated[dict[str, str | int | bool], BeforeValidator(_slurm_options)]
+Name = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+def whole(least: int, most: int) -> object:
+    """Integers between two bounds, both included."""
+    return Annotated[int, Field(ge=least, le=most)]
+
+
+def number(most: int) -> object:
+    """Numbers from 0 to a bound, both included."""
+    return Annotated[float, Field(ge=0, le=most)]

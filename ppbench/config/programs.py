@@ -1,0 +1,153 @@
+"""The program of a case, its emulated durations, and its simulation.
+
+Emulated durations may come from a costs file, which is code under test and not part of the
+workload:
+
+    [emulated]
+    costs = "costs.toml"      a file with F_ms, I_ms, W_ms and link_ms; relative to the working
+                              directory
+
+A commit that changes the file makes stages slower and stays comparable with earlier commits,
+because the file's content is not part of the case.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from engine.plan.action import SEND_OPS
+from engine.plan.lower import Policy, edge_of, lower
+from engine.plan.program import Program
+from engine.plan.replay import replay
+from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, build_program
+from engine.plan.simulate import Durations, Simulation, simulate, uniform
+from ppbench.config.case import Case
+from ppbench.config.messages import describe
+from ppbench.config.schema import CostsFile
+from ppbench.config.toml import parse, read_text
+from ppbench.errors import UsageError
+
+NS_PER_MS = 1_000_000
+
+
+def program_of(case: Case) -> Program:
+    """The program of a case. Raises ScheduleError, ProgramError."""
+    if not case.schedule.startswith(CSV_PREFIX):
+        return build_program(
+            case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank
+        )
+    shape = (case.schedule, case.world_size, case.num_microbatches)
+    return _program_of_file(*shape, case.program_digest)
+
+
+@functools.lru_cache(maxsize=16)
+def _program_of_file(
+    schedule: str, world_size: int, num_microbatches: int, _digest: str
+) -> Program:
+    """Read a file once for all cases of a grid; changed content has another digest."""
+    return build_program(schedule, world_size, num_microbatches, None)
+
+
+def digest_of(path: Path) -> str:
+    """Short hash of a program file's content. Raises OSError."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def check_file_unchanged(case: Case) -> None:
+    """Raise ProgramFileError if the case's program file changed after it was read."""
+    path = Path(case.schedule.removeprefix(CSV_PREFIX))
+    try:
+        is_same = not case.program_digest or digest_of(path) == case.program_digest
+    except OSError as error:
+        raise ProgramFileError(f"{path}: cannot be read: {error.strerror}") from None
+    if not is_same:
+        raise ProgramFileError(f"{path}: changed since the sweep began; restart the sweep")
+
+
+def num_stages_of(case: Case) -> int:
+    """Stages over all ranks."""
+    if case.schedule.startswith(CSV_PREFIX):
+        return program_of(case).num_stages
+    return case.world_size * case.stages_per_rank
+
+
+def most_stages_per_rank(program: Program) -> int:
+    return max(len(program.placement.stages_of(rank)) for rank in range(program.world_size))
+
+
+def durations_of(case: Case) -> Durations:
+    """The durations of each stage of an emulated case.
+
+    One number is the time of a rank's whole share, divided among its stages; a list has one time
+    per stage.
+    """
+    times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
+    num_stages = num_stages_of(case)
+    share = case.world_size / num_stages
+    forward, input_gradient, weight_gradient = (_by_stage(ms, num_stages, share) for ms in times)
+    return Durations(forward, input_gradient, weight_gradient)
+
+
+def _by_stage(milliseconds: tuple[float, ...], num_stages: int, share: float) -> tuple[int, ...]:
+    if len(milliseconds) == num_stages:
+        return tuple(round(ms * NS_PER_MS) for ms in milliseconds)
+    (of_a_rank,) = milliseconds
+    return (round(of_a_rank * NS_PER_MS * share),) * num_stages
+
+
+def link_ns_of(case: Case) -> tuple[int, ...]:
+    """The delay that each emulated link adds to a message, from each stage to the next."""
+    listed = tuple(round(ms * NS_PER_MS) for ms in case.emulated_link_ms)
+    return listed * (num_stages_of(case) - 1) if len(listed) == 1 else listed
+
+
+def lowered_of(case: Case, program: Program | None = None) -> Program:
+    """The program of a case, or the given one that was run instead, with its transfers."""
+    policy = Policy(case.transfer_policy)
+    return lower(program or program_of(case), policy, case.transfer_look_ahead)
+
+
+def planned_step_ns(case: Case, lowered: Program) -> int:
+    """The planned step of an emulated case, slow links included.
+
+    `lowered` is the case's program with its transfers.
+    """
+    links, by_op = link_ns_of(case), durations_of(case).by_op()
+    actions = [action for row in lowered.actions for action in row]
+    compute_ns = {a: by_op[a.op][a.stage] for a in actions if a.op in by_op}
+    sends = [a for a in actions if a.op in SEND_OPS] if links else []
+    moving_ns = {send: links[min(edge_of(send))] for send in sends}
+    return replay(lowered, compute_ns, moving_ns).makespan_ns
+
+
+def simulated(case: Case, program: Program | None = None) -> Simulation:
+    """Simulate a case's program, or the given one that was run instead, with free transfers.
+
+    Durations are the emulated ones, else equal stages with F = I = W.
+    """
+    program = program or program_of(case)
+    if case.is_emulated:
+        return simulate(program, durations_of(case))
+    unit = program.num_stages  # so that a stage's time is a whole number
+    return simulate(program, uniform(program.placement, unit, unit, unit))
+
+
+def read_costs(file: str) -> dict[str, tuple[float, ...]]:
+    """Read milliseconds of each stage or link, by the keys of `[emulated]`.
+
+    Raises ValueError with the problem and its place.
+    """
+    path = Path(file)
+    try:
+        costs = CostsFile.model_validate(parse(path, read_text(path)))
+    except UsageError as error:
+        raise ValueError(str(error).replace("the sweep file", "the costs file")) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{file}: {key}: {describe(first, CostsFile)}") from None
+    return dict(costs.model_dump())

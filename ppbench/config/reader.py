@@ -1,0 +1,470 @@
+"""Reads a sweep file: parse, override, check, expand into frozen cases.
+
+    text --tomllib--> tree --(--set)--> tree --schema--> settings x grid - exclude --> cases
+    cases, facts of their models --feasibility--> cases that can run
+
+Every refusal names file, line, key, value and what is allowed, before anything is written or
+started (except for the process that inspects models other than presets).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.model.descriptions import Facts, Identity, Problem
+from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
+from ppbench.config.case import Case, Measure, Planned, Slurm, Torchrun, setting_of
+from ppbench.config.feasibility import is_known_by_name, problems_of_fit, problems_of_settings
+from ppbench.config.kinds import AUTO, first_twice
+from ppbench.config.messages import brief, describe, shown, unknown_key
+from ppbench.config.model_facts import facts_of, identity_of
+from ppbench.config.overrides import LISTS, checked_value, is_list_of_values, parse_assignment
+from ppbench.config.programs import digest_of, most_stages_per_rank, read_costs
+from ppbench.config.schema import CostsFile, SweepFile, TrackSection, known_keys, shared_keys
+from ppbench.config.sweep import Sweep, Track, read_threshold
+from ppbench.config.toml import Place, Source, Tree, holds, parse, read_text
+from ppbench.errors import UsageError
+
+MAX_CASES = 100_000
+_NOT_AN_AXIS = {
+    "name": "it names the whole sweep",
+    "measure.launches": "all cases have the same number of launches",
+    "measure.order_seed": "it sets the order of the cases of a launch",
+}
+_SHARED = {
+    "launch.torchrun": "it sets where launches run",
+    "launch.slurm": "it sets where launches run",
+    "track": "it sets what is tracked over commits",
+}
+_DECISIVE = ("schedule", "runtime", "model.preset", "stages_per_rank", "world_size")
+"""Keys that restrict others, which may have been left at their defaults."""
+_COSTS = "emulated.costs"
+_MEASURE_FIELDS = {
+    key: key.removeprefix("measure.") for key in known_keys() if key.startswith("measure.")
+}
+_CASE_FIELDS = {
+    key: key.replace(".", "_")
+    for key in (*known_keys(), "program_digest")
+    if key not in _MEASURE_FIELDS and key != "name"
+}
+
+
+def read_sweep(
+    file: Path, overrides: Sequence[str], default_device: str, *, is_of_this_tree: bool = True
+) -> Sweep:
+    """Read a sweep file and expand it into cases.
+
+    `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is the meaning
+    of `device = "auto"` here. Cases that are not of this tree run where other files are, so files
+    are not checked for them. Raises UsageError for a file that cannot be read or an override that
+    cannot be parsed, SweepFileError for everything in the file.
+    """
+    text = read_text(file)
+    tree = parse(file, text)
+    pairs = [parse_assignment("--set", override, shared_keys()) for override in overrides]
+    for key, value in pairs:
+        _override(tree, key, value)
+    source = Source(str(file), text, frozenset(key for key, _ in pairs))
+    grid = _flat(source, tree.pop("grid", {}), ("grid",))
+    exclude = _read_exclude(source, tree.pop("exclude", []))
+    if "name" not in tree:
+        tree["name"] = _name_from(source, file)
+    checked = _validated(source, tree)
+    settings = _flattened(checked)
+    launch = checked["launch"]
+    axes = _checked_axes(source, grid)
+    _check_costs(source, settings, axes)
+    cases = tuple(_expand(settings, axes, exclude, default_device))
+    if not cases:
+        raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
+    _check_unique(source, cases, axes)
+    facts = _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
+    return Sweep(
+        str(tree["name"]),
+        str(file),
+        cases,
+        tuple(key.replace(".", "_") for key in axes),
+        Torchrun(**launch["torchrun"]),
+        Slurm(**launch["slurm"]),
+        _track_of(source, TrackSection(**checked["track"])),
+        facts,
+    )
+
+
+def _track_of(source: Source, section: TrackSection) -> Track:
+    folder = Path(source.file).resolve().parent
+    thresholds = []
+    for key, value in section.thresholds.items():
+        try:
+            thresholds.append(read_threshold(key, value))
+        except ValueError as error:
+            raise source.error(("track", "thresholds", key), str(error)) from None
+    repo = folder / section.repo
+    if not repo.is_dir():
+        raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
+    accept = folder / section.accept if section.accept else None
+    return Track(repo, accept, section.setup, tuple(thresholds))
+
+
+def _name_from(source: Source, file: Path) -> str:
+    """The default name of a sweep: that of its file."""
+    try:
+        return str(checked_value("name", file.stem))
+    except ValueError as error:
+        problem = f'{error}; this is the name of the file; set one, such as name = "mine"'
+        raise source.error(("name",), problem) from None
+
+
+def _override(tree: Tree, key: str, value: object) -> None:
+    """Replace an axis if the key is one (or the value is an array), else the setting."""
+    bare = key.removeprefix("grid.")
+    if bare in shared_keys():
+        _put(tree, bare, value)
+        return
+    grid = tree.setdefault("grid", {})
+    if not isinstance(grid, dict):
+        return  # the check of [grid] refuses it
+    is_axis = bare in grid or _take(grid, bare)
+    wants_axis = key != bare or is_list_of_values(bare, value)
+    if is_axis or wants_axis:
+        grid[bare] = value if isinstance(value, list) else [value]
+    else:
+        _put(tree, bare, value)
+
+
+def _check_costs(
+    source: Source, settings: Mapping[str, object], axes: Mapping[str, Sequence[object]]
+) -> None:
+    """Refuse times beside a costs file, which sets all times."""
+    if not any(map(bool, axes.get(_COSTS, [settings[_COSTS]]))):
+        return
+    for key in (f"emulated.{name}" for name in CostsFile.model_fields):
+        if key in axes or settings[key]:
+            problem = f"{_COSTS} names a file with the times; set one or the other"
+            raise source.error(source.path_of(key, axes), problem)
+
+
+def _take(table: Tree, key: str) -> bool:
+    """Remove a dotted key that is written as nested tables; returns whether it was there."""
+    head, _, rest = key.partition(".")
+    inner = table.get(head)
+    return isinstance(inner, dict) and inner.pop(rest, None) is not None
+
+
+def _put(tree: Tree, key: str, value: object) -> None:
+    """Set a dotted key. The schema refuses a section that is not a table."""
+    head, _, rest = key.partition(".")
+    if not rest:
+        tree[head] = value
+    elif isinstance(inner := tree.setdefault(head, {}), dict):
+        tree[head] = changed = dict(inner)
+        _put(changed, rest, value)
+
+
+def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[str, object]:
+    """Flatten nested tables to dotted keys, which must all be known."""
+    if not isinstance(table, dict):
+        raise source.error(path, f"expected a table, got {shown(table)}")
+    flat: dict[str, object] = {}
+    for key, value in _dotted(table):
+        where = (*path, *_steps_of(key, table))
+        if key in _NOT_AN_AXIS:
+            raise source.error(where, f"cannot be an axis: {_NOT_AN_AXIS[key]}")
+        if reason := next((why for name, why in _SHARED.items() if _is_in(key, name)), ""):
+            raise source.error(where, f"cannot be an axis: {reason} for all cases")
+        if key not in known_keys():
+            known = [k for k in known_keys() if k not in _NOT_AN_AXIS]
+            raise source.error(where, unknown_key(key, value, known))
+        if key in flat:
+            raise source.error(where, "is given twice: by its quoted name and in a table")
+        flat[key] = value
+    return flat
+
+
+def _is_in(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
+
+
+def _steps_of(key: str, table: Mapping[str, object]) -> Sequence[str]:
+    return (key,) if key in table else key.split(".")
+
+
+def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
+    """Dotted keys and values; keys of a section may be quoted or in a table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", v) for inner, v in value.items())
+        else:
+            yield key, value
+
+
+def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
+    if not isinstance(tables, list):
+        raise source.error(("exclude",), "expected [[exclude]], an array of tables")
+    excluded = []
+    for index, table in enumerate(tables):
+        flat = _flat(source, table, ("exclude", index))
+        if not flat:
+            raise source.error(("exclude", index), "is empty and would exclude every case")
+        excluded.append(
+            {key: _checked_value(source, key, v, ("exclude", index)) for key, v in flat.items()}
+        )
+    return excluded
+
+
+def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
+    listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
+    num_cases = math.prod(len(values) for values in listed.values() if values)
+    if num_cases > MAX_CASES:
+        raise source.error(("grid",), f"{num_cases:,} cases; at most {MAX_CASES:,} are allowed")
+    return {key: _checked_axis(source, key, values) for key, values in listed.items()}
+
+
+def _checked_axis(source: Source, key: str, values: list[object]) -> list[object]:
+    if not values:
+        where = source.path_in(("grid",), key)
+        raise source.error(where, "an axis needs at least one value, got []")
+    checked = [
+        _checked_value(source, key, value, ("grid",), index) for index, value in enumerate(values)
+    ]
+    if (twice := first_twice(checked)) is not None:
+        where = (*source.path_in(("grid",), key), twice)
+        raise source.error(where, f"{shown(values[twice])} is listed twice")
+    return checked
+
+
+def _checked_value(
+    source: Source, key: str, value: object, table: Place, index: int | None = None
+) -> object:
+    """Check one value of an axis or an exclude; aliases are resolved."""
+    try:
+        return checked_value(key, value)
+    except ValueError as error:
+        written = source.path_in(table, key)
+        where = written if index is None else (*written, index)
+        raise source.error(where, str(error)) from None
+
+
+def _validated(source: Source, tree: Tree) -> dict[str, Any]:
+    try:
+        return SweepFile.model_validate(tree).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = tuple(first["loc"])
+        raise source.error(
+            path,
+            _misplaced(path, first["input"]) or describe(first, SweepFile, ("grid", "exclude")),
+        ) from None
+
+
+def _misplaced(path: Place, value: object) -> str:
+    """The message for a key or value that is valid elsewhere; empty if it is not."""
+    key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
+    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
+        return f"expected one value, got {shown(value)}; list several values of a key in [grid]"
+    if len(path) == 1 and "." in key and key in known_keys():
+        return f"write this key without quotes: {key} = {brief(value)}"
+    name = others[-1] if others else key
+    known = [*known_keys(), *shared_keys()]
+    homes = [one for one in known if one.split(".")[-1] == name]
+    if any(key == one or key.startswith(f"{one}.") for one in known) or not homes:
+        return ""
+    sections = ", ".join(f"[{home.rpartition('.')[0]}]" for home in homes if "." in home)
+    where = f"in {sections}" if sections else "at the top, before the first [section]"
+    return f"unknown key here, set to {shown(value)}; {name} belongs {where}"
+
+
+def _expand(
+    settings: dict[str, object],
+    axes: dict[str, list[object]],
+    exclude: list[dict[str, object]],
+    default_device: str,
+) -> Iterator[Planned]:
+    """The cases of the grid; values were checked one by one, since no check spans two keys."""
+    shapes: dict[str, _Shape] = {}
+    excluded = _by_keys(exclude)
+    for values in itertools.product(*axes.values()):
+        point = {**settings, **dict(zip(axes, values, strict=True))}
+        if point["device"] == AUTO:
+            point["device"] = default_device
+        name = str(point["schedule"])
+        shape = shapes.get(name) or shapes.setdefault(name, _shape_of(name))
+        point["program_digest"] = shape.program_digest
+        if point["stages_per_rank"] == AUTO:
+            point["stages_per_rank"] = shape.stages_per_rank
+        if costs := str(point[_COSTS]):
+            point |= _costs_in(costs)
+        if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
+            yield _frozen(point)
+
+
+def _costs_in(file: str) -> dict[str, object]:
+    """Times of a costs file by dotted key; an unusable file is refused as infeasible later."""
+    try:
+        return {f"emulated.{name}": times for name, times in read_costs(file).items()}
+    except ValueError:
+        return {}
+
+
+def _by_keys(
+    exclude: Sequence[Mapping[str, object]],
+) -> dict[tuple[str, ...], set[tuple[object, ...]]]:
+    """The values to exclude by their keys, so that thousands are looked up as fast as one."""
+    grouped: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for values in exclude:
+        keys = tuple(sorted(values))
+        grouped.setdefault(keys, set()).add(tuple(values[key] for key in keys))
+    return grouped
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The number for `stages_per_rank = "auto"`, and the hash of a program file."""
+
+    stages_per_rank: int
+    program_digest: str
+
+
+def _shape_of(schedule: str) -> _Shape:
+    """The shape of a schedule; an unusable file is refused as infeasible later."""
+    if not schedule.startswith(CSV_PREFIX):
+        return _Shape(find_schedule(schedule).stages_per_rank.default, "")
+    path = Path(schedule.removeprefix(CSV_PREFIX))
+    try:
+        return _Shape(most_stages_per_rank(read_csv(path)), digest_of(path))
+    except (OSError, ProgramFileError):
+        return _Shape(1, "")
+
+
+def _flattened(checked: Mapping[str, Any]) -> dict[str, object]:
+    """Dotted key -> value of every setting."""
+    flat: dict[str, object] = {}
+    for key, value in checked.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{k}": v for k, v in value.items() if not isinstance(v, dict)})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _frozen(settings: dict[str, object]) -> Planned:
+    case = {name: settings[key] for key, name in _CASE_FIELDS.items()}
+    measure = {name: settings[key] for key, name in _MEASURE_FIELDS.items()}
+    return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
+
+
+def _check_possible(
+    source: Source,
+    tree: Tree,
+    axes: Mapping[str, object],
+    planned: Sequence[Planned],
+    *,
+    is_of_this_tree: bool,
+) -> Mapping[Identity, Facts]:
+    """Refuse the first case that cannot run; returns the facts of the models.
+
+    Models are inspected only if everything else is valid.
+    """
+    problems = [problems_of_settings(*one, is_of_this_tree=is_of_this_tree) for one in planned]
+    _refuse(source, axes, planned, [next(some, None) for some in problems])
+    if not is_of_this_tree:
+        planned = [one for one in planned if is_known_by_name(one[0])]
+    is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
+    try:
+        facts = facts_of(identity_of(case) for case, _ in planned)
+    except UsageError as error:
+        raise source.error_of("model.preset", axes, ("data.tokenizer",), str(error)) from None
+    fits = (
+        problems_of_fit(case, facts[identity_of(case)], is_max_seq_len_set=is_set)
+        for case, _ in planned
+    )
+    _refuse(source, axes, planned, [next(problems, None) for problems in fits])
+    return facts
+
+
+def _refuse(
+    source: Source,
+    axes: Mapping[str, object],
+    planned: Sequence[Planned],
+    problems: Sequence[Problem | None],
+) -> None:
+    """Raise the first problem, if any, with the combination that has it."""
+    first = next((index for index, problem in enumerate(problems) if problem), None)
+    if first is None:
+        return
+    problem = problems[first]
+    assert problem is not None
+    keys = _axes_at_fault(first, planned, problems, list(axes))
+    reason, line_end, drawing = problem.message.partition("\n")
+    combination = _in_words(planned[first], keys, is_rest_fine=None in problems)
+    message = f"{reason}{combination}{line_end}{drawing}"
+    raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
+
+
+def _axes_at_fault(
+    first: int,
+    planned: Sequence[Planned],
+    problems: Sequence[Problem | None],
+    axes: Sequence[str],
+) -> list[str]:
+    """The axes whose values distinguish case `first` from all cases without its problem.
+
+    `problems` has the first problem of each case, or None.
+    """
+    problem = problems[first]
+    assert problem is not None
+    others = [
+        case
+        for case, other in zip(planned, problems, strict=True)
+        if other is None or other.key != problem.key
+    ]
+    return _that_matter(planned[first], others, axes)
+
+
+def _in_words(one: Planned, keys: Sequence[str], *, is_rest_fine: bool) -> str:
+    """The values on these axes, for the end of a message; empty without axes.
+
+    Suggests `[[exclude]]` where other combinations are valid.
+    """
+    if not keys:
+        return ""
+    values = ", ".join(f"{key} = {_value(setting_of(*one, key))}" for key in keys)
+    remedy = "; leave it out with [[exclude]], or change the grid" if is_rest_fine else ""
+    return f" (in the combination {values}{remedy})"
+
+
+def _that_matter(one: Planned, others: Sequence[Planned], axes: Sequence[str]) -> list[str]:
+    """The fewest axes, found greedily, whose values distinguish a case from all others."""
+    keys = list(axes)
+    for key in axes:
+        fewer = [kept for kept in keys if kept != key]
+        wanted = [setting_of(*one, kept) for kept in fewer]
+        if not any([setting_of(*other, kept) for kept in fewer] == wanted for other in others):
+            keys = fewer
+    return keys
+
+
+def _value(value: object) -> str:
+    """A value as in `[[exclude]]`: one time for all stages is a number."""
+    match value:
+        case (float() as number,):
+            return brief(number)
+        case _:
+            return brief(value)
+
+
+def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
+    """Refuse cases that occur twice, by two spellings of a setting such as `auto` and `cpu`."""
+    twice = first_twice(planned)
+    if twice is None:
+        return
+    case, measure = planned[twice]
+    point = ", ".join(f"{key} = {brief(setting_of(case, measure, key))}" for key in axes)
+    raise source.error(("grid",), f"two combinations give the same case, with {point}")

@@ -1,0 +1,242 @@
+"""The text of a sweep file, its parsed tree, and the line of each key.
+
+The standard parser gives no lines, and a second parser could disagree with it. So the standard
+parser is used to find them: the statement that sets a key is the first one after which the text so
+far has that key. Brackets and quotes alone say where statements end, and bisection over these ends
+needs to parse only a few prefixes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.config.messages import cut, key_text, printable
+from ppbench.errors import SweepFileError, UsageError
+
+Tree = dict[str, object]
+MAX_BYTES = 1_048_576
+"""Largest size of a sweep file; 100,000 values take less."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file as the user sees it, with the overridden keys, for messages."""
+
+    file: str
+    text: str
+    overridden: frozenset[str]
+
+    @functools.cached_property
+    def tree(self) -> Tree:
+        """The tree before overrides; needed only to report an error."""
+        return tomllib.loads(self.text)
+
+    def error(self, path: Place, problem: str) -> SweepFileError:
+        steps = [step for step in path if isinstance(step, str)]
+        key = cut(".".join(map(key_text, steps)))
+        if self.is_overridden(path):
+            return SweepFileError("--set", None, key, problem)
+        present = next((end for end in _shortened(path) if holds(self.tree, end)), None)
+        line = None if present is None else line_of(self.text, present)
+        return SweepFileError(self.file, line, key, problem)
+
+    def error_of(
+        self, key: str, axes: Mapping[str, object], others: Sequence[str], problem: str
+    ) -> SweepFileError:
+        """An error about a key that may not be in the file; the line is then that of another."""
+        path = self.path_of(key, axes)
+        if self.is_overridden(path) or holds(self.tree, path[:1]):
+            return self.error(path, problem)
+        paths = (self.path_of(other, axes) for other in others)
+        present = next((path for path in paths if holds(self.tree, path)), None)
+        line = None if present is None else line_of(self.text, present)
+        return SweepFileError(self.file, line, key, problem)
+
+    def path_of(self, key: str, axes: Mapping[str, object]) -> Place:
+        return self.path_in(("grid",) if key in axes else (), key)
+
+    def is_overridden(self, path: Place) -> bool:
+        key = ".".join(step for step in path if isinstance(step, str))
+        return key in self.overridden or key.removeprefix("grid.") in self.overridden
+
+    def path_in(self, table: Place, key: str) -> Place:
+        """The path of a dotted key, which may be written quoted or as nested tables."""
+        quoted = (*table, key)
+        return quoted if holds(self.tree, quoted) else (*table, *key.split("."))
+
+
+def _shortened(path: Place) -> Iterable[Place]:
+    """The path, then its parents: an absent key is reported on the line of its table."""
+    return (path[:length] for length in range(len(path), 0, -1))
+
+
+def read_text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
+    except ValueError:  # a null byte in the name
+        raise UsageError(f"{printable(str(file))}: not a valid file name") from None
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{file}: too large for a sweep file (at most 1 MiB)")
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # a byte order mark is no mistake
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = f"not a text file in UTF-8: {error.reason} at byte {error.start}"
+        raise SweepFileError(str(file), line, None, problem) from None
+
+
+def parse(file: Path, text: str) -> Tree:
+    if line := line_of_long_key(text):
+        problem = f"nested too deeply: a key of more than {MAX_PARTS} parts"
+        raise SweepFileError(str(file), line, None, problem)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(file, text, str(error)) from None
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError:  # the only other exception of the parser
+        problem = "a number has too many digits"
+    raise SweepFileError(str(file), line_that_fails(text), None, problem)
+
+
+def _syntax_error(file: Path, text: str, reason: str) -> SweepFileError:
+    """An error with the line where parsing fails, and the one where its statement begins."""
+    message, _, place = reason.rpartition(" (at ")
+    lines = text.split("\n")
+    numbers = [int(number) for number in re.findall(r"\d+", place)]
+    number, column = numbers if len(numbers) == 2 else (len(text.rstrip().split("\n")), None)
+    content = printable(lines[number - 1].strip())
+    at = f" at column {column}" if column else " at the end of the file"
+    start = line_that_fails(text)
+    begun = f" (in the statement that begins on line {start})" if start and start < number else ""
+    names = re.sub(r"\('(.*?)',?\)", lambda found: found[1].replace("', '", "."), message)
+    problem = f"not valid TOML: {names[:1].lower()}{names[1:]}{at}{begun}"
+    return SweepFileError(
+        str(file), number, None, f"{problem}: {cut(content)}" if content else problem
+    )
+
+
+Place = tuple[str | int, ...]
+MAX_PARTS = 100
+_TOKEN = re.compile(
+    r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'  # one or two quotes may precede the closing ones
+    r"|'''.*?'{3,5}(?!')"
+    r'|"(?:[^"\\\n]|\\.)*"'
+    r"|'[^'\n]*'"
+    r"|\#[^\n]*"
+    r"|[\[\]{}.,=\n]",
+    re.DOTALL,
+)
+
+
+def line_of(text: str, path: Place) -> int | None:
+    """The 1-based line where the statement that sets `path` begins; None if nothing sets it.
+
+    For an element of an array, the line of that element.
+    """
+    found = _first_statement(text, lambda tree: tree is not None and holds(tree, path))
+    if found is None:
+        return None
+    start, end = found
+    return _line_at(text, _place_of_element(text, start, end, path[-1]))
+
+
+def line_that_fails(text: str) -> int | None:
+    """The line where the first statement begins that does not parse."""
+    found = _first_statement(text, lambda tree: tree is None)
+    return None if found is None else _line_at(text, found[0])
+
+
+def line_of_long_key(text: str) -> int | None:
+    """The line of a dotted key with too many parts: the parser is quadratic in them."""
+    if text.count(".") <= MAX_PARTS:
+        return None
+    num_dots = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == ".":
+            num_dots += 1
+        elif token[0] in "=,[]{}\n":
+            num_dots = 0
+        if num_dots > MAX_PARTS:
+            return _line_at(text, token.start())
+    return None
+
+
+def holds(tree: object, path: Place) -> bool:
+    """Whether a tree of tables and arrays has something at `path`."""
+    for step in path:
+        if isinstance(tree, dict) and step in tree:
+            tree = tree[step]
+        elif isinstance(tree, list) and isinstance(step, int):
+            if step >= len(tree):
+                return False
+            tree = tree[step]
+        else:
+            return False
+    return True
+
+
+def _first_statement(
+    text: str, is_reached: Callable[[dict[str, object] | None], bool]
+) -> tuple[int, int] | None:
+    """Start and end of the first statement after which `is_reached` holds for the text so far.
+
+    `is_reached` must stay true once it is; it gets None for a text that does not parse.
+    """
+    ends = _ends_of_statements(text)
+    index = bisect_left(ends, True, key=lambda end: is_reached(_parse(text[:end])))
+    if index == len(ends):
+        return None
+    return ends[index - 1] if index else 0, ends[index]
+
+
+def _ends_of_statements(text: str) -> list[int]:
+    """The ends of statements; blank lines and comments count, so each begins on its own line."""
+    depth, ends = 0, []
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        depth += (mark in ("[", "{")) - (mark in ("]", "}"))
+        if mark == "\n" and depth <= 0:
+            ends.append(token.end())
+    return [*ends, len(text)]
+
+
+def _parse(text: str) -> dict[str, object] | None:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _place_of_element(text: str, start: int, end: int, step: str | int) -> int:
+    """The start of an array's element in a statement; else the statement's start."""
+    if not isinstance(step, int) or "\n" not in text[start : end - 1]:
+        return start
+    depth, num_before = 0, 0
+    for token in _TOKEN.finditer(text, start, end):
+        mark = token[0]
+        depth += (mark in ("[", "{")) - (mark in ("]", "}"))
+        num_before += mark == "," and depth == 1
+        if num_before == step and mark[0] not in "\n#" and depth > 0:
+            return _next_content(text, token.end() if depth == 1 else token.start(), end)
+    return start
+
+
+def _next_content(text: str, place: int, end: int) -> int:
+    """The place after white space and comments."""
+    found = re.compile(r"(?:\s|#[^\n]*)*").match(text, place, end)
+    return place if found is None else found.end()
+
+
+def _line_at(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1

@@ -1,0 +1,208 @@
+"""Runs grouped into cases: their varying settings, their names, their figures over launches.
+
+The launch is the replicate, so the figure of a case is the median over its launches, never an
+average of all their steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_bool
+
+from ppbench.cautions import Caution
+from ppbench.config.case import Case
+from ppbench.display.units import is_missing
+from ppbench.runtimes import ENGINE
+
+Axes = Sequence[str]
+SETTINGS = tuple(field.name for field in dataclasses.fields(Case))
+FIGURES = (
+    "tokens_per_s",
+    "step_ns",
+    "bubble_fraction",
+    "bubble_fraction_theory",
+    "peak_memory_bytes",
+)
+KNOBS = (
+    "schedule",
+    "runtime",
+    "world_size",
+    "num_microbatches",
+    "stages_per_rank",
+    "program_digest",
+    "model_partition",
+    "model_split",
+    "model_split_points",
+    "data_num_workers",
+    "train_microbatch_size",
+    "train_recompute",
+    "train_compile",
+    "launch_threads_per_rank",
+    "transfer_policy",
+    "transfer_look_ahead",
+)
+"""Settings that change how the training runs; all others change the work itself."""
+INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
+SPREAD_OF_LAUNCHES, SPREAD_OF_STEPS = "launches", "steps"
+_COUNTED = {
+    "world_size": "rank",
+    "num_microbatches": "microbatch",
+    "seq_len": "token",
+    "stages_per_rank": "stage per rank",
+}
+_PLURALS = {
+    "rank": "ranks",
+    "microbatch": "microbatches",
+    "token": "tokens",
+    "stage per rank": "stages per rank",
+}
+_SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
+_FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
+"""Settings that usually depend on the schedule."""
+_NOT_GIVEN = "[]"  # an empty list, such as the stage times of a run that is not emulated
+_NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
+_USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
+
+
+def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
+    """Return the settings that differ between the runs, in the order of `Case`.
+
+    Settings that differ only because the schedules do are left out.
+    """
+    varying = [name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1]
+    by_schedule = runs.groupby("schedule")
+    implied = [n for n in _FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
+    return tuple(name for name in varying if name not in implied)
+
+
+def work_axes(axes: Axes) -> tuple[str, ...]:
+    """Return the axes along which cases do different work, so that tokens/s do not compare."""
+    return tuple(axis for axis in axes if axis not in KNOBS)
+
+
+def axis_text(axis: str, value: object) -> str:
+    """Format a setting: `2 ranks`, `variable length`, `1f1b`, `learning rate 0.001`."""
+    if axis == "seq_len" and isinstance(value, str):
+        return f"{value} length"
+    if axis in _COUNTED:
+        word = _COUNTED[axis]
+        return f"{value} {word if value == 1 else _PLURALS[word]}"
+    if axis in _NAMED_BY_VALUE:
+        return str(value)
+    section = next((s for s in _SECTIONS if axis.startswith(s)), "")
+    name = axis.removeprefix(section).replace("_", " ")
+    if is_bool(value):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
+
+
+def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
+    """Format the given settings of a run or case: `2 ranks, 8 microbatches, 128 tokens`."""
+    return ", ".join(axis_text(axis, row[axis]) for axis in axes if row[axis] != _NOT_GIVEN)
+
+
+def case_text(row: pd.Series, axes: Axes) -> str:
+    """Name a case by its varying settings or, if there are none, by the usual ones."""
+    return settings_text(row, axes or usual_axes(row, _USUAL))
+
+
+def usual_axes(row: pd.Series, axes: Axes) -> Axes:
+    """Return these settings, the first one followed by the runtime if it is not the engine."""
+    first, *rest = axes
+    return axes if row.get("runtime", ENGINE) == ENGINE else (first, "runtime", *rest)
+
+
+def cautions_of(row: Mapping[Hashable, Any] | pd.Series) -> list[str]:
+    """Return the names of the cautions that a run carries."""
+    names = row["cautions"]
+    return [] if is_missing(names) else [name for name in str(names).split(",") if name]
+
+
+def is_oversubscribed(row: pd.Series) -> bool:
+    """Whether ranks shared cores, which makes the run's bubble and step time meaningless."""
+    return Caution.oversubscribed.name in cautions_of(row)
+
+
+def is_not_finite(row: Mapping[Hashable, Any] | pd.Series) -> bool:
+    """Whether a loss or gradient was NaN or infinite, which makes the speed meaningless."""
+    return Caution.not_finite.name in cautions_of(row)
+
+
+NOT_FINITE = "not finite"
+"""Replaces the status `ok` of such a run wherever a verdict would depend on its figures."""
+
+
+def without_not_finite(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs, with a failed status and an error for those that are not finite.
+
+    Columns needed: `status`, `error`, `cautions`, and if known `WHERE_NOT_FINITE`.
+    """
+    is_broken = [row["status"] == "ok" and is_not_finite(row) for row in runs.to_dict("records")]
+    if not any(is_broken):
+        return runs
+    errors = [_where_not_finite(row) for row in runs[is_broken].to_dict("records")]
+    changed = runs.astype({"status": object, "error": object})
+    changed.loc[is_broken, "status"] = NOT_FINITE
+    changed.loc[is_broken, "error"] = errors
+    return changed
+
+
+WHERE_NOT_FINITE = ("not_finite_step", "not_finite_rank", "not_finite_what")
+
+
+def _where_not_finite(row: Mapping[Hashable, Any]) -> str:
+    step, rank, what = (row[name] for name in WHERE_NOT_FINITE)
+    if is_missing(step) or is_missing(rank):
+        return "a loss or gradient was NaN or infinite"
+    return f"{what} was NaN or infinite, first in step {step:.0f} on rank {rank:.0f}"
+
+
+def ok_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["status"] == "ok"]
+
+
+def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """Return one row per case among the ok runs, in the order of the runs.
+
+    Columns: `case_id`, the settings, `FIGURES` (medians over launches), the spread of
+    `tokens_per_s` from `low` to `high` (over launches or, for a single launch, over its steps, as
+    `spread` says), `is_oversubscribed` and `is_not_finite` (any launch), `num_launches`, and
+    `text`, the name of the case.
+    """
+    measured = _with_interval(ok_runs(runs))
+    groups = measured.groupby("case_id", sort=False)
+    cases = groups[list(SETTINGS)].first()
+    cases[list(FIGURES)] = groups[list(FIGURES)].median()
+    for has_caution in (is_oversubscribed, is_not_finite):
+        carriers = measured.loc[[has_caution(row) for _, row in measured.iterrows()], "case_id"]
+        cases[has_caution.__name__] = cases.index.isin(carriers)
+    cases["num_launches"] = groups.size()  # two sweeps may number launches alike
+    cases[["low", "high", "spread"]] = _spreads(measured)
+    cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]
+    return cases.reset_index()
+
+
+def _with_interval(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of the interval of tokens/s, which older versions did not store."""
+    absent = [name for name in INTERVAL if name not in runs]
+    return runs.assign(**dict.fromkeys(absent, np.nan))
+
+
+def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the range over launches or, for a single launch, its stored 95 % interval."""
+    groups = runs.groupby("case_id", sort=False)
+    speed, has_launches = groups["tokens_per_s"], groups.size() > 1
+    low, high = (groups[name].first().astype(float) for name in INTERVAL)
+    spread = pd.Series(SPREAD_OF_STEPS, index=low.index)
+    return pd.DataFrame(
+        {
+            "low": low.mask(has_launches, speed.min()),
+            "high": high.mask(has_launches, speed.max()),
+            "spread": spread.mask(has_launches, SPREAD_OF_LAUNCHES),
+        }
+    )

@@ -1,0 +1,160 @@
+"""The idle time of a run in sentences: the parts of its bubble, and the cause of the largest.
+
+They are made from stored figures, so a report, a listing and `ppbench explain` agree.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from engine.plan.action import SEND_OPS
+from ppbench.analysis.costs import (
+    STAGE_OUTLIER_RATIO,
+    Costs,
+    link_ns,
+    slow_link,
+    slow_stage,
+    stage_ns,
+    stored_costs,
+)
+from ppbench.analysis.whatif import (
+    WhatIf,
+    as_modelled,
+    other_schedules,
+    same_program,
+    stored_program,
+)
+from ppbench.display.units import is_missing, milliseconds, percent
+
+PART_NAMES = {
+    "structure": "schedule",
+    "imbalance": "stage imbalance",
+    "transfer": "exposed transfer",
+    "jitter": "jitter",
+    "launch_gap": "launch gaps",
+}
+"""The parts of the bubble, by the suffix of their columns in `runs`."""
+PART_MEANINGS = {
+    "structure": "idle time of the schedule with equal stages and free transfers",
+    "imbalance": "added by the stages' mean costs",
+    "transfer": "added by the channels' mean transfer times",
+    "jitter": "added by the variation of single actions and messages",
+    "launch_gap": "the rest: the host between actions, and all else outside the model",
+}
+_LEAST_SHARE = 0.005  # of rank-time that is worth a sentence
+
+
+def has_parts(run: pd.Series) -> bool:
+    """Whether the causes of the run's idle time are stored; older versions did not store them."""
+    return not is_missing(run.get("bubble_structure"))
+
+
+def parts_of(run: pd.Series) -> dict[str, float]:
+    """Return the parts of the bubble as shares of rank-time; their sum is `bubble_mean`."""
+    return {name: float(run[f"bubble_{name}"]) for name in PART_NAMES}
+
+
+def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:
+    """Return sentences, the most important first; the run must have parts and these `edges`."""
+    parts = parts_of(run)
+    sentences = [_sum_of(run, parts), *_largest(run, parts, edges)]
+    return [*sentences, _residual(run)]
+
+
+def headline(run: pd.Series, edges: pd.DataFrame) -> str:
+    """Return the parts, and the cause of the largest avoidable one, in a line or two."""
+    parts = parts_of(run)
+    return " ".join([_sum_of(run, parts), *_largest(run, parts, edges)])
+
+
+def what_if(run: pd.Series, edges: pd.DataFrame) -> list[str]:
+    """Return what the step could take instead, in a sentence; nothing for one rank."""
+    if run["world_size"] == 1:
+        return []
+    costs, (lowered, posting) = stored_costs(run, edges), stored_program(run)
+    if edges.empty and any(action.op in SEND_OPS for row in lowered.actions for action in row):
+        return ["What if: the messages are no longer in the store, so nothing can be modelled."]
+    balanced, free, _ = same_program(lowered, costs)
+    others = other_schedules(lowered, costs, posting)
+    best = min(
+        (other for other in others if isinstance(other, WhatIf)),
+        key=lambda other: other.step_ns,
+        default=None,
+    )
+    now_ns = as_modelled(lowered, costs).step_ns
+    answers = [
+        f"{option.question} {milliseconds(option.step_ns)} ({option.step_ns / now_ns - 1:+z.1%})"
+        for option in (balanced, free, best)
+        if option is not None
+    ]
+    return [f"What if, with a modelled step of {milliseconds(now_ns)} now: {'; '.join(answers)}."]
+
+
+def _sum_of(run: pd.Series, parts: dict[str, float]) -> str:
+    shares = (
+        f"{PART_NAMES[name]} {round(share * 100, 1) + 0:.1f}"  # no -0.0
+        for name, share in parts.items()
+    )
+    return (
+        f"Over all measured steps, ranks were idle {float(run['bubble_mean']) * 100:.1f} % of the "
+        f"time: {', '.join(shares)}."
+    )
+
+
+def _largest(run: pd.Series, parts: dict[str, float], edges: pd.DataFrame) -> list[str]:
+    avoidable = {name: share for name, share in parts.items() if name != "structure"}
+    name = max(avoidable, key=lambda part: avoidable[part])
+    if avoidable[name] < _LEAST_SHARE:
+        return ["Nearly all idle time is due to the schedule."]
+    cause = _cause(name, run, edges)
+    return [f"The largest avoidable loss is {PART_NAMES[name]}: {cause}."]
+
+
+def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
+    match part:
+        case "imbalance":
+            return _stages(stored_costs(run, edges))
+        case "transfer":
+            return _links(stored_costs(run, edges))
+        case "jitter":
+            return f"the time of an action varies by {percent(run['op_variation'])} around its mean"
+        case _:
+            return "no cost explains it; the host between actions, or contention between ranks"
+
+
+def _stages(costs: Costs) -> str:
+    slow, taken = slow_stage(costs), stage_ns(costs)
+    if slow is not None:
+        return (
+            f"stage {slow.index} takes {slow.ratio:.2f} times as long as the others "
+            f"({milliseconds(slow.ns)} per microbatch against {milliseconds(slow.others_ns)})"
+        )
+    longest = max(taken)
+    slowest = [str(stage) for stage, ns in enumerate(taken) if ns > longest / STAGE_OUTLIER_RATIO]
+    return (
+        f"a microbatch takes {milliseconds(min(taken))} to {milliseconds(longest)} on a stage, "
+        f"longest on {'stages' if len(slowest) > 1 else 'stage'} {', '.join(slowest)}"
+    )
+
+
+def _links(costs: Costs) -> str:
+    slow, taken = slow_link(costs), link_ns(costs)
+    if not taken:
+        return "the messages are no longer in the store, so the stages are unknown"
+    if slow is not None:
+        return (
+            f"messages between stages {slow.index} and {slow.index + 1} take "
+            f"{milliseconds(slow.ns)}, elsewhere {milliseconds(slow.others_ns)}"
+        )
+    shortest, longest = (milliseconds(choose(taken.values())) for choose in (min, max))
+    return f"a message takes {shortest if shortest == longest else f'{shortest} to {longest}'}"
+
+
+def _residual(run: pd.Series) -> str:
+    residual = float(run["model_residual"])
+    word = "longer" if residual >= 0 else "shorter"
+    return (
+        "Replayed with its own mean costs and transfers, the step takes "
+        f"{milliseconds(run['modelled_step_ns'])}; the measured steps took "
+        f"{percent(abs(residual))} {word} on average."
+    )

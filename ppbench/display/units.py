@@ -1,0 +1,106 @@
+"""Formats of stored figures in readable units; a missing figure is an en dash."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+NS_PER_MS = 1e6
+MISSING = "–"
+
+
+def is_missing(value: object) -> bool:
+    """Whether a stored figure is null or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def written(value: object, pattern: str, factor: float = 1.0) -> str:
+    """Format `value` times `factor` by a pattern such as `{:,.1f} ms`."""
+    unsigned = re.sub(r"\{:(\+?)", r"{:\1z", pattern)  # no -0.0
+    return MISSING if is_missing(value) else unsigned.format(float(str(value)) * factor)
+
+
+def percent(fraction: object) -> str:
+    return written(fraction, "{:.1f} %", 100)
+
+
+def milliseconds(duration_ns: object) -> str:
+    return written(duration_ns, "{:,.1f} ms", 1 / NS_PER_MS)
+
+
+def tokens_per_s(value: object) -> str:
+    return written(value, "{:,.0f} tokens/s")
+
+
+def figure(column: str, value: object) -> str:
+    """Format a figure of `runs` in the unit that its column's name implies."""
+    if column == "tokens_per_s":
+        return tokens_per_s(value)
+    if column.endswith("_ns"):
+        return milliseconds(value)
+    if column.endswith("_bytes"):
+        return size(value)
+    if column.endswith("_fraction") or column.startswith("bubble_") or column == "mfu":
+        return percent(value)
+    return written(value, "{:,.5g}")
+
+
+def held_share(run: pd.Series) -> float | None:
+    """Return the activations held at once, as microbatches of a rank's whole share of the model.
+
+    A run counts each stage of a rank by itself; the default is one stage per rank.
+    """
+    count, num_stages = run.get("peak_held_microbatches"), run.get("num_stages")
+    if is_missing(count):
+        return None
+    share = 1.0 if is_missing(num_stages) else int(run["world_size"]) / float(str(num_stages))
+    return float(str(count)) * share
+
+
+def held(run: pd.Series) -> str:
+    return written(held_share(run), "{:.4g}")
+
+
+def size(num_bytes: object) -> str:
+    """Format a size in MiB, or in GiB from 1 GiB on."""
+    if is_missing(num_bytes) or float(str(num_bytes)) < GIB:
+        return written(num_bytes, "{:,.1f} MiB", 1 / MIB)
+    return written(num_bytes, "{:,.2f} GiB", 1 / GIB)
+
+
+def rounded_size(num_bytes: float) -> float:
+    """Round a size, in bytes, to the digits that `size` prints."""
+    unit, digits = (GIB, 2) if num_bytes >= GIB else (MIB, 1)
+    return round(num_bytes / unit, digits) * unit
+
+
+def size_unit(largest_bytes: float) -> tuple[str, int]:
+    """Return the unit, and its bytes, for a figure with sizes up to `largest_bytes`."""
+    units = {"GiB": GIB, "MiB": MIB}
+    return next(((name, n) for name, n in units.items() if largest_bytes >= n), ("KiB", KIB))
+
+
+def comparison(ratio: float, what: str, digits: int | None = None) -> str:
+    """Format a ratio: `12 % more memory than`, `3.1 % less memory than`, `as much memory as`.
+
+    By default it has one digit after the point below 10 %, else none.
+    """
+    if is_missing(ratio):
+        return f"an unknown amount of {what} compared with"
+    change = abs(ratio - 1)
+    if change < 0.005:
+        return f"as much {what} as"
+    if digits is None:
+        digits = 0 if change >= 0.095 else 1
+    return f"{change * 100:.{digits}f} % {'more' if ratio > 1 else 'less'} {what} than"
+
+
+def counted(number: int, word: str) -> str:
+    """Format a number of things: `1 rank`, `1,024 ranks`, `2 microbatches`."""
+    many = f"{word}es" if word.endswith("ch") else f"{word}s"
+    return f"{number:,} {word if number == 1 else many}"

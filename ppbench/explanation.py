@@ -1,0 +1,274 @@
+"""Where a run's idle time went, by part and by rank, and what its step could take instead.
+
+explanation = ppbench.explain("last")
+explanation.sentences           # in words
+explanation.parts               # schedule, imbalance, transfers, jitter, launch gaps
+explanation.what_if             # the step as modelled, with other costs and other schedules
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.analysis.attribution import PARTS, PHASES, figures_of
+from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
+from ppbench.analysis.transfers import edges as edges_of
+from ppbench.analysis.whatif import (
+    HALVES_NOTE,
+    LIKE_OTHERS,
+    Inapplicable,
+    WhatIf,
+    as_modelled,
+    needs_halves,
+    other_schedules,
+    same_program,
+    stored_program,
+    without_outliers,
+)
+from ppbench.display.cases import cautions_of, settings_text, usual_axes
+from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
+from ppbench.display.explanation import explain as sentences_of
+from ppbench.display.tables import as_records
+from ppbench.display.units import is_missing, milliseconds, percent
+from ppbench.errors import StoreError, UsageError
+from ppbench.store import Store, missing_spans
+from ppbench.store.recovery import attribution_of_run, edges_of_run, is_complete, steps_of_run
+
+_IN_TITLE = ("schedule", "world_size", "num_microbatches")
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Everything that is known of one run's idle time."""
+
+    run: pd.Series
+    frame: pd.DataFrame
+    """Idle time by step and rank, in whole nanoseconds: its parts, and the same by phase."""
+    edges: pd.DataFrame
+    """A row per channel: its messages and their speed."""
+    model: WhatIf
+    """The step as modelled, at the costs that were measured."""
+    answers: list[WhatIf]
+    """The step with other costs, and under other schedules."""
+    not_asked: list[Inapplicable]
+    notes: list[str]
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.title})"
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *self.sentences, *self.doubts])
+
+    @property
+    def title(self) -> str:
+        """The run, its workload, its median step and bubble."""
+        run = self.run
+        low, high = run["step_ns_low"], run["step_ns_high"]
+        interval = "" if pd.isna(low) else f" (95 %: {milliseconds(low)} to {milliseconds(high)})"
+        settings = settings_text(run, usual_axes(run, _IN_TITLE))
+        return (
+            f"{run['run_id']}: {settings}; median step {milliseconds(run['step_ns'])}{interval}, "
+            f"median bubble {percent(run['bubble_fraction'])}"
+        )
+
+    @property
+    def sentences(self) -> list[str]:
+        """The explanation in words, and what the stages and links that stand out cost."""
+        standouts = [
+            f"Were {answer.question}, the step would take {milliseconds(answer.step_ns)} as "
+            f"modelled, and {milliseconds(self.model.idle_ns - answer.idle_ns)} less of the ranks' "
+            "time would be idle."
+            for answer in self.answers
+            if answer.question.endswith(LIKE_OTHERS)
+        ]
+        *most, residual = sentences_of(self.run, self.edges)
+        return [*most, *standouts, residual]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons to take the figures with care."""
+        doubts = []
+        if (num_outliers := self.run["num_outliers"]) and not is_missing(num_outliers):
+            stand, are = ("step stands", "is") if num_outliers == 1 else ("steps stand", "are")
+            doubts.append(f"{num_outliers:.0f} {stand} apart and {are} in these means.")
+        if names := cautions_of(self.run):
+            doubts.append(f"Cautions: {', '.join(names)}; ppbench report tells what they mean.")
+        return doubts
+
+    @property
+    def parts(self) -> pd.DataFrame:
+        """A row per part of the idle time, mean of a step."""
+        bubble, num_steps = float(self.run["bubble_mean"]), self.frame["step"].nunique()
+        return pd.DataFrame(
+            [
+                {
+                    "part": PART_NAMES[name],
+                    "per_step_ns": self.frame[f"{name}_ns"].sum() / num_steps,
+                    "share_of_bubble": share / bubble if bubble else 0.0,
+                    "share_of_rank_time": share,
+                }
+                for name, share in parts_of(self.run).items()
+            ]
+        )
+
+    @property
+    def ranks(self) -> pd.DataFrame:
+        """A row per rank, mean of a step."""
+        return self.frame.drop(columns="step").groupby("rank", as_index=False).mean()
+
+    @property
+    def what_if(self) -> pd.DataFrame:
+        """A row per answer, the step as modelled first."""
+        rows: list[Mapping[str, object]] = [
+            {
+                "what_if": answer.question,
+                "step_ns": answer.step_ns,
+                "change": answer.step_ns / self.model.step_ns - 1,
+                "idle_ns": answer.idle_ns,
+                "bubble_fraction": answer.bubble_fraction,
+                "held": answer.held,
+            }
+            for answer in (self.model, *self.answers)
+        ]
+        return pd.DataFrame(rows)
+
+    def as_dict(self) -> dict[str, object]:
+        """Everything, for JSON. Parts are whole nanoseconds, summed over ranks."""
+        return {**self._facts(), **self._totals(), **self._answers()}
+
+    def _facts(self) -> dict[str, object]:
+        run = self.run
+        low, high = run["step_ns_low"], run["step_ns_high"]
+        return {
+            "run_id": run["run_id"],
+            "schema_version": int(run["schema_version"]),
+            "model": run["model_preset"],
+            "device": run["device"],
+            "schedule": run["schedule"],
+            "world_size": int(run["world_size"]),
+            "num_microbatches": int(run["num_microbatches"]),
+            "num_steps": int(self.frame["step"].nunique()),
+            "num_outliers": None if is_missing(run["num_outliers"]) else int(run["num_outliers"]),
+            "cautions": cautions_of(run),
+            "step_ns": float(run["step_ns"]),
+            "step_ns_interval": None if is_missing(low) else [float(low), float(high)],
+            "bubble_fraction": float(run["bubble_fraction"]),
+            "bubble_mean": float(run["bubble_mean"]),
+            "cause": self._cause(),
+            "sentences": self.sentences,
+        }
+
+    def _totals(self) -> dict[str, object]:
+        rows = self.frame
+        totals = {column: int(rows[column].sum()) for column in ("idle_ns", *PARTS, *PHASES)}
+        return {
+            "parts": {
+                name: {"share_of_rank_time": share, "total_ns": totals[f"{name}_ns"]}
+                for name, share in parts_of(self.run).items()
+            },
+            "all_steps": totals,
+            "by_step": as_records(rows.groupby("step", as_index=False).sum().drop(columns="rank")),
+            "by_step_and_rank": as_records(rows),
+        }
+
+    def _answers(self) -> dict[str, object]:
+        return {
+            "op_costs_ns": json.loads(self.run["op_costs_ns"]),
+            "op_variation": float(self.run["op_variation"]),
+            "edges": as_records(self.edges),
+            "modelled": {**asdict(self.model), "residual": float(self.run["model_residual"])},
+            "what_if": [
+                {**asdict(answer), "change": answer.step_ns / self.model.step_ns - 1}
+                for answer in self.answers
+            ],
+            "not_asked": [asdict(question) for question in self.not_asked],
+            "notes": self.notes,
+        }
+
+    def _cause(self) -> dict[str, object]:
+        """The largest part that is not the schedule's, and the stage or link that alone is slow."""
+        parts = parts_of(self.run)
+        costs = stored_costs(self.run, self.edges)
+        slow = {"imbalance": slow_stage, "transfer": slow_link}
+        part = max((name for name in parts if name != "structure"), key=lambda name: parts[name])
+        standout = slow[part](costs) if part in slow else None
+        return {
+            "part": part,
+            "share_of_rank_time": parts[part],
+            "stage_or_link": None if standout is None else standout.index,
+            "ns": None if standout is None else standout.ns,
+            "others_ns": None if standout is None else standout.others_ns,
+        }
+
+
+def explain(run: str, *, results: str | Path = "results") -> Explanation:
+    """Explain one run, called by its id, a unique prefix of it, or `last`.
+
+    Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
+    """
+    return explanation_of(Store(Path(results)), run)
+
+
+def explanation_of(store: Store, name: str) -> Explanation:
+    """The explanation of one run of a store, as `explain` gives it."""
+    run = store.find(name)
+    if run["status"] != "ok":
+        raise UsageError(
+            f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
+            f"why it failed: ppbench show {run['run_id']}"
+        )
+    lowered, posting = stored_program(run)
+    if has_parts(run):
+        rows, edges = _stored_rows(store, run), edges_of_run(store, run)
+        if rows.empty or not is_complete(run, edges):
+            raise StoreError(
+                f"run {run['run_id']}: its tables attribution and edges are not both in the store, "
+                "nor the spans that they follow from (missing or unreadable); measure it again "
+                "with: ppbench sweep FILE --rerun"
+            )
+    else:
+        run, rows, edges = _attributed_now(store, run)
+    costs = stored_costs(run, edges)
+    others = list(other_schedules(lowered, costs, posting))
+    return Explanation(
+        run,
+        rows.drop(columns=["run_id", "schema_version"], errors="ignore"),
+        edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
+        as_modelled(lowered, costs),
+        [
+            *without_outliers(lowered, costs),
+            *same_program(lowered, costs),
+            *(o for o in others if isinstance(o, WhatIf)),
+        ],
+        [o for o in others if isinstance(o, Inapplicable)],
+        [HALVES_NOTE] if needs_halves(costs) else [],
+    )
+
+
+def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
+    """Idle time by step and rank: as stored, else from the spans; none without either."""
+    rows = store.table("attribution", [run["run_id"]])
+    if len(rows):
+        return rows
+    made = attribution_of_run(store, run)
+    return rows if made is None else made.rows
+
+
+def _attributed_now(store: Store, run: pd.Series) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
+    """A run of an older version, with what a newer one would have stored of it."""
+    spans, steps = store.table("spans", [run["run_id"]]), steps_of_run(store, run)
+    attribution = attribution_of_run(store, run)
+    if attribution is None:
+        raise missing_spans(store, run)
+    step_ns = steps.set_index("step")["step_ns"]
+    spans = spans[spans["step"].isin(steps["step"])]
+    figures = figures_of(attribution, spans, step_ns)
+    complete = run.astype(object)
+    for column, value in figures.items():
+        complete[column] = value
+    return complete, attribution.rows, edges_of(attribution.messages)

@@ -1,0 +1,233 @@
+"""A run as a trace viewer shows it: processes, tracks, slices, arrows, counters.
+
+    rank 0 (node, cpu)            a process for each rank
+      compute                     |  0F0  |  0F1  |      |  0B0  |
+      send activations                    |-|     |-|
+      receive gradients              |---------------|              from when it was posted
+      memory                      ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+
+Viewers nest the slices of a track, and drop or misdraw those that overlap without nesting. Receives
+are posted ahead, so several are open at once: activations and gradients have tracks of their own,
+and what still overlaps goes to a further track, `receive activations 2`. The first word of a
+track's name is its lane.
+
+An arrow joins each send and its receive, and is written as leading from the one to the other.
+Perfetto lets it lead from the slice that begins first, however it is written, so from a receive
+that was posted ahead. Only a further slice within the receive would turn it round, and slices are
+the spans and nothing else: their number and their sums are compared with the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from engine.plan.action import NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
+from ppbench.analysis.metrics import chosen_step
+from ppbench.analysis.transfers import message_numbers, waiting_ns
+from ppbench.store import Store, check_ok, missing_spans
+from ppbench.store.recovery import steps_of_run
+
+ALL_STEPS = "all"
+_FACTS = (
+    *("run_id", "sweep_name", "device", "model_preset", "schedule", "world_size"),
+    *("stages_per_rank", "num_microbatches", "seq_len", "commit", "ppbench_version"),
+)
+_MEMORY_NOTE = "of an extra step that was not timed, drawn from the start of the first step"
+
+_TRACK_NAMES: dict[Op, str] = {
+    **dict.fromkeys((Op.F, Op.B, Op.I, Op.W, Op.OPT), "compute"),
+    Op.SEND_F: "send activations",
+    Op.SEND_B: "send gradients",
+    Op.RECV_F: "receive activations",
+    Op.RECV_B: "receive gradients",
+}
+_ORDER = tuple(dict.fromkeys(_TRACK_NAMES.values()))
+_TRANSFERS = frozenset(op.value for op in SEND_OPS | RECV_OPS)
+_NO_FLOW = -1
+
+
+@dataclass(frozen=True)
+class Track:
+    """A row of slices that do not overlap; `number` counts from 0 over all ranks."""
+
+    number: int
+    rank: int
+    name: str
+
+
+class Slice(NamedTuple):
+    """A span with its place. `track` is a track's number; `flow` is the number of its message."""
+
+    track: int
+    rank: int
+    op: str
+    name: str
+    step: int
+    stage: int
+    microbatch: int
+    start_ns: int
+    end_ns: int
+    num_bytes: int
+    waiting_ns: int
+    flow: int  # the same at both ends of a message; -1 for what is no message
+
+    @property
+    def has_flow(self) -> bool:
+        return self.flow != _NO_FLOW
+
+    def details(self) -> dict[str, int | str]:
+        """What a viewer shows of a slice that was picked."""
+        known: dict[str, int | str] = {"step": self.step, "op": self.op}
+        if self.stage != NO_INDEX:
+            known |= {"stage": self.stage, "microbatch": self.microbatch}
+        if self.op in _TRANSFERS:
+            known |= {"bytes": self.num_bytes, "waiting_ns": self.waiting_ns}
+        return known
+
+
+class Level(NamedTuple):
+    """What a rank had allocated from a moment on."""
+
+    rank: int
+    time_ns: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What both forms of a trace are written from. Times are the store's, in ns.
+
+    `slice_rows` has a column for each field of `Slice`, track by track in order of time;
+    `level_rows` for each of `Level`, rank by rank.
+    """
+
+    facts: dict[str, str]
+    processes: dict[int, str]  # rank -> name
+    tracks: tuple[Track, ...]
+    slice_rows: pd.DataFrame
+    level_rows: pd.DataFrame
+
+    def slices(self) -> Iterator[Slice]:
+        columns = (self.slice_rows[name].to_list() for name in Slice._fields)
+        return map(Slice._make, zip(*columns, strict=True))
+
+    def levels(self) -> Iterator[Level]:
+        columns = (self.level_rows[name].to_list() for name in Level._fields)
+        return map(Level._make, zip(*columns, strict=True))
+
+
+def trace_of_run(store: Store, run: pd.Series, step: str) -> Trace:
+    """The trace of a run's steps: `all`, `median`, `slowest` or a number.
+
+    Raises UsageError for a run that is not ok or has no such step, StoreError without spans.
+    """
+    check_ok(run, "spans")
+    ids = [run["run_id"]]
+    spans, ranks, memory = (store.table(name, ids) for name in ("spans", "ranks", "memory"))
+    steps = steps_of_run(store, run)
+    if spans.empty or steps.empty:
+        raise missing_spans(store, run)
+    every = [int(number) for number in steps["step"]]
+    chosen = every if step == ALL_STEPS else [chosen_step(steps, step, ALL_STEPS)]
+    shown = spans[spans["step"].isin(chosen)]
+    if shown.empty:
+        raise missing_spans(store, run)
+    facts = {name: str(run[name]) for name in _FACTS if not pd.isna(run[name])}
+    facts["steps"] = ", ".join(map(str, chosen))
+    if not memory.empty:
+        facts["memory"] = _MEMORY_NOTE
+    return trace_of(facts, shown, ranks, memory)
+
+
+def trace_of(
+    facts: dict[str, str], spans: pd.DataFrame, ranks: pd.DataFrame, memory: pd.DataFrame
+) -> Trace:
+    """The trace of some steps of one run: rows of the store's tables, `spans` not empty.
+
+    `memory` is of an extra step; its levels begin where the first of these steps does.
+    """
+    tracks, slices = _on_tracks(_complete(spans))
+    levels = memory[list(Level._fields)].sort_values(["rank", "time_ns"], kind="stable")
+    levels["time_ns"] += int(slices["start_ns"].min())
+    return Trace(facts, _processes(spans, ranks), tracks, slices, levels)
+
+
+def _complete(spans: pd.DataFrame) -> pd.DataFrame:
+    """The spans with `waiting_ns` (older versions stored none), `name`, `flow` and `kind`."""
+    spans = spans.reset_index(drop=True)
+    waits = waiting_ns(spans)
+    stored = spans["waiting_ns"] if "waiting_ns" in spans else pd.Series(index=spans.index)
+    return spans.assign(
+        waiting_ns=stored.where(stored.notna(), waits).astype("int64"),
+        name=_names(spans),
+        flow=_flows(spans),
+        kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
+    )
+
+
+def _flows(spans: pd.DataFrame) -> pd.Series:
+    """The numbers of messages; of those alone that have two ends and arrive after they are sent.
+
+    The clocks of two machines agree up to an error; no viewer draws an arrow back in time.
+    """
+    numbers = message_numbers(spans)
+    is_send = spans["op"].isin([op.value for op in SEND_OPS]).reindex(numbers.index)
+    begun = spans["start_ns"].reindex(numbers.index).where(is_send).groupby(numbers)
+    ended = spans["end_ns"].reindex(numbers.index).mask(is_send).groupby(numbers)
+    is_drawn = ended.transform("max") > begun.transform("max")
+    return numbers.where(is_drawn, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
+
+
+def _names(spans: pd.DataFrame) -> list[str]:
+    """Actions in their text form, `2F0`; the optimizer belongs to no stage."""
+    columns = (spans["stage"], spans["op"], spans["microbatch"])
+    return [
+        op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
+        for stage, op, microbatch in zip(*columns, strict=True)
+    ]
+
+
+def _processes(spans: pd.DataFrame, ranks: pd.DataFrame) -> dict[int, str]:
+    """`rank 0 (node, cuda:0)`, with as much of it as the run tells."""
+    names = {}
+    for rank in sorted(int(rank) for rank in spans["rank"].unique()):
+        rows = ranks.loc[ranks["rank"] == rank, ["hostname", "device"]]
+        told = [str(value) for value in rows.to_numpy().ravel() if not pd.isna(value)]
+        names[rank] = f"rank {rank} ({', '.join(told)})" if told else f"rank {rank}"
+    return names
+
+
+def _on_tracks(spans: pd.DataFrame) -> tuple[tuple[Track, ...], pd.DataFrame]:
+    ordered = spans.sort_values(["rank", "kind", "start_ns", "end_ns"], kind="stable")
+    tracks: list[Track] = []
+    places = np.empty(len(ordered), dtype="int64")
+    done = 0
+    for _, group in ordered.groupby(["rank", "kind"], sort=False):
+        rank, kind = int(group["rank"].iloc[0]), int(group["kind"].iloc[0])
+        rows = _rows_without_overlap(group)
+        number_of_first = len(tracks)
+        for row in range(max(rows) + 1):
+            name = _ORDER[kind] if row == 0 else f"{_ORDER[kind]} {row + 1}"
+            tracks.append(Track(len(tracks), rank, name))
+        places[done : done + len(rows)] = np.array(rows) + number_of_first
+        done += len(rows)
+    placed = ordered.assign(track=places).drop(columns="kind")
+    return tuple(tracks), placed.sort_values("track", kind="stable", ignore_index=True)
+
+
+def _rows_without_overlap(group: pd.DataFrame) -> list[int]:
+    """For each span, in order of time, the first row whose last span is over when it begins."""
+    ends: list[int] = []
+    rows = []
+    for start_ns, end_ns in zip(group["start_ns"], group["end_ns"], strict=True):
+        row = next((n for n, end in enumerate(ends) if end <= start_ns), len(ends))
+        if row == len(ends):
+            ends.append(end_ns)
+        ends[row] = end_ns
+        rows.append(row)
+    return rows

@@ -1,0 +1,443 @@
+"""Attaches to the pipeline of an existing training script, and stores chosen steps as a run.
+
+    ppbench.attach(pp_schedule, steps=range(10, 20), name="titan")
+
+    step       ... 9   10      11      ...  19      20 ...
+    step()      count  record  record  ...  record  as before
+    clocks           ^ aligned                    ^ aligned again; gathered; rank 0 writes the run
+
+The script keeps its own schedule, model, data and process groups. Only `schedule.step` is replaced,
+to count its calls; within a chosen step `run.runtimes.torch_spans` patches the schedule and removes
+its patches at the end of the step. After the last chosen step no patch is left.
+
+Two rules hold. No error in here may end the training: it becomes one warning, and the rank still
+takes part in what the others wait for. And ranks talk to each other only at fixed points: in
+`attach`, where they agree on what to record, and in calls of `schedule.step`, before the first
+chosen step and after the last. With an optimizer to record, the last one is over when the next step
+begins or `close` is called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from engine.plan.action import NO_INDEX, Op
+from engine.plan.spans import Span, lane_of
+from engine.run.alignment import SAME_CLOCK, Offset, align, measure_offset
+from engine.run.clock import Clock, Mark, clock_for
+from ppbench.errors import PpbenchError, UsageError, describe, first_line
+from ppbench.external.members import Members
+from ppbench.external.record import RunMetadata, check_name, settings_from, write_run
+from ppbench.external.recording import RankRecording, gpu_of, join_recordings, rank_facts
+from ppbench.run.runtimes.torch_spans import Instrument, stages_of
+from ppbench.store import Store, check_writable
+
+Loss = Callable[[], float | None]
+
+
+class AttachWarning(UserWarning):
+    """Says why no run will be stored, or what is missing in it. Training goes on."""
+
+
+@dataclass(frozen=True)
+class AttachRequest:
+    """What the script asks for."""
+
+    steps: frozenset[int]
+    metadata: RunMetadata
+    results: Path
+    optimizers: tuple[Any, ...]
+    loss: Loss | None
+
+    @property
+    def last(self) -> int:
+        return max(self.steps)
+
+    def common(self) -> str:
+        """Return what must be the same on all ranks, or they would wait at different points."""
+        return f"steps={sorted(self.steps)}, {'an' if self.optimizers else 'no'} optimizer"
+
+
+_schedules: WeakSet[Any] = WeakSet()
+"""The schedules that are attached now: two attachments would undo each other's patches."""
+
+
+class Attachment:
+    """An attached schedule. As a context manager it calls `close` at the end."""
+
+    run_id: str | None = None  # on the pipeline's rank 0, once the run is stored
+
+    def __init__(self, schedule: Any, request: AttachRequest, members: Members) -> None:
+        self._schedule, self._request, self._members = schedule, request, members
+        self._device = torch.device(stages_of(schedule)[0].device)
+        self._clock: Clock = clock_for(self._device)
+        self._instrument = Instrument(schedule, self._clock, members.rank)
+        self._recording = RankRecording()
+        self._count = 0  # calls of `schedule.step` so far
+        self._num_before = 0  # the number of calls before the first chosen one
+        self._optimizer_step: int | None = None  # the chosen step whose optimizer may still run
+        self._before: Offset = SAME_CLOCK
+        self._has_begun = self._is_over = False
+        self._hooks = contextlib.ExitStack()  # of the optimizers
+        self._optimizer_starts: dict[int, Mark] = {}  # by the optimizer's id
+        if schedule in _schedules:
+            raise UsageError(
+                "this schedule is attached already; pass all steps to one attach(), or close() the "
+                "first"
+            )
+
+    def begin(self) -> None:
+        """Replace the schedule's `step` by one that counts and records."""
+        schedule = self._schedule
+        self._usual_step, self._had_own_step = schedule.step, "step" in vars(schedule)
+        self._our_step = functools.wraps(self._usual_step)(functools.partial(self._step))
+        schedule.step = self._our_step
+        _schedules.add(schedule)
+        atexit.register(self._at_exit)
+
+    def close(self) -> None:
+        """Store what was recorded, if that is not done, and restore the schedule.
+
+        Collective over the pipeline's ranks, unless nothing was recorded or all is done.
+        """
+        if not self._is_over:
+            if self._has_begun:
+                self._finish()
+            else:
+                self._warn_unfinished()
+        self._detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Close; after an exception, store nothing, and wait for no other rank."""
+        if error is None:
+            self.close()
+        else:
+            self._abandon(error)
+
+    def _step(self, *arguments: Any, **named: Any) -> Any:
+        """Count and record a call of `schedule.step`. Calls by `schedule.eval` are not counted."""
+        if not getattr(self._schedule, "_has_backward", True):
+            return self._usual_step(*arguments, **named)
+        self._release_optimizers()
+        number, self._count = self._count, self._count + 1
+        if self._has_begun and number > self._request.last:
+            self.close()
+        if number not in self._request.steps or self._is_over:
+            return self._usual_step(*arguments, **named)
+        self._begin(number)
+        try:
+            result = self._usual_step(*arguments, **named)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        self._end(number, named.get("losses"))
+        return result
+
+    def _begin(self, number: int) -> None:
+        if not self._has_begun:
+            self._has_begun, self._num_before = True, number
+            with self._guarded():
+                self._members.meet("the first chosen step", "")
+                self._before = measure_offset(self._members, self._members.ranks)
+        if self._recording.error is None:
+            with self._guarded():
+                self._instrument.start_step()
+
+    def _end(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
+        if self._recording.error is None:
+            with self._guarded():
+                self._recording.spans += self._instrument.collect(number)
+                self._recording.early |= {(number, *action) for action in self._instrument.early}
+                self._recording.row = self._recording.row or self._instrument.row
+                self._note_loss(number, losses)
+                self._record_optimizers(number)
+        if number == self._request.last and not self._request.optimizers:
+            self.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Any:
+        """Keep an error for the others to see, and record nothing from then on."""
+        try:
+            yield
+        except Exception as error:
+            self._recording.error = first_line(describe(error))
+            with contextlib.suppress(Exception):
+                self._instrument.remove()
+
+    def _note_loss(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
+        """Note the loss that the script gives, or the mean over the schedule's microbatches."""
+        try:
+            loss = None if self._request.loss is None else self._request.loss()
+            if loss is None and losses:
+                loss = float(torch.stack([part.detach().float() for part in losses]).mean())
+            if loss is not None:
+                self._recording.losses[number] = float(loss)
+        except Exception as error:
+            _warn(f"the loss of step {number} is not known: {describe(error)}")
+
+    def _record_optimizers(self, number: int) -> None:
+        """Hook the optimizers until the next step begins. Others may add hooks in between."""
+        self._optimizer_step = number
+        for optimizer in self._request.optimizers:
+            before = optimizer.register_step_pre_hook(self._optimizer_begins)
+            self._hooks.callback(before.remove)
+            self._hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
+
+    def _release_optimizers(self) -> None:
+        """Remove the hooks. Not to be called from one: torch is iterating over them."""
+        self._optimizer_step = None
+        self._optimizer_starts.clear()
+        self._hooks.close()
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        if self._recording.error is None:
+            with self._guarded():
+                self._clock.begin_step()
+                self._optimizer_starts[id(optimizer)] = self._clock.mark()
+
+    def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
+        start = self._optimizer_starts.pop(id(optimizer), None)
+        if start is not None and self._optimizer_step is not None:
+            with self._guarded():
+                end = self._clock.mark()
+                self._clock.end_step()
+                step, rank, lane = self._optimizer_step, self._members.rank, lane_of(Op.OPT)
+                times = self._clock.read_ns(start), self._clock.read_ns(end)
+                span = Span(step, rank, lane, NO_INDEX, Op.OPT, NO_INDEX, *times, 0)
+                self._recording.spans.append(span)
+
+    def _finish(self) -> None:
+        """Gather what all ranks recorded; the first one writes it. Collective."""
+        self._release_optimizers()
+        self._is_over = True
+        members = self._members
+        try:
+            members.meet("the end of the chosen steps", "")
+            alignment = align(self._before, measure_offset(members, members.ranks))
+            if self._recording.error is None:
+                with self._guarded():
+                    self._recording.spans = alignment.apply(self._recording.spans)
+                    self._recording.facts = rank_facts(
+                        self._schedule, members.rank, self._clock, alignment
+                    )
+                    self._recording.gpu = gpu_of(self._device)
+            everyone: list[RankRecording] = members.gather_objects(self._recording, members.ranks)
+            if members.rank == 0:
+                self.run_id = self._write(everyone)
+                _print(f"run {self.run_id} is stored in {self._request.results}")
+        except Exception as error:
+            self._warn(_text_of(error))
+
+    def _write(self, everyone: Sequence[RankRecording]) -> str:
+        """Raises PpbenchError."""
+        recorded = join_recordings(
+            everyone, self._schedule, self._device, self._members, self._num_before
+        )
+        metadata = self._request.metadata
+        settings = {
+            "device": self._device.type,
+            "runtime": "torch",
+            "launch_threads_per_rank": torch.get_num_threads(),
+            **metadata.settings,
+        }
+        metadata = dataclasses.replace(metadata, settings=settings)
+        return write_run(recorded, metadata, Store(self._request.results))
+
+    def _abandon(self, error: BaseException) -> None:
+        """After an error of the script: restore the schedule, and let no other rank wait."""
+        if not self._is_over:
+            why = f"the script failed on rank {self._members.rank}: {type(error).__name__}"
+            self._members.give_up(why)
+            self._warn(why)
+        self._detach()
+
+    def _detach(self) -> None:
+        """Restore everything. A second call changes nothing."""
+        self._is_over = True
+        atexit.unregister(self._at_exit)
+        _schedules.discard(self._schedule)
+        with contextlib.suppress(Exception):
+            self._instrument.remove()
+        self._release_optimizers()
+        self._members.close()
+        if vars(self._schedule).get("step") is self._our_step:
+            _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
+
+    def _at_exit(self) -> None:
+        """Detach when the process ends before the last chosen step; other ranks may be gone."""
+        self._warn_unfinished()
+        self._detach()
+
+    def _warn_unfinished(self) -> None:
+        if self._members.rank == 0:
+            self._warn(
+                f"it ended when schedule.step had been called {self._count} times, before the end "
+                f"of the chosen steps, {min(self._request.steps)} to {self._request.last}; choose "
+                "earlier ones, or call close() at the end of the training"
+            )
+
+    def _warn(self, why: str) -> None:
+        _warn(f"run {self._request.metadata.name} is not stored: {why}")
+
+
+class _Inert(Attachment):
+    """Records nothing: on another pipeline's ranks, or after a mistake that was reported."""
+
+    def __init__(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _abandon(self, error: BaseException) -> None:
+        pass
+
+
+def attach(
+    schedule: Any,
+    steps: Iterable[int],
+    *,
+    name: str = "attached",
+    results: str | Path = "results",
+    tokens_per_step: int | None = None,
+    optimizer: Any = None,
+    loss: Loss | None = None,
+    settings: Mapping[str, object] | None = None,
+    every_pipeline: bool = False,
+) -> Attachment:
+    """Record chosen steps of a `torch.distributed.pipelining` schedule and store them as a run.
+
+    Every rank of the pipeline calls it at the same point, with the same arguments, before the first
+    of the steps. `steps` counts the calls of `schedule.step` from now on, from 0. With data
+    parallelism the pipeline that has rank 0 is recorded, or `every_pipeline`, each as its own run.
+
+    `optimizer`: one or several, to have spans of their own. `loss`: called for the step's loss
+    after each chosen step; without it, it is the mean of the list that the script passes to
+    `schedule.step(losses=...)`. `settings`: what is known of the workload, by the sweep file's
+    keys, `{"model.preset": "llama-8b", "seq_len": 8192}`.
+
+    Never raises: an error becomes an `AttachWarning`.
+    """
+    try:
+        if not (every_pipeline or _has_rank_0(schedule)):
+            return _Inert()
+        members = Members(stages_of(schedule)[0])
+    except Exception as error:
+        return _refuse(name, error)
+    try:
+        check_name(name, "name=")
+        _check_tokens(tokens_per_step)
+        if members.rank == 0:
+            check_writable(Path(results), "results=")
+        metadata = RunMetadata(name, settings_from(settings or {}), tokens_per_step)
+        optimizers = _checked_optimizers(optimizer)
+        request = AttachRequest(_checked_steps(steps), metadata, Path(results), optimizers, loss)
+        attachment = Attachment(schedule, request, members)
+    except Exception as error:
+        members.give_up(f"rank {members.rank} could not attach: {_text_of(error)}")
+        return _refuse(name, error)
+    try:
+        _agree(members, request.common())
+        attachment.begin()
+    except Exception as error:
+        return _refuse(name, error)
+    return attachment
+
+
+def _refuse(name: str, error: Exception) -> Attachment:
+    _warn(f"run {name} will not be stored: {_text_of(error)}")
+    return _Inert()
+
+
+def _agree(members: Members, ours: str) -> None:
+    """Raises UsageError if the pipeline's ranks were given different arguments."""
+    first, *others = members.meet("attach()", ours)
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:
+            raise UsageError(
+                f"rank {rank} of the pipeline was given {theirs}, rank 0 {first}; give the same on "
+                "all ranks"
+            )
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, PpbenchError) else describe(error)
+
+
+def _checked_steps(steps: Iterable[int]) -> frozenset[int]:
+    try:
+        chosen = frozenset(map(operator.index, steps))
+    except TypeError:
+        chosen = frozenset()
+    if not chosen or min(chosen) < 0:
+        raise UsageError(
+            f"steps={steps}: expected numbers of steps from now on, such as range(10, 20)"
+        )
+    return chosen
+
+
+def _check_tokens(tokens_per_step: int | None) -> None:
+    if tokens_per_step is not None and not (
+        isinstance(tokens_per_step, int) and tokens_per_step > 0
+    ):
+        raise UsageError(f"tokens_per_step={tokens_per_step!r}: expected a number above 0")
+
+
+def _checked_optimizers(optimizer: Any) -> tuple[Any, ...]:
+    """Raises UsageError for an object without the hooks of torch's optimizers."""
+    if optimizer is None:
+        return ()
+    optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    for candidate in optimizers:
+        if not hasattr(candidate, "register_step_pre_hook"):
+            raise UsageError(
+                f"optimizer={type(candidate).__name__}: expected a torch.optim.Optimizer or several"
+            )
+    return optimizers
+
+
+def _has_rank_0(schedule: Any) -> bool:
+    group = stages_of(schedule)[0].group
+    return group is None or 0 in dist.get_process_group_ranks(group)
+
+
+def _put_back(owner: Any, usual: Any, *, is_own: bool) -> None:
+    if is_own:
+        owner.step = usual
+    else:  # the class has it
+        del owner.step
+
+
+def _print(text: str) -> None:
+    print(f"ppbench: {text}", file=sys.stderr, flush=True)
+
+
+def _warn(text: str) -> None:
+    """Warn with the script's line as the place."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"ppbench: {text}", AttachWarning, stacklevel=level)

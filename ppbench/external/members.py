@@ -1,0 +1,146 @@
+"""The ranks of one pipeline of a foreign job, and a communicator of ppbench's own between them.
+
+The communicator is over gloo, and torch's registry does not know it. `dist.new_group` would not do:
+by default it is collective over all ranks of the job, and if only the members call it, it is named
+after how many groups each of them has, so that it hangs where that differs, or makes the script's
+own next group hang.
+
+Before they talk, the ranks `meet` over the job's store, where no rank can hang: the others learn
+that one does not come or has given up. They wait for less than NCCL's watchdog lets the script's
+own messages wait, which torchtitan sets to 100 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.run.clock import HostClock, Ping
+from engine.run.p2p.fabric import Ranks
+from ppbench.errors import UsageError
+
+PATIENCE_S = 60
+_POLL_S = 0.01
+_GAVE_UP = "gave up"
+_made: Counter[Ranks] = Counter()  # how often these ranks have attached; the same on each rank
+
+
+class Members:
+    """The ranks of one pipeline. Every call but `give_up` and `close` is collective and blocks."""
+
+    def __init__(self, stage: Any) -> None:
+        """`stage` is one of this rank's stages, of `torch.distributed.pipelining`."""
+        theirs = stage.group if stage.group is not None else dist.group.WORLD
+        self.ranks: Ranks = tuple(dist.get_process_group_ranks(theirs))
+        self.backend = str(dist.get_backend(theirs))
+        self.rank = int(stage.group_rank)
+        _made[self.ranks] += 1
+        name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
+        c10d: Any = dist.distributed_c10d  # what torch's stubs leave out
+        self._store = c10d.PrefixStore(name, c10d._get_default_store())
+        self._group: Any = None
+
+    def meet(self, where: str, text: str) -> list[str]:
+        """Return every member's text, once all are there; `where` differs at each meeting.
+
+        Raises UsageError if one gives up or does not come.
+        """
+        keys = [f"{where}/{rank}" for rank in range(len(self.ranks))]
+        self._store.set(keys[self.rank], text)
+        for is_late in _moments():
+            if self._store.check([_GAVE_UP]):
+                raise UsageError(self._store.get(_GAVE_UP).decode())
+            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            if not absent:
+                break
+            if is_late:
+                self.give_up(
+                    f"rank {absent[0]} of the pipeline did not reach {where} within "
+                    f"{PATIENCE_S} s; every rank of the pipeline must"
+                )
+        return [self._store.get(key).decode() for key in keys]
+
+    def give_up(self, reason: str) -> None:
+        """Let every rank that waits now or later fail with `reason`. Never raises."""
+        with contextlib.suppress(Exception):
+            self._store.set(_GAVE_UP, reason)
+
+    @property
+    def _gloo(self) -> Any:
+        """The communicator. It is made when it is first needed, after a meeting."""
+        if self._group is None:
+            c10d: Any = dist.distributed_c10d
+            patience = timedelta(seconds=PATIENCE_S)
+            self._group = c10d.ProcessGroupGloo(self._store, self.rank, len(self.ranks), patience)
+        return self._group
+
+    def close(self) -> None:
+        """End the communicator's threads."""
+        self._group = None
+
+    def gather_objects(self, ours: Any, ranks: Ranks) -> list[Any]:
+        """Return every member's object, in the pipeline's order, on all of them."""
+        data = torch.frombuffer(bytearray(pickle.dumps(ours)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+        self._gloo.allgather(sizes, torch.tensor([len(data)])).wait()
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        theirs = [torch.zeros_like(padded) for _ in ranks]
+        self._gloo.allgather(theirs, padded).wait()
+        parts = (their[: int(size)] for their, size in zip(theirs, sizes, strict=True))
+        return [pickle.loads(bytes(part.numpy())) for part in parts]  # noqa: S301  # our own
+
+    def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
+        """Exchange pings between rank 0 and each peer; return those that this rank answered."""
+        if ranks[self.rank] in peers:
+            return self._answer(count)
+        if self.rank == 0:
+            for peer in peers:
+                self._ask(ranks.index(peer), count)
+        return []
+
+    def _ask(self, peer: int, count: int) -> None:
+        clock, number, times = HostClock(), torch.zeros(1), []
+        for _ in range(count):
+            sent_ns = clock.mark()
+            self._send(number, peer)
+            self._receive(number, peer)
+            times.append((sent_ns, clock.mark()))
+        self._send(torch.tensor(times, dtype=torch.int64), peer)
+
+    def _answer(self, count: int) -> list[Ping]:
+        clock, number, times = HostClock(), torch.zeros(1), []
+        for _ in range(count):
+            self._receive(number, 0)
+            received_ns, answered_ns = clock.mark(), clock.mark()
+            self._send(number, 0)
+            times.append((received_ns, answered_ns))
+        theirs = torch.zeros(count, 2, dtype=torch.int64)
+        self._receive(theirs, 0)
+        return [
+            Ping(sent_ns, *ours, returned_ns)
+            for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
+        ]
+
+    def _send(self, tensor: torch.Tensor, member: int) -> None:
+        self._gloo.send([tensor], member, 0).wait()
+
+    def _receive(self, tensor: torch.Tensor, member: int) -> None:
+        self._gloo.recv([tensor], member, 0).wait()
+
+
+def _moments() -> Iterator[bool]:
+    """Yield, every now and then, whether the time is over."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        yield time.monotonic() > until_s
+        time.sleep(_POLL_S)

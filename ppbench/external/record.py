@@ -1,0 +1,249 @@
+"""Stores a run that ppbench did not start, with the same columns as a measured one.
+
+What is not known is null. Settings are columns that every run has: `settings_told` lists those that
+are known, and the others are `unknown`, or 0 and false where they are not text. The workload's id
+depends on the name that its owner gave it as well, so that two unknown models are never compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pandas as pd
+
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
+from engine.plan.simulate import peak_activations
+from ppbench import __version__
+from ppbench.analysis.transfers import Receive
+from ppbench.config.case import UNKNOWN, Case
+from ppbench.config.overrides import checked_value, parse_assignment
+from ppbench.config.programs import lowered_of
+from ppbench.errors import UsageError
+from ppbench.run.machine.measuring_code import code_hash
+from ppbench.run.records import FinishedRun, first_loss_not_finite, rows_of
+from ppbench.store import Condition, Store, new_run_id
+
+_CASE_FIELDS = {case_field.name: case_field.default for case_field in dataclasses.fields(Case)}
+_RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
+_NOT_SETTABLE = (*_RECORDED, "device", "runtime")
+_NAMES = ("model.preset", "data.source")
+"""Settings that may name something that ppbench does not know."""
+_LOWERING = ("transfer_policy", "transfer_look_ahead")
+"""How transfers are added to a stored program: never unknown."""
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """What the owner of a run says about it."""
+
+    name: str
+    settings: Mapping[str, object] = field(default_factory=dict)  # fields of Case
+    tokens_per_step: int | None = None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What was recorded of a run."""
+
+    origin: str  # `imported` or `attached`
+    program: Program  # without transfers
+    spans: pd.DataFrame  # columns of `engine.plan.spans.Span`, on rank 0's clock
+    ranks: Sequence[Mapping[str, object]]  # columns of `ranks`, in order
+    facts: Mapping[str, object]  # columns of `runs`
+    losses: Mapping[int, float] = field(default_factory=dict)  # by step
+    early: Collection[Receive] = frozenset()  # receives that were there when they were asked for
+    num_warmup_steps: int | None = None
+    is_oversubscribed: bool = False
+    completion_seen_on_wait: bool = False  # a receive ends when it was taken, not when it came
+    number: int = 0  # among runs that may be written at the same time
+
+
+def check_name(name: str, option: str) -> None:
+    """Raises UsageError for an empty name."""
+    if not name.strip():
+        raise UsageError(f"{option}: is empty; expected a name for the run, such as titan")
+
+
+def settings_from_text(assignments: Sequence[str]) -> dict[str, object]:
+    """Return `model.preset=llama-8b` and the like as fields of a case. Raises UsageError."""
+    return _fields("--set", (parse_assignment("--set", text) for text in assignments))
+
+
+def settings_from(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return `{"model.preset": "llama-8b"}` and the like as fields of a case. Raises UsageError."""
+    for key in settings:
+        parse_assignment("settings", f"{key}=0")  # refuses a key that does not exist
+    return _fields("settings", settings.items())
+
+
+def _fields(option: str, settings: Iterable[tuple[str, object]]) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for key, value in settings:
+        name = key.replace(".", "_")
+        if name not in _CASE_FIELDS or name in _NOT_SETTABLE:
+            raise UsageError(
+                f"{option} {key}: is read from the run itself and cannot be set; settable are "
+                "model.*, data.*, train.* and seq_len"
+            )
+        try:
+            checked = str(value) if key in _NAMES else checked_value(key, value)
+        except ValueError as error:
+            raise UsageError(f"{option} {key}={value}: {error}") from None
+        fields[name] = tuple(checked) if isinstance(checked, list) else checked
+    return fields
+
+
+def named_program(program: Program, name: str | None = None) -> Program:
+    """Return the program under the given name, or that of the registered schedule it equals."""
+    if name is None:
+        names = (known for known in SCHEDULES if _is_schedule(program, known))
+        name = next(names, program.schedule)
+    return dataclasses.replace(program, schedule=name)
+
+
+def _is_schedule(program: Program, name: str) -> bool:
+    try:
+        known = build_program(
+            name, program.world_size, program.num_microbatches, _stages_per_rank(program)
+        )
+    except ScheduleError:
+        return False
+    return (known.placement, known.actions) == (program.placement, program.actions)
+
+
+def _stages_per_rank(program: Program) -> int:
+    return max(len(program.placement.stages_of(rank)) for rank in range(program.world_size))
+
+
+def check_legal(program: Program) -> None:
+    """Raises UsageError for a program that is not a whole training step."""
+    try:
+        check(program)
+    except ProgramError as error:
+        raise UsageError(
+            f"the actions are not a whole training step: {error}\n"
+            "Check that the files of all ranks of one pipeline are there, with forward and backward"
+        ) from None
+
+
+def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str:
+    """Store the run; returns its id. Raises UsageError, StoreError."""
+    check_legal(recorded.program)
+    run_id, case = new_run_id(), _case_of(recorded.program, metadata)
+    rows = rows_of(_finished(recorded, metadata, case))
+    run = {
+        **_identity(run_id, recorded, metadata, case, store),
+        **rows.run,
+        "num_stages": recorded.program.num_stages,
+        "tokens_per_step": metadata.tokens_per_step,
+        "num_warmup_steps": recorded.num_warmup_steps,
+        "measure_steps": len(rows.tables["steps"]),
+    }
+    store.write_run(run, {**rows.tables, "edges": _with_known_sizes(rows.tables["edges"])})
+    return run_id
+
+
+def _finished(recorded: RecordedRun, metadata: RunMetadata, case: Case) -> FinishedRun:
+    spans = recorded.spans.sort_values(["step", "rank", "start_ns"], ignore_index=True)
+    losses = [loss for _, loss in sorted(recorded.losses.items())]
+    last_rank = recorded.program.placement.ranks[-1]
+    return FinishedRun(
+        case,
+        recorded.program,
+        lowered_of(case, recorded.program),
+        spans,
+        _ranks_of(recorded),
+        recorded.facts,
+        recorded.losses,
+        {int(step): metadata.tokens_per_step for step in spans["step"].unique()},
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        not_finite=first_loss_not_finite(recorded.losses, last_rank),
+        early=recorded.early,
+        completion_seen_on_wait=recorded.completion_seen_on_wait,
+        has_warmup=recorded.num_warmup_steps != 0,  # an unknown number is not reported as none
+        is_oversubscribed=recorded.is_oversubscribed,
+    )
+
+
+def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
+    """Add to each rank's row what the program implies: its stages and what it holds."""
+    program = recorded.program
+    held = peak_activations(program)  # from a microbatch's forward to the end of its backward
+    return [
+        {
+            "peak_memory_bytes": None,
+            "predicted_peak_memory_bytes": None,
+            **row,
+            "peak_held_microbatches": held[rank],
+            "planned_peak_held_microbatches": held[rank],
+            "stages": json.dumps(program.placement.stages_of(rank)),
+        }
+        for rank, row in enumerate(recorded.ranks)
+    ]
+
+
+def _with_known_sizes(edges: pd.DataFrame) -> pd.DataFrame:
+    """Replace the size and speed of messages whose size is not known by null."""
+    is_known = edges["num_bytes"] > 0
+    columns = ("num_bytes", "bytes_per_s")
+    return edges.assign(**{column: edges[column].where(is_known) for column in columns})
+
+
+def _case_of(program: Program, metadata: RunMetadata) -> Case:
+    """Return the case with the settings that are known; the others are as the module says."""
+    known = {
+        "schedule": program.schedule,
+        "world_size": program.world_size,
+        "num_microbatches": program.num_microbatches,
+        "stages_per_rank": _stages_per_rank(program),
+        **metadata.settings,
+    }
+    unknown = {
+        name: _unknown(default) for name, default in _CASE_FIELDS.items() if name not in _LOWERING
+    }
+    return Case(**{**unknown, "seq_len": UNKNOWN, **known})  # type: ignore[arg-type]  # as declared
+
+
+def _unknown(default: object) -> object:
+    if isinstance(default, tuple):
+        return ()
+    return UNKNOWN if isinstance(default, str) else type(default)()
+
+
+def _identity(
+    run_id: str, recorded: RecordedRun, metadata: RunMetadata, case: Case, store: Store
+) -> dict[str, object]:
+    """Return the columns that identify the run. Its `resume_key` is its own: it replaces no run."""
+    case_id = _digest(case.case_id, metadata.name)
+    sweep_id = _digest(recorded.origin, metadata.name)
+    same = [Condition("sweep_id", "=", sweep_id), Condition("case_id", "=", case_id)]
+    launches = store.runs(["launch"], same)["launch"]
+    return {
+        "run_id": run_id,
+        "sweep_id": sweep_id,
+        "sweep_name": metadata.name,
+        "resume_key": _digest(sweep_id, case_id, run_id),
+        "case_id": case_id,
+        "launch": (0 if launches.empty else int(launches.max()) + 1) + recorded.number,
+        "position": 0,
+        "attempt": 1,
+        "status": "ok",
+        "origin": recorded.origin,
+        "settings_told": json.dumps(sorted({*_RECORDED, *metadata.settings})),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **case.settings(),
+        "code": code_hash(),
+        "ppbench_version": __version__,
+    }
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

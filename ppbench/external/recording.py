@@ -1,0 +1,155 @@
+"""What the ranks of an attached pipeline recorded, joined to one run."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from engine.plan.action import Action, Op
+from engine.plan.lower import check_delivery_between_ranks
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError
+from engine.plan.spans import COLUMNS, Span
+from engine.run.alignment import Alignment
+from engine.run.clock import Clock
+from ppbench.analysis.transfers import Receive
+from ppbench.errors import UsageError
+from ppbench.external.members import Members
+from ppbench.external.record import RecordedRun, named_program
+from ppbench.git import read_commit
+from ppbench.run.machine.environment import read_environment
+from ppbench.run.runtimes.torch_spans import program_from, stages_of
+
+ATTACHED = "attached"
+
+
+@dataclass
+class RankRecording:
+    """What one rank recorded, as the others receive it."""
+
+    error: str | None = None
+    spans: list[Span] = field(default_factory=list)
+    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
+    row: tuple[Action, ...] = ()
+    losses: dict[int, float] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)  # columns of `ranks`
+    gpu: str = ""  # identifies it among all, however many the process may see
+
+
+def join_recordings(
+    recordings: Sequence[RankRecording],
+    schedule: Any,
+    device: torch.device,
+    members: Members,
+    num_steps_before: int,
+) -> RecordedRun:
+    """Join the recordings of all ranks. Raises UsageError, also for what a rank failed with."""
+    for rank, recording in enumerate(recordings):
+        if recording.error is not None:
+            raise UsageError(f"rank {rank} could not be recorded: {recording.error}")
+    program = _program_of(schedule, recordings)
+    spans = [span for recording in recordings for span in recording.spans]
+    return RecordedRun(
+        ATTACHED,
+        program,
+        pd.DataFrame(_with_joined_optimizers(spans), columns=list(COLUMNS)),
+        [recording.facts for recording in recordings],
+        _run_facts(device, members.backend, program.world_size),
+        {step: loss for recording in recordings for step, loss in recording.losses.items()},
+        early=set().union(*(recording.early for recording in recordings)),
+        num_warmup_steps=num_steps_before,
+        is_oversubscribed=_is_oversubscribed(recordings, device),
+        completion_seen_on_wait=True,
+        number=members.ranks[0],
+    )
+
+
+def _program_of(schedule: Any, recordings: Sequence[RankRecording]) -> Program:
+    program = program_from(schedule, [recording.row for recording in recordings])
+    try:
+        check_delivery_between_ranks(program)
+    except ProgramError as error:
+        raise UsageError(
+            f"the schedule trains on the wrong microbatch: {error.action} on rank {error.rank} "
+            f"{error.reason}; torch delivers the messages between two ranks in the order in "
+            "which they are posted, so post receives in the order of their sends"
+        ) from None
+    return named_program(program.compute_only())
+
+
+def _with_joined_optimizers(spans: Sequence[Span]) -> list[Span]:
+    """Make one optimizer span per rank and step: there may be an optimizer for each stage."""
+    optimizers: dict[tuple[int, int], Span] = {}
+    others = []
+    for span in spans:
+        if span.op is not Op.OPT:
+            others.append(span)
+            continue
+        before = optimizers.get((span.step, span.rank), span)
+        optimizers[span.step, span.rank] = before._replace(
+            start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
+        )
+    return [*others, *optimizers.values()]
+
+
+def _is_oversubscribed(recordings: Sequence[RankRecording], device: torch.device) -> bool:
+    """Whether this host has more threads than cores, or, with GPUs, two ranks share one."""
+    if device.type == "cuda":
+        return len({recording.gpu for recording in recordings}) < len(recordings)
+    hosts = [recording.facts["hostname"] for recording in recordings]
+    num_here = hosts.count(platform.node())
+    return num_here * torch.get_num_threads() > read_environment().num_cores
+
+
+def _run_facts(device: torch.device, backend: str, world_size: int) -> dict[str, object]:
+    """Return columns of `runs`."""
+    environment, commit = read_environment(), read_commit(Path.cwd())
+    return {
+        **({} if commit is None else asdict(commit)),
+        "fingerprint": environment.fingerprint(device.type, world_size, torch.get_num_threads()),
+        "environment": environment.as_json(),
+        "transport": backend if world_size > 1 else "none",
+        "sweep_file": sys.argv[0],
+    }
+
+
+def rank_facts(schedule: Any, rank: int, clock: Clock, alignment: Alignment) -> dict[str, object]:
+    """Return columns of `ranks`."""
+    stages = stages_of(schedule)
+    device = torch.device(stages[0].device)
+    parameters = {id(p): p for stage in stages for p in stage.submod.parameters()}
+    source = "shared with rank 0" if alignment.is_shared else "aligned by pings"
+    return {
+        "hostname": platform.node(),
+        "device": str(device),
+        "num_parameters": sum(p.numel() for p in parameters.values()),
+        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "clock": "rank 0" if rank == 0 else source,
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + clock.error_ns,
+        **_memory_facts(device),
+    }
+
+
+def _memory_facts(device: torch.device) -> dict[str, object]:
+    """Return the allocator's peak since the script began or last reset it; ppbench never resets."""
+    if device.type != "cuda":
+        return {"peak_memory_bytes": None}
+    return {
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def gpu_of(device: torch.device) -> str:
+    """Return an id of the GPU that is the same in every process; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

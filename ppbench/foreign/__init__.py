@@ -1,1 +1,0 @@
-"""Training runs that ppbench did not start: read from traces, or watched from inside."""

@@ -1,1 +1,0 @@
-"""Plans without runs: schedules listed, drawn, checked, exported and simulated."""

@@ -1,0 +1,437 @@
+"""Programs predicted without a run: how long a step takes, idles and holds, exactly.
+
+    prediction = ppbench.simulate("1f1b", ranks=4, microbatches=8, cost="F=1,I=1,W=1")
+    prediction.figures()["bubble_fraction"]
+    prediction.frame                # every action with its start and end
+
+Costs are taken as the fractions that were written, not as the nearest floats, and a step is
+simulated in ticks so short that every cost is a whole number of them: F=1, I=0.5 on three stages
+per rank are ticks of a sixth of a second. What comes out is then as exact as what went in.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS
+from engine.plan.critical_path import critical_path
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
+from engine.plan.program import Program, loop_placement, v_placement
+from engine.plan.rules import ProgramError, check
+from engine.plan.schedules.formulae import Shape, Times
+from engine.plan.schedules.registry import (
+    CSV_PREFIX,
+    ShapeError,
+    UnknownScheduleError,
+    build_program,
+    find_schedule,
+    known_names,
+    read_csv,
+)
+from engine.plan.simulate import (
+    Durations,
+    Simulation,
+    TransferModel,
+    peak_activations,
+)
+from engine.plan.simulate import simulate as simulate_program
+from engine.plan.spans import COLUMNS
+from ppbench.console import note
+from ppbench.errors import UsageError, nearest
+
+NS_PER_S = 10**9
+LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
+_MOST_DIGITS = 40
+UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """How long a message between two ranks takes, and whether the sender computes meanwhile."""
+
+    duration_s: Fraction = Fraction(0)
+    message_bytes: int = 0
+    overlaps: bool = True
+
+
+FREE_TRANSFERS = Transfers()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A simulated step; its times are in ticks, of which a second has `ticks_per_s`."""
+
+    simulation: Simulation
+    costs: Times
+    ticks_per_s: int
+    transfers: Transfers = FREE_TRANSFERS
+
+    def __repr__(self) -> str:
+        shape = f"{self.program.world_size} ranks, {self.program.num_microbatches} microbatches"
+        bubble = self.simulation.bubble_fraction
+        return (
+            f"Prediction({self.program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
+            f"bubble {bubble:.1%})"
+        )
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per action with its rank, start and end, in nanoseconds."""
+        return self.spans()
+
+    @property
+    def program(self) -> Program:
+        return self.simulation.program
+
+    @property
+    def makespan_s(self) -> Fraction:
+        return Fraction(self.simulation.makespan_ns, self.ticks_per_s)
+
+    @property
+    def peaks(self) -> list[Fraction]:
+        """By rank, the most activations held at once, in microbatches of a rank's share."""
+        share = share_of_stage(self.program)
+        return [peak * share for peak in peak_activations(self.program)]
+
+    def figures(self) -> dict[str, object]:
+        """The step's figures under the names that the store has for them; times in seconds."""
+        return {
+            "makespan": number(self.makespan_s),
+            "bubble_fraction": self.simulation.bubble_fraction,
+            "bubble_idle_over_ideal": self.simulation.bubble_idle_over_ideal,
+            "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
+            "peak_activations": [number(peak) for peak in self.peaks],
+            "num_actions": sum(map(len, self.program.actions)),
+        }
+
+    def shape(self) -> dict[str, object]:
+        """The schedule with its ranks, microbatches and stages."""
+        program = self.program
+        return {
+            "schedule": program.schedule,
+            "ranks": program.world_size,
+            "microbatches": program.num_microbatches,
+            "stages_per_rank": number(1 / share_of_stage(program)),
+            "num_stages": program.num_stages,
+            "placement": placement_word(program),
+        }
+
+    def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
+        """Everything, for JSON; times in seconds. `has_held` adds what each rank holds over time.
+
+        That may be thousands of entries for each rank.
+        """
+        held = {"held_activations": self.held_over_time()} if has_held else {}
+        return {
+            **self.shape(),
+            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
+            "transfer": number(self.transfers.duration_s),
+            "message_bytes": self.transfers.message_bytes,
+            "overlap": self.transfers.overlaps,
+            **self.figures(),
+            "critical_path": self.critical_path(),
+            **held,
+        }
+
+    def critical_path(self) -> list[str]:
+        with no_garbage():
+            return [str(action) for action in critical_path(self.simulation)]
+
+    def held_over_time(self) -> list[list[tuple[float, float]]]:
+        """By rank, each change of what it holds: from when on (s), and how much (as `peaks`)."""
+        share = share_of_stage(self.program)
+        return [
+            [
+                (number(Fraction(held.time_ns, self.ticks_per_s)), number(held.num_held * share))
+                for held in self.simulation.held_over_time(rank)
+            ]
+            for rank in range(self.program.world_size)
+        ]
+
+    def spans(self) -> pd.DataFrame:
+        """As measured ones, in nanoseconds."""
+        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
+        for column in ("start_ns", "end_ns"):
+            spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
+        return spans
+
+
+def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFERS) -> Prediction:
+    """Simulate a legal program. `costs` are seconds of a microbatch on a rank: all its stages."""
+    share = share_of_stage(program)
+    of_stage = [cost * share for cost in costs]
+    ticks_per_s = math.lcm(*(cost.denominator for cost in [*of_stage, transfers.duration_s]))
+    f, i, w = ((int(cost * ticks_per_s),) * program.num_stages for cost in of_stage)
+    model = TransferModel(
+        latency_ns=int(transfers.duration_s * ticks_per_s),
+        message_bytes=transfers.message_bytes,
+        overlaps=transfers.overlaps,
+    )
+    simulation = simulate_program(program, Durations(f, i, w), model)
+    return Prediction(simulation, costs, ticks_per_s, transfers)
+
+
+def share_of_stage(program: Program) -> Fraction:
+    """Of what its rank holds."""
+    return Fraction(program.world_size, program.num_stages)
+
+
+def number(value: Fraction) -> float:
+    """As a plain number, whole where it is whole."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Pause the cyclic collector while millions of tuples are built: none of them is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def read_costs(text: str) -> Times:
+    """`F=1,I=0.5,W=0.5` as seconds. Raises UsageError where it is anything else."""
+    given: dict[str, Fraction] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise _bad_cost(f'"{part.strip()}" is no KEY=SECONDS')
+        if key not in ("F", "I", "W"):
+            raise _bad_cost(f'unknown key "{key}"')
+        if key in given:
+            raise _bad_cost(f"{key} is given twice")
+        given[key] = read_quantity(f"--cost: {key}", value, "seconds")
+    for key in ("F", "I", "W"):
+        if key not in given:
+            raise _bad_cost(f"{key} is missing")
+    if not any(given.values()):
+        raise _bad_cost("all are 0, so that nothing takes time")
+    return Times(given["F"], given["I"], given["W"])
+
+
+def _bad_cost(problem: str) -> UsageError:
+    return UsageError(
+        f"--cost: {problem}; expected seconds per microbatch and rank of F, I and W, such as "
+        "F=1,I=1,W=1 (a full backward B takes I + W)"
+    )
+
+
+def read_transfers(
+    latency: str, bandwidth: str | None, message_bytes: int, *, overlaps: bool
+) -> Transfers:
+    """The transfer model of a command line. Raises UsageError."""
+    duration = read_quantity("--latency", latency, "seconds")
+    if message_bytes < 0:
+        raise UsageError(f"--message-bytes: {message_bytes} is negative; expected 0 or more")
+    if bandwidth is not None:
+        if not message_bytes:
+            note("warning: --bandwidth has no effect on messages of 0 bytes; add --message-bytes N")
+        bytes_per_s = read_quantity("--bandwidth", bandwidth, "bytes per second")
+        if not bytes_per_s:
+            raise UsageError("--bandwidth: 0 bytes per second move nothing; expected more than 0")
+        duration += message_bytes / bytes_per_s
+    return Transfers(duration, message_bytes, overlaps)
+
+
+def read_quantity(where: str, text: str, unit: str) -> Fraction:
+    """A decimal number of `unit`, exactly; raises UsageError beginning with `where`."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    is_sane = value.is_finite() and len(value.as_tuple().digits) <= _MOST_DIGITS
+    if is_sane and (value == 0 or LEAST_COST <= value <= MOST_COST):
+        return Fraction(value)
+    raise UsageError(
+        f'{where}: "{text}" is no number of {unit}; expected 0, or from {LEAST_COST:e} to '
+        f"{MOST_COST:e}, such as 0.02"
+    )
+
+
+MOST_ACTIONS = 20_000_000
+"""Some 6 GB when simulated."""
+_OPTIONS = {
+    "world_size": "--ranks",
+    "num_microbatches": "--microbatches",
+    "stages_per_rank": "--stages-per-rank",
+}
+
+
+class ProgramRequest(NamedTuple):
+    """A schedule by name, or `csv:PATH`, and its shape; None where the schedule or file knows."""
+
+    schedule: str
+    ranks: int | None
+    microbatches: int | None
+    stages_per_rank: int | None
+
+
+def program_of(request: ProgramRequest) -> Program:
+    """The program, checked by all rules. Raises UsageError."""
+    try:
+        shape = (
+            _shape_of_file(request) if request.schedule.startswith(CSV_PREFIX) else _shape(request)
+        )
+        with no_garbage():
+            program = build_program(
+                request.schedule, shape.world_size, shape.num_microbatches, request.stages_per_rank
+            )
+            check(program)
+            if program.has_transfers:
+                lower(program)
+    except UnknownScheduleError:
+        hint = nearest(request.schedule, known_names())
+        raise UsageError(f'unknown schedule "{request.schedule}"{hint}') from None
+    except ShapeError as error:
+        raise UsageError(f"{_OPTIONS[error.key]}: {error}{_fix(request, error)}") from None
+    except (ValueError, OSError) as error:
+        raise _unusable(request.schedule, error) from None
+    return program
+
+
+def simulate(
+    schedule: str,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    stages_per_rank: int | None = None,
+    *,
+    cost: str = "F=1,I=1,W=1",
+    latency: float | str = 0,
+    bandwidth: float | str | None = None,
+    message_bytes: int = 0,
+    overlap: bool = True,
+) -> Prediction:
+    """Predict a step of a schedule, named as in a sweep file or `csv:PATH`.
+
+    `cost` is seconds per microbatch and rank, `latency` seconds of every message, `bandwidth` bytes
+    per second, by default infinite. Raises UsageError.
+    """
+    rate = None if bandwidth is None else str(bandwidth)
+    transfers = read_transfers(str(latency), rate, message_bytes, overlaps=overlap)
+    request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
+    return predict(program_of(request), read_costs(cost), transfers)
+
+
+def num_computations(program: Program) -> int:
+    """How many actions are not transfers."""
+    return sum(action.op in COMPUTE_OPS for row in program.actions for action in row)
+
+
+def with_transfers(
+    program: Program, policy: Policy = Policy.EARLY, look_ahead: int = DEFAULT_LOOK_AHEAD
+) -> Program:
+    """The program with its own transfers, or with those of a policy; it cannot hang.
+
+    Raises UsageError for a program that would.
+    """
+    try:
+        return lower(program, policy, look_ahead)
+    except ProgramError as error:
+        raise UsageError(str(error)) from None
+
+
+def _shape(request: ProgramRequest) -> Shape:
+    """Of a registered schedule. Raises UsageError where a number is missing or out of range."""
+    allowed = find_schedule(request.schedule).stages_per_rank
+    v = allowed.default if request.stages_per_rank is None else request.stages_per_rank
+    numbers = {"--ranks": request.ranks, "--microbatches": request.microbatches}
+    for option, value in {**numbers, "--stages-per-rank": v}.items():
+        if value is None:
+            raise UsageError(f"{option}: {request.schedule} needs it; such as {option} 4")
+        if value < 1:
+            raise UsageError(f"{option}: must be at least 1, got {value}")
+    shape = Shape(int(request.ranks or 0), v, int(request.microbatches or 0))
+    _refuse_absurd(shape)
+    return shape
+
+
+def _refuse_absurd(shape: Shape) -> None:
+    p, v, m = shape
+    if (num_actions := 3 * p * v * m) > MOST_ACTIONS:
+        shares = f"{p:,} ranks x {v:,} stages per rank x {m:,} microbatches"
+        what = f"{shares} make up to {num_actions:,} actions, too many to plan"
+    elif (num_places := p * p * v) > MOST_ACTIONS:
+        what = f"{p:,} ranks x {p * v:,} stages = {num_places:,} are too many to plan"
+    else:
+        return
+    raise UsageError(f"{what}; at most {MOST_ACTIONS:,}; use smaller numbers")
+
+
+def _shape_of_file(request: ProgramRequest) -> Shape:
+    """As asked for, and as the file says where nothing is; `build_program` compares the two."""
+    p, m = request.ranks, request.microbatches
+    if p is None or m is None:
+        program = read_csv(Path(request.schedule.removeprefix(CSV_PREFIX)))
+        p = program.world_size if p is None else p
+        m = program.num_microbatches if m is None else m
+    return Shape(p, 1, m)
+
+
+def _fix(request: ProgramRequest, error: ShapeError) -> str:
+    """What would do instead."""
+    if request.schedule.startswith(CSV_PREFIX):
+        return "; leave it out"
+    if error.key == "stages_per_rank":
+        allowed = find_schedule(request.schedule).stages_per_rank
+        return f"; leave it out for {allowed.default}"
+    constraint = find_schedule(request.schedule).constraint
+    if constraint is None or request.ranks is None or request.microbatches is None:
+        return ""
+    p, m = request.ranks, request.microbatches
+    fitting = [n for n in range(1, m + 2 * p + 1) if constraint.is_met(Shape(p, 1, n))]
+    below, above = [n for n in fitting if n < m][-1:], [n for n in fitting if n > m][:1]
+    return f"; {' or '.join(map(str, below + above))} would do"
+
+
+def _unusable(name: str, error: ValueError | OSError) -> UsageError:
+    """A file that cannot be read, or a program that breaks a rule."""
+    path = Path(name.removeprefix(CSV_PREFIX))
+    if isinstance(error, OSError):
+        return UsageError(f"{path}: cannot be read: {error.strerror or error}")
+    return UsageError(str(error))
+
+
+def program_of_file(path: Path, max_held: int | None = None) -> Program:
+    """A CSV file's program, as it is, checked by all rules. Raises UsageError.
+
+    What breaks a rule is shown where it stands in the file, its transfers among it.
+    """
+    try:
+        program = replace(read_csv(path), schedule=str(path))
+        with no_garbage():
+            check(program, max_held)
+    except ProgramError as error:
+        raise UsageError(str(_placed_in_row(error, program))) from None
+    except (ValueError, OSError) as error:
+        raise _unusable(str(path), error) from None
+    return program
+
+
+def _placed_in_row(error: ProgramError, program: Program) -> ProgramError:
+    """The rules leave transfers aside, and so count positions without them."""
+    row = program.actions[error.rank]
+    positions = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
+    return ProgramError(program, error.rank, [*positions, len(row)][error.position], error.reason)
+
+
+def placement_word(program: Program) -> str:
+    """`loop`, `v`, or `own` where the stages are placed in no known way."""
+    p, num_stages = program.world_size, program.num_stages
+    for word, place in (("loop", loop_placement), ("v", v_placement)):
+        if num_stages % p == 0 and program.placement == place(p, num_stages // p):
+            return word
+    return "own"

@@ -1,0 +1,395 @@
+"""The chart of a metric over commits: launches, medians, levels with their bands, and changes.
+
+y   values, not from zero: changes of a few percent matter
+x   commits in equal steps, since the time between commits is irrelevant
+y2  a strip below: failed launches, and the number of unmeasured commits in between
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, translucent
+from ppbench.display.units import NS_PER_MS, counted, figure, size_unit
+from ppbench.report.charts.canvas import NEUTRAL, PLAIN
+from ppbench.report.charts.panels import figure_text
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
+from ppbench.statistics.verdicts import METRICS, Metric
+
+HEIGHT_PX = 330
+SHORT = 9
+_STRIP, _PLOT = [0.0, 0.07], [0.1, 1.0]
+_MOST_COUNTS = 20  # gaps that are labelled with their number of commits; more would overlap
+_ABOVE, _BELOW = 0.2, 0.08  # margins, as shares of the range of values; changes are drawn above
+_LEAST_SPAN = 0.02  # of the values, or two points, so that a steady series looks steady
+_LONGEST_SUBJECT = 60
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The unit in which values are drawn."""
+
+    factor: float
+    title: str
+    tickformat: str
+
+
+def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
+    """Return the chart of one series.
+
+    The `customdata` of a clickable mark is the index of its commit, where work trees with
+    uncommitted changes come last, or `change N`.
+    """
+    series = analysis.series
+    scale = _scale_of(metric, [value for point in series.points for value in point.figures])
+    low, high = _range_of(series, metric, scale)
+    chart = go.Figure(layout=_layout(analysis, metric, scale, (low, high)))
+    chart.add_traces(
+        [
+            _band(analysis, scale),
+            _levels(analysis, scale),
+            _launches(series, scale),
+            _medians(series, metric, scale),
+            _dirty(series, metric, scale),
+            _failures(series),
+            _gaps(series),
+            _changes(analysis, metric, high + (high - low) * _ABOVE / 2),
+        ]
+    )
+    return chart
+
+
+def _layout(
+    analysis: SeriesAnalysis, metric: Metric, scale: _Scale, ends: tuple[float, float]
+) -> dict[str, object]:
+    low, high = ends
+    span = high - low
+    return {
+        "template": PLAIN,
+        "height": HEIGHT_PX,
+        "margin": {"l": 64, "r": 14, "t": 12, "b": 34},
+        "hovermode": "closest",
+        "hoverdistance": 30,
+        "showlegend": False,
+        "shapes": [_shade(step, metric) for step in analysis.steps],
+        "xaxis": _commit_axis(analysis.series),
+        "yaxis": {
+            "domain": _PLOT,
+            "range": [low - span * _BELOW, high + span * _ABOVE],
+            "title": {"text": scale.title, "standoff": 6},
+            "tickformat": scale.tickformat,
+            "zeroline": False,
+        },
+        "yaxis2": {
+            "domain": _STRIP,
+            "range": [0, 1],
+            "fixedrange": True,
+            "showticklabels": False,
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
+
+
+def _scale_of(metric: Metric, values: Sequence[float]) -> _Scale:
+    name = metric.name
+    if name == "tokens_per_s":
+        return _Scale(1.0, "tokens/s", ",~s")
+    if name.endswith("_ns"):
+        return _Scale(1 / NS_PER_MS, f"{_words(name.removesuffix('_ns'))}, ms", ",~r")
+    if name.endswith("_bytes"):
+        unit, num_bytes = size_unit(max(values, default=0.0))
+        return _Scale(1 / num_bytes, f"{_words(name.removesuffix('_bytes'))}, {unit}", ",~r")
+    if name.endswith("_fraction") or name.startswith("bubble_"):
+        return _Scale(1.0, _words(name.removesuffix("_fraction")), ",~%")
+    return _Scale(1.0, _words(name), ",~r")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _range_of(series: Series, metric: Metric, scale: _Scale) -> tuple[float, float]:
+    """Return the range of the values, widened so that noise does not fill the chart."""
+    points = (*series.points, *series.dirty)
+    values = [value * scale.factor for point in points for value in point.figures] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    least = _LEAST_SPAN * (1.0 if metric.in_points else abs(high) or 1.0)
+    missing = max(0.0, least - (high - low))
+    return low - missing / 2, high + missing / 2
+
+
+def _commit_axis(series: Series) -> dict[str, object]:
+    """Return the x axis: plotly chooses how many ticks fit, each is labelled with its commit."""
+    names = [*(point.commit[:7] for point in series.points), *["+"] * len(series.dirty)]
+    between = {f"{place + 0.5:g}": " " for place in range(-1, len(names) + 1)}
+    return {
+        "range": [-0.8, max(len(names), 6) - 0.2],
+        "anchor": "y2",
+        "labelalias": {
+            **between,
+            **{str(place): name for place, name in enumerate(names)},
+            **{str(place): " " for place in range(len(names), len(names) + 12)},
+        },
+        "tickformat": "~r",
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def color_of(step: Step, metric: Metric) -> str:
+    """Return green for better, red for worse, purple for a metric without a direction."""
+    if metric.name not in METRICS:
+        return PURPLE
+    return GREEN if step.is_better else VERMILLION
+
+
+def size_text(step: Step, metric: Metric) -> str:
+    """Format a change: `-7.6 %`, or `+1.2 points` for a metric in points."""
+    return f"{100 * step.size.estimate:+.1f} {'points' if metric.in_points else '%'}"
+
+
+def interval_text(step: Step, metric: Metric) -> str:
+    unit = "points" if metric.in_points else "%"
+    return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
+
+
+def _shade(step: Step, metric: Metric) -> dict[str, object]:
+    """Return a shaded area over the commits that may have caused a change."""
+    return {
+        "type": "rect",
+        "layer": "below",
+        "yref": "y domain",
+        "x0": step.good + 0.5,
+        "x1": step.last + 0.5,
+        "y0": 0,
+        "y1": 1,
+        "fillcolor": translucent(color_of(step, metric), 0.16),
+        "line": {"width": 0},
+    }
+
+
+def _band(analysis: SeriesAnalysis, scale: _Scale) -> go.Scatter:
+    """Return the 95 % interval of each level as a band."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for level in analysis.levels:
+        if level.interval is not None:
+            left, right = level.first - 0.4, level.last + 0.4
+            low, high = (end * scale.factor for end in level.interval)
+            x += [left, right, right, left, None]
+            y += [low, low, high, high, None]
+    color = translucent(MEDIUM_BLUE, 0.2)
+    return go.Scatter(
+        name="interval",
+        x=x,
+        y=y,
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        fillcolor=color,
+        hoverinfo="skip",
+    )
+
+
+def _levels(analysis: SeriesAnalysis, scale: _Scale) -> go.Scatter:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for level in analysis.levels:
+        if level.estimate is not None:
+            x += [level.first - 0.4, level.last + 0.4, None]
+            y += [level.estimate * scale.factor] * 2 + [None]
+    return go.Scatter(
+        name="level",
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": MEDIUM_BLUE, "width": 2},
+        hoverinfo="skip",
+    )
+
+
+def _launches(series: Series, scale: _Scale) -> go.Scatter:
+    """Return the single launches of commits that have several."""
+    points = enumerate((*series.points, *series.dirty))
+    drawn = [
+        (place, value * scale.factor)
+        for place, point in points
+        if len(point.figures) > 1
+        for value in point.figures
+    ]
+    return go.Scatter(
+        name="launch",
+        x=[place for place, _ in drawn],
+        y=[value for _, value in drawn],
+        mode="markers",
+        marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
+        hoverinfo="skip",
+    )
+
+
+def _medians(series: Series, metric: Metric, scale: _Scale) -> go.Scatter:
+    drawn = [(n, point) for n, point in enumerate(series.points) if point.value is not None]
+    symbols = ["circle" if point.is_known else "circle-open" for _, point in drawn]
+    return _clickable(
+        drawn,
+        [(point.value or 0.0) * scale.factor for _, point in drawn],
+        [_median_text(series, place, metric) for place, _ in drawn],
+        name="median",
+        marker={"size": 8, "color": MEDIUM_BLUE, "symbol": symbols, "line": {"width": 1}},
+    )
+
+
+def _dirty(series: Series, metric: Metric, scale: _Scale) -> go.Scatter:
+    """Return the work trees with uncommitted changes, after all commits."""
+    dirty = enumerate(series.dirty, len(series.points))
+    drawn = [(place, point) for place, point in dirty if point.value is not None]
+    return _clickable(
+        drawn,
+        [(point.value or 0.0) * scale.factor for _, point in drawn],
+        [
+            f"{heading(point)}<br>uncommitted changes {figure_text(point.changes)}"
+            f"<br>{_figure_text(point, metric)}"
+            for _, point in drawn
+        ],
+        name="uncommitted changes",
+        marker={"size": 9, "color": PURPLE, "symbol": "diamond-open"},
+    )
+
+
+def _failures(series: Series) -> go.Scatter:
+    drawn = [(n, point) for n, point in enumerate(series.points) if point.failures]
+    return _clickable(
+        drawn,
+        [0.5] * len(drawn),
+        [f"{heading(point)}<br>{failure_text(point)}" for _, point in drawn],
+        name="did not run",
+        marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
+        yaxis="y2",
+    )
+
+
+def _gaps(series: Series) -> go.Scatter:
+    """Return the numbers of unmeasured commits between two points."""
+    drawn = [(n, point) for n, point in enumerate(series.points) if n and point.num_before]
+    is_written = len(drawn) <= _MOST_COUNTS
+    return go.Scatter(
+        name="not measured",
+        x=[place - 0.5 for place, _ in drawn],
+        y=[0.5] * len(drawn),
+        yaxis="y2",
+        mode="text" if is_written else "markers",
+        text=[f"{point.num_before:,}" if is_written else "" for _, point in drawn],
+        textfont={"size": 10, "color": NEUTRAL},
+        marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
+        hovertext=[f"{counted(point.num_before, 'commit')} not measured" for _, point in drawn],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _changes(analysis: SeriesAnalysis, metric: Metric, height: float) -> go.Scatter:
+    return go.Scatter(
+        name="change",
+        x=[step.first for step in analysis.steps],
+        y=[height] * len(analysis.steps),
+        mode="markers+text",
+        marker={
+            "size": 11,
+            "color": [color_of(step, metric) for step in analysis.steps],
+            "symbol": [
+                "triangle-up" if step.size.estimate > 0 else "triangle-down"
+                for step in analysis.steps
+            ],
+            "line": {"width": 0},
+        },
+        text=[f"<b>{size_text(step, metric)}</b>" for step in analysis.steps],
+        textposition=[
+            "middle left" if step.first > len(analysis.series.points) / 2 else "middle right"
+            for step in analysis.steps
+        ],
+        cliponaxis=False,
+        customdata=[f"change {number}" for number in range(len(analysis.steps))],
+        hovertext=[
+            f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
+            f"<br>most likely with {heading(analysis.series.points[step.first])}"
+            f"<br>{_range_text(step)}"
+            for step in analysis.steps
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _range_text(step: Step) -> str:
+    if step.num_commits == 1:
+        return "and no other commit"
+    return f"one of {counted(step.num_commits, 'commit')} caused it"
+
+
+def _clickable(
+    drawn: Sequence[tuple[int, Point]],
+    y: Sequence[float],
+    hover: Sequence[str],
+    *,
+    name: str,
+    marker: dict[str, object],
+    yaxis: str = "y",
+) -> go.Scatter:
+    return go.Scatter(
+        name=name,
+        x=[place for place, _ in drawn],
+        y=list(y),
+        yaxis=yaxis,
+        mode="markers",
+        marker=marker,
+        cliponaxis=False,
+        customdata=[place for place, _ in drawn],
+        hovertext=list(hover),
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def heading(point: Point) -> str:
+    """Return the commit, its day and its subject, as a hover text."""
+    subject = point.subject or ""
+    if len(subject) > _LONGEST_SUBJECT:
+        subject = f"{subject[: _LONGEST_SUBJECT - 1]}…"
+    parts = [f"<b>{figure_text(point.commit[:SHORT])}</b>", (point.author_date or "")[:10]]
+    first = " ".join(part for part in parts if part)
+    return f"{first}<br>{figure_text(subject)}" if subject else first
+
+
+def _median_text(series: Series, place: int, metric: Metric) -> str:
+    point = series.points[place]
+    change = difference_text(series, place, metric)
+    lines = [heading(point), _figure_text(point, metric), change]
+    if not point.is_known:
+        lines.append("not in the repository: placed by its date")
+    return "<br>".join(line for line in lines if line)
+
+
+def _figure_text(point: Point, metric: Metric) -> str:
+    many = f", median of {len(point.figures)} launches" if len(point.figures) > 1 else ", 1 launch"
+    return figure_text(figure(metric.name, point.value)) + many
+
+
+def difference_text(series: Series, place: int, metric: Metric) -> str:
+    """Format the change since the commit measured before: `+0.3 % on abc123456`, or nothing."""
+    before = series.before(place)
+    value, other = series.points[place].value, None if before is None else series.points[before]
+    if value is None or other is None or other.value is None:
+        return ""
+    if metric.in_points:
+        return f"{100 * (value - other.value):+.2f} points on {other.commit[:SHORT]}"
+    if not other.value:
+        return ""
+    return f"{100 * (value / other.value - 1):+.2f} % on {other.commit[:SHORT]}"
+
+
+def failure_text(point: Point) -> str:
+    """Format the failures: `3 launches did not run: error`."""
+    statuses = ", ".join(dict.fromkeys(failure.status for failure in point.failures))
+    number = len(point.failures)
+    return f"{number} {'launch' if number == 1 else 'launches'} did not run: {statuses}"

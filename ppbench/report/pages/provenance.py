@@ -1,0 +1,234 @@
+"""The origin of a report's figures: when, on what machine, at which commit they were measured.
+
+A page carries a summary in a `<meta name="ppbench-report">` with JSON, so that an index need not
+read ten megabytes. Texts are clipped, which keeps it within the first kilobytes of the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.config.case import EMULATED
+from ppbench.display.cases import Axes, by_case, case_text
+from ppbench.display.units import MISSING, counted, is_missing, size, tokens_per_s
+from ppbench.results import NOT_VERIFIED
+from ppbench.runtimes import ENGINE
+
+META = "ppbench-report"
+REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
+_READ_BYTES = 16_384
+_CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
+
+
+def origin(runs: pd.DataFrame) -> str:
+    """Return a line on the runs: how many of how many cases, on what device, measured when."""
+    days = sorted({str(moment)[:10] for moment in runs["created_at"].dropna()})
+    when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    num_failed = int((runs["status"] != "ok").sum())
+    parts = [
+        f"{counted(len(runs), 'run')} of {counted(runs['case_id'].nunique(), 'case')}",
+        f"{num_failed} failed" if num_failed else "",
+        common(runs, "model_preset"),
+        common(runs, "device"),
+        "" if (runtime := common(runs, "runtime")) in ("", ENGINE) else f"runtime {runtime}",
+        when,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def common(runs: pd.DataFrame, column: str) -> str:
+    """Return the value that all runs share, or an empty text."""
+    values = runs[column].dropna().unique()
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
+    """Return the facts of each distinct environment and commit, in the order of the runs."""
+    distinct = runs.drop_duplicates(["fingerprint", "environment", "commit", "branch", "is_dirty"])
+    return [_environment_facts(run) for _, run in distinct.iterrows()]
+
+
+def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return how many runs were verified in which way, or why they were not."""
+    texts = runs["verified"].fillna(NOT_VERIFIED)
+    return [
+        (counted(len(some), "run"), f"{how}{_worst(some['verified_difference'])}")
+        for how, some in runs.groupby(texts, sort=False)
+    ]
+
+
+def _worst(differences: pd.Series) -> str:
+    known = differences.dropna()
+    return "" if known.empty else f"; largest difference {known.max():.1e}"
+
+
+def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
+    text = run["environment"]
+    details: dict[str, object] = {}
+    with contextlib.suppress(ValueError):  # the file may have been edited
+        details = {} if is_missing(text) else json.loads(str(text))
+    facts = [_environment_fact(name, value) for name, value in details.items()]
+    return [
+        ("commit", commit_text(run)),
+        ("fingerprint", plain_text(run["fingerprint"])),
+        ("ppbench", plain_text(run["ppbench_version"])),
+        *((name, text) for name, text in facts if text != MISSING),
+    ]
+
+
+def _environment_fact(name: str, value: object) -> tuple[str, str]:
+    words = name.removesuffix("_bytes").replace("_", " ")
+    return words, size(value) if name.endswith("_bytes") else plain_text(value)
+
+
+def commit_text(run: pd.Series) -> str:
+    if is_missing(run["commit"]):
+        return "not in a repository"
+    dirty = ", with uncommitted changes" if run["is_dirty"] is True or run["is_dirty"] == 1 else ""
+    branch = "" if is_missing(run["branch"]) else f" on {run['branch']}"
+    return f"{run['commit']}{branch}{dirty}"
+
+
+def plain_text(value: object) -> str:
+    """Format a fact of the environment; a dash for what the machine does not have."""
+    if is_missing(value) or value == []:
+        return MISSING
+    if isinstance(value, list):
+        return ", ".join(plain_text(item) for item in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class About:
+    """A page's kind and title, and the figures of a report in an index; empty if unknown."""
+
+    kind: str
+    title: str
+    measured: str = ""  # time of the last run, UTC, to the second
+    num_runs: int = 0
+    num_cases: int = 0
+    num_failures: int = 0
+    fastest: str = ""
+    commit: str = ""
+
+    def json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+
+def about_report(title: str, runs: pd.DataFrame, axes: Axes) -> About:
+    return About(
+        kind=REPORT,
+        title=_clip(title),
+        measured=_last_moment(runs),
+        num_runs=len(runs),
+        num_cases=int(runs["case_id"].nunique()),
+        num_failures=int((runs["status"] != "ok").sum()),
+        fastest=_clip(_fastest(runs, axes)),
+        commit=_clip(_commits(runs)),
+    )
+
+
+def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
+    """Describe a timeline of measured runs, or of a plan if `runs` is None."""
+    if runs is None:
+        return About(kind=TIMELINE, title=_clip(title))
+    return About(
+        kind=TIMELINE,
+        title=_clip(title),
+        measured=_last_moment(runs),
+        num_runs=len(runs),
+        num_cases=int(runs["case_id"].nunique()),
+        commit=_clip(_commits(runs)),
+    )
+
+
+def about_history(
+    title: str, last: pd.DataFrame, *, num_runs: int, num_cases: int, newest: str
+) -> About:
+    """Describe a history page; `last` is the run that was measured last."""
+    return About(
+        kind=HISTORY,
+        title=_clip(title),
+        measured=_last_moment(last),
+        num_runs=num_runs,
+        num_cases=num_cases,
+        commit=_clip(newest[:10]),
+    )
+
+
+def read_about(path: Path) -> About | None:
+    """Read a page's summary; None if it is not a page of ppbench, or not readable."""
+    if not path.is_file():
+        return None
+    parser = _Head()
+    try:
+        with path.open("rb") as file:
+            parser.feed(file.read(_READ_BYTES).decode("utf-8", errors="replace"))
+        return _parsed(parser.content)
+    # A foreign page may be malformed in any way: the parser asserts, deep JSON recurses.
+    except (OSError, ValueError, AssertionError, RecursionError):
+        return None
+
+
+class _Head(HTMLParser):
+    """Finds the first `<meta name="ppbench-report">`."""
+
+    content: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        if tag == "meta" and attributes.get("name") == META and self.content is None:
+            self.content = attributes.get("content")
+
+
+def _parsed(content: str | None) -> About | None:
+    """Return the known fields if each has its type, else None.
+
+    Raises ValueError for invalid JSON or text.
+    """
+    data = json.loads(content or "null")
+    json.dumps(data, ensure_ascii=False).encode()  # raises for lone surrogates
+    if not isinstance(data, dict):
+        return None
+    fields = {field.name: field.default for field in dataclasses.fields(About)}
+    known = {name: value for name, value in data.items() if name in fields}
+    kinds = {name: int if name.startswith("num_") else str for name in known}
+    if not {"kind", "title"} <= known.keys():
+        return None
+    if any(type(value) is not kinds[name] for name, value in known.items()):
+        return None
+    return About(**known)
+
+
+def _last_moment(runs: pd.DataFrame) -> str:
+    moments = sorted(str(moment) for moment in runs["created_at"].dropna())
+    return moments[-1][:19].replace("T", " ") if moments else ""
+
+
+def _fastest(runs: pd.DataFrame, axes: Axes) -> str:
+    """Name the fastest case and its throughput; measured and sound cases come first."""
+    cases = by_case(runs, axes).dropna(subset="tokens_per_s")
+    cases = cases[~cases["is_not_finite"]]
+    if cases.empty:
+        return ""
+    is_emulated = cases["device"] == EMULATED
+    ranked = cases.assign(rank=-2 * is_emulated.astype(int) - cases["is_oversubscribed"])
+    best = ranked.sort_values(["rank", "tokens_per_s"], kind="stable").iloc[-1]
+    return f"{case_text(best, axes)}: {tokens_per_s(best['tokens_per_s'])}"
+
+
+def _commits(runs: pd.DataFrame) -> str:
+    """Return the abbreviated commits in the order of the runs."""
+    commits = [str(commit)[:10] for commit in runs["commit"] if not is_missing(commit)]
+    return ", ".join(dict.fromkeys(commits))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _CLIPPED else f"{text[: _CLIPPED - 1]}…"

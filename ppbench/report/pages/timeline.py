@@ -1,0 +1,185 @@
+"""The page of a timeline: one self-contained HTML file, the same bytes for the same runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ppbench.analysis.metrics import MEDIAN
+from ppbench.console import note
+from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
+from ppbench.display.units import (
+    held,
+    is_missing,
+    milliseconds,
+    percent,
+    size,
+    tokens_per_s,
+    written,
+)
+from ppbench.report.charts.memory import memory_over_time
+from ppbench.report.pages.index import check_not_index, update_index
+from ppbench.report.pages.provenance import About, about_timeline
+from ppbench.report.pages.tables import Flight, flight_of
+from ppbench.report.pages.templates import render, write_page
+from ppbench.report.timeline.timelines import Timeline, planned, timeline
+from ppbench.store import Store
+
+Facts = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The chart of the memory of a run's ranks over a step."""
+
+    name: str
+    figure: go.Figure
+
+
+@dataclass(frozen=True)
+class _RunSection:
+    """The section on a run below the timeline."""
+
+    name: str
+    explanation: str
+    facts: Facts
+    flight: Flight | None = None  # of a failed run
+    error: str = ""
+
+
+def write_timeline(
+    path: Path,
+    store: Store,
+    runs: pd.DataFrame,
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> None:
+    """Write a page with a step of each run on one time axis, and the runs' facts and memory.
+
+    `choice` is `median`, `slowest` or a step number. Raises StoreError if a run has no spans or the
+    file cannot be written, UsageError if a run has no such step or no plan.
+    """
+    rows, names = [run for _, run in runs.iterrows()], run_names(runs)
+    line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
+    texts = dict(zip(line.run_ids, line.explanations, strict=True))
+    sections = [
+        _failed_section(store, run, name)
+        if run["status"] != "ok"
+        else _RunSection(name, texts.get(str(run["run_id"]), ""), _facts(run))
+        for name, run in zip(names, rows, strict=True)
+    ]
+    memories = [_memory(store, run, name) for name, run in zip(names, rows, strict=True)]
+    about = about_timeline(line.name, runs)
+    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
+    drawn = [memory for memory in memories if memory is not None]
+    write_page(path, _page(line, about, sections, drawn, damaged))
+
+
+def timeline_of_runs(
+    store: Store,
+    names: Sequence[str],
+    output: Path | None,
+    reports: Path,
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> Path:
+    """Write the page of the named runs, as `write_timeline` does, and return its path.
+
+    By default it lies in the folder `reports`, whose index is rebuilt when a page is added to it.
+    """
+    runs = store.named(names)
+    ids = [str(run_id) for run_id in runs["run_id"]]
+    path = output or reports / f"timeline-{_file_name(ids, choice, has_plan)}.html"
+    check_not_index(path, reports)
+    write_timeline(path, store, runs, choice=choice, has_plan=has_plan)
+    if path.parent.resolve() == reports.resolve():
+        update_index(reports, note)
+    return path
+
+
+def _file_name(ids: Sequence[str], choice: str, has_plan: bool) -> str:
+    """The first run's id, and a hash of whatever else was chosen."""
+    if len(ids) == 1 and choice == MEDIAN and not has_plan:
+        return ids[0]
+    chosen = json.dumps([ids, choice, has_plan])
+    return f"{ids[0]}-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
+
+
+def run_names(runs: pd.DataFrame) -> list[str]:
+    """Name each run by the settings that vary; a single run by its usual settings."""
+    axes: Axes = varying_axes(runs) if len(runs) > 1 else ()
+    texts = [case_text(run, axes) for _, run in runs.iterrows()]
+    is_repeated = [texts.count(text) > 1 for text in texts]
+    ids = runs["run_id"].astype(str)
+    named = zip(texts, ids, is_repeated, strict=True)
+    return [f"{text}, {run_id}" if again else text for text, run_id, again in named]
+
+
+def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, facts: Facts) -> None:
+    """Write a page with the Gantt chart of a simulated step.
+
+    Raises StoreError if the file cannot be written.
+    """
+    line = planned(spans, title, subtitle)
+    page = _page(line, about_timeline(title), [_RunSection("", "", facts)], [])
+    write_page(path, page, option="--html")
+
+
+def _page(
+    line: Timeline,
+    about: About,
+    sections: Sequence[_RunSection],
+    memories: Sequence[_Memory],
+    damaged: Sequence[str] = (),
+) -> str:
+    shown = {"title": line.name, "timeline": line, "runs": sections, "memories": memories}
+    return render("timeline.html", about=about, damaged=damaged, **shown)
+
+
+def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:
+    run_ids = [str(run["run_id"])]
+    table = store.table("memory", run_ids)
+    if table.empty:
+        return None
+    return _Memory(name, memory_over_time(table, store.table("ranks", run_ids)))
+
+
+def _failed_section(store: Store, run: pd.Series, name: str) -> _RunSection:
+    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+    return _RunSection(
+        f"{name}: {run['status']}", "", _failed_facts(run), flight_of(store, run), error
+    )
+
+
+def _failed_facts(run: pd.Series) -> Facts:
+    return [
+        ("status", str(run["status"])),
+        ("at rank", written(run["error_rank"], "{:.0f}")),
+        ("try", written(run["attempt"], "{:.0f}")),
+        ("model", str(run["model_preset"])),
+        ("device", str(run["device"])),
+        ("run", str(run["run_id"])),
+    ]
+
+
+def _facts(run: pd.Series) -> Facts:
+    return [
+        ("throughput", tokens_per_s(run["tokens_per_s"])),
+        ("step", milliseconds(run["step_ns"])),
+        ("bubble", percent(run["bubble_fraction"])),
+        ("theory", percent(run["bubble_fraction_theory"])),
+        ("peak memory", size(run["peak_memory_bytes"])),
+        ("held microbatches", held(run)),
+        ("model", str(run["model_preset"])),
+        ("device", str(run["device"])),
+        ("cautions", ", ".join(cautions_of(run)) or "none"),
+        ("run", str(run["run_id"])),
+    ]

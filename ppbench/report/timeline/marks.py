@@ -1,0 +1,449 @@
+"""The marks of one step in a timeline: bars by kind, each with its hover text.
+
+Marks are numbers and a few phrases per kind. They become the arrays of a figure or, where there are
+too many to draw at once, packed columns from which a page takes the marks in view.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.spans import Lane, lane_of
+from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, moments, waits
+from ppbench.analysis.transfers import waiting_ns
+from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
+from ppbench.display.units import NS_PER_MS, size_unit
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+TRANSFERS = SEND_OPS | RECV_OPS
+WAITING_TINT = 0.55
+"""The whiteness of the waiting part of a transfer."""
+CAUSE_WORDS = {
+    Cause.STAGE: "idle: another stage",
+    Cause.TRANSFER: "idle: message",
+    Cause.HOST: "idle: host",
+    Cause.NO_WORK: "idle: no work left",
+}
+NO_GAP = "no gap before it"
+OPEN_WORDS = {
+    "waiting": "waiting at the end",
+    "working": "at work at the end",
+    "stopped": "stopped",
+    "dead": "dead",
+}
+"""The states of a failed run's ranks when they were last seen."""
+_HATCHES = {"waiting": "/", "working": "\\", "stopped": "x", "dead": "x"}
+_QUIET_SHARE = 0.5
+"""Idle time drawn after a failed run's last event, as a share of the time before it."""
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """A phrase per mark: `words[codes]`, in which `{}` is replaced by the `amount_ns` in ms."""
+
+    words: list[str]
+    codes: Ints
+    amount_ns: Ints
+
+    def texts(self) -> list[str]:
+        amounts = (f"{ns / NS_PER_MS:,.3f}" for ns in self.amount_ns)
+        return [
+            self.words[code].replace("{}", amount)
+            for code, amount in zip(self.codes, amounts, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The properties that the marks of one trace share.
+
+    `hover` is a template: `%{customdata[i]}` are the `numbers` in their order and after them the
+    duration in ms, `%{hovertext}` is the mark's phrase, `%{base}` its start in ms.
+    """
+
+    name: str
+    lane: Lane
+    colors: list[str]
+    hover: str
+    group: str = ""
+    is_idle: bool = False
+    is_listed: bool = True  # in the legend
+    has_text: bool = False  # the microbatch is written inside
+    hatch: str = ""  # plotly's name of a pattern, for unfinished actions
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The bars of one kind, ordered by `rank` and start. Times in nanoseconds since the step began.
+
+    `numbers` appear in the hover text: integers by name, with the factor to the unit shown.
+    `shade` is an index into the kind's colours.
+    """
+
+    kind: Kind
+    rank: Ints
+    begin_ns: Ints
+    width_ns: Ints
+    numbers: dict[str, tuple[Ints, float]]
+    shade: Ints
+    phrases: Phrases | None = None
+    labels: tuple[str, ...] = ()  # written inside instead of the microbatch
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a run, measured or planned: a title and its spans.
+
+    `spans` has the columns of `engine.plan.spans.Span` for a single step, at least one computation,
+    and any index; the column `waiting_ns` is optional. Time 0 is the start of the first
+    computation; receives may be posted earlier.
+
+    For a failed run, `spans` are the finished actions, possibly none, and `flight` are its rows of
+    the store's table `flight`: the state of each rank when it was last seen.
+    """
+
+    title: str
+    spans: pd.DataFrame
+    flight: pd.DataFrame | None = None
+
+    @cached_property
+    def waits(self) -> Waits:
+        return waits(self.spans)
+
+    @cached_property
+    def has_computations(self) -> bool:
+        return bool(self.spans["op"].isin([op.value for op in COMPUTE_OPS]).any())
+
+    @cached_property
+    def origin_ns(self) -> int:
+        if self.flight is not None and not self.has_computations:
+            return int(self.flight["since_ns"].min())
+        return int(self.waits.spans["start_ns"].min())
+
+    @cached_property
+    def end_ns(self) -> int:
+        """The end of the drawing; for a failed run, some time after the last event."""
+        if self.flight is None:
+            return int(self.spans["end_ns"].max()) - self.origin_ns
+        last = max(0, self.last_change_ns)
+        quiet = self.ended_ns - last
+        return max(1, last + (min(quiet, round(_QUIET_SHARE * last)) if last else quiet))
+
+    @cached_property
+    def last_change_ns(self) -> int:
+        """The time at which a failed run's last action began or ended."""
+        assert self.flight is not None
+        return _most(self.spans["end_ns"], self.flight["since_ns"]) - self.origin_ns
+
+    @cached_property
+    def ended_ns(self) -> int:
+        """The time at which a failed run was ended."""
+        assert self.flight is not None
+        return _most(self.spans["end_ns"], self.flight["until_ns"]) - self.origin_ns
+
+    @cached_property
+    def num_ranks(self) -> int:
+        last_seen = () if self.flight is None else (self.flight["rank"],)
+        return _most(self.spans["rank"], *last_seen) + 1
+
+    @cached_property
+    def num_stages(self) -> int:
+        return max(0, _most(self.spans["stage"])) + 1
+
+    @cached_property
+    def rank_of_stage(self) -> dict[int, int]:
+        compute = self.waits.spans.drop_duplicates("stage")
+        return dict(zip(compute["stage"].tolist(), compute["rank"].tolist(), strict=True))
+
+    def path(self) -> pd.DataFrame:
+        """Return the computations on the critical path in order, in ns since the step began."""
+        path = self.waits.spans.iloc[critical_path(self.waits)]
+        return pd.DataFrame(
+            {
+                "rank": path["rank"].to_numpy(np.int64),
+                "start_ns": path["start_ns"].to_numpy(np.int64) - self.origin_ns,
+                "end_ns": path["end_ns"].to_numpy(np.int64) - self.origin_ns,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class SizeUnit:
+    """The unit in which message sizes are written."""
+
+    name: str = "bytes"
+    num_bytes: int = 1
+
+
+def size_unit_of(steps: Sequence[Step]) -> SizeUnit:
+    """Return the unit that suits the largest message of these steps."""
+    return SizeUnit(*size_unit(max(_most(step.spans["num_bytes"]) for step in steps)))
+
+
+def _most(*columns: pd.Series) -> int:
+    """Return the highest number in any of the columns, -1 if all are empty."""
+    return max((int(column.max()) for column in columns if len(column)), default=NONE)
+
+
+def marks_of(step: Step, unit: SizeUnit) -> list[Marks]:
+    """Return the marks of a step by kind, without empty kinds.
+
+    These are idle time by cause, computations by op, unfinished actions by the state of their rank,
+    and transfers by op, each in a waiting and a moving part.
+    """
+    finished = [*_idle(step), *_computations(step)] if step.has_computations else []
+    kinds = [*finished, *_unfinished(step), *_transfers(step, unit)]
+    return [marks for marks in kinds if len(marks)]
+
+
+def _unfinished(step: Step) -> list[Marks]:
+    """Return what each rank was doing when it was last seen, until the run was ended."""
+    if step.flight is None:
+        return []
+    rows = step.flight.sort_values("rank")
+    states = np.array([_state_of(row) for _, row in rows.iterrows()])
+    return [_unfinished_in(step, state, rows[states == state]) for state in OPEN_WORDS]
+
+
+def _state_of(row: pd.Series) -> str:
+    if row["process"] in ("stopped", "dead"):
+        return str(row["process"])
+    return "waiting" if row["is_waiting"] or pd.notna(row["waits_for_rank"]) else "working"
+
+
+def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
+    # An action may have begun before the drawing starts; its hover text has the true start.
+    since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
+    until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
+    name = OPEN_WORDS[state]
+    lines = [f"<b>{name}</b>", "%{hovertext}", *_times(1)]
+    rank = rows["rank"].to_numpy(np.int64)
+    none = np.zeros(len(rows), np.int64)
+    phrases = Phrases(
+        [html.escape(str(text)) for text in rows["account"]], np.arange(len(rows)), none
+    )
+    return Marks(
+        Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], _hover(lines), hatch=_HATCHES[state]),
+        rank,
+        since,
+        np.maximum(until - since, 0),
+        {"rank": (rank, 1)},
+        none,
+        phrases,
+        tuple(rows["action"].fillna("").astype(str)),
+    )
+
+
+def _idle(step: Step) -> list[Marks]:
+    pieces = gaps(step.waits)
+    waiting = step.waits.spans
+    # No rank of a failed run has finished its work.
+    causes = [cause for cause in Cause if step.flight is None or cause is not Cause.NO_WORK]
+    return [_idle_of(step, cause, pieces[pieces["cause"] == cause], waiting) for cause in causes]
+
+
+def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFrame) -> Marks:
+    position = pieces["position"].to_numpy(np.int64)
+    has_next = position != NONE
+    following = compute.iloc[np.where(has_next, position, 0)]
+    microbatch = np.where(has_next, following["microbatch"].to_numpy(np.int64), NONE)
+    begin = pieces["start_ns"].to_numpy(np.int64)
+    lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
+    if cause is not Cause.NO_WORK:
+        lines[1] += " of microbatch %{customdata[1]}"
+    lines += _times(2)
+    return Marks(
+        Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines), is_idle=True),
+        pieces["rank"].to_numpy(np.int64),
+        begin - step.origin_ns,
+        pieces["end_ns"].to_numpy(np.int64) - begin,
+        {"rank": (pieces["rank"].to_numpy(np.int64), 1), "microbatch": (microbatch, 1)},
+        np.zeros(len(pieces), np.int64),
+        _reasons(step, cause, following),
+    )
+
+
+def _reasons(step: Step, cause: Cause, following: pd.DataFrame) -> Phrases:
+    """Explain why a rank idles before each of these computations."""
+    if cause is Cause.NO_WORK:
+        words = ["no action left in this step"]
+        codes = np.zeros(len(following), np.int64)
+    else:
+        words, codes = _phrases_of(step, cause, following)
+    return Phrases(words, codes, np.zeros(len(following), np.int64))
+
+
+def _phrases_of(step: Step, cause: Cause, waiting: pd.DataFrame) -> tuple[list[str], Ints]:
+    """Return a phrase per pair of op and stage that waits, and the phrase index of each row."""
+    pairs = waiting["op"].astype(str) + " " + waiting["stage"].astype(str)
+    codes, unique = pd.factorize(pairs)
+    phrases = []
+    for pair in unique:
+        op, stage = str(pair).split()
+        phrases.append(_reason(step, cause, Op(op), int(stage)))
+    return phrases, np.asarray(codes, np.int64)
+
+
+def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
+    producer = stage + (-1 if op is Op.F else 1)
+    product = "forward" if op is Op.F else "gradient"
+    where = f"stage {producer} (rank {step.rank_of_stage.get(producer, '?')})"
+    match cause:
+        case Cause.STAGE:
+            return f"until {where} has computed the {product}"
+        case Cause.TRANSFER:
+            return f"until the {product} has arrived from {where}, where it was ready,"
+        case _:
+            return f"before the {OP_WORDS[op]}, whose inputs were ready,"
+
+
+def _computations(step: Step) -> list[Marks]:
+    compute = step.waits.spans
+    shades = _shades(compute)
+    ops = compute["op"].to_numpy()
+    by_op = [_computations_of(step, op, ops == op.value, shades) for op in Op if op in COMPUTE_OPS]
+    optimizer = step.spans[step.spans["op"] == Op.OPT.value].sort_values(["rank", "start_ns"])
+    return [*by_op, _optimizer(step, optimizer)]
+
+
+def _shades(compute: pd.DataFrame) -> Ints:
+    """Return 0 for the first stage that a rank computes, 1 for the second, and so on."""
+    stages = compute[["rank", "stage"]].drop_duplicates().sort_values("stage")
+    shades = stages.assign(shade=stages.groupby("rank").cumcount())
+    by_stage = shades.set_index(["rank", "stage"])["shade"]
+    places = pd.MultiIndex.from_frame(compute[["rank", "stage"]])
+    return np.asarray(by_stage.reindex(places), np.int64)
+
+
+def _computations_of(step: Step, op: Op, is_op: npt.NDArray[np.bool_], shades: Ints) -> Marks:
+    at = np.flatnonzero(is_op)
+    bars = step.waits.spans.iloc[at]
+    most = int(shades.max())
+    lines = [
+        f"<b>{OP_WORDS[op]}</b>",
+        "microbatch %{customdata[2]}",
+        "rank %{customdata[0]}, stage %{customdata[1]}",
+        *_times(3),
+        "%{hovertext}",
+    ]
+    colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
+    kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True)
+    numbers = {name: (bars[name].to_numpy(np.int64), 1.0) for name in _PLACE}
+    return _marks(kind, step, bars, numbers, shades[at], _gap_before(step, at))
+
+
+_PLACE = ("rank", "stage", "microbatch")
+
+
+def _times(num_numbers: int) -> tuple[str, str]:
+    return "start %{base:,.3f} ms", f"duration %{{customdata[{num_numbers}]:,.3f}} ms"
+
+
+def _gap_before(step: Step, at: Ints) -> Phrases:
+    """Describe how long the rank was idle before each computation, and the main cause."""
+    pieces = np.diff(np.stack(moments(step.waits))[:, at], axis=0)
+    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
+    words, codes = [NO_GAP], np.zeros(len(at), np.int64)
+    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.HOST):
+        chosen = np.flatnonzero((mostly == cause) & (gap > 0))
+        phrases, indices = _phrases_of(step, cause, step.waits.spans.iloc[at[chosen]])
+        codes[chosen] = indices + len(words)
+        words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
+    return Phrases(words, codes, gap)
+
+
+def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
+    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
+    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines))
+    numbers = {"rank": (bars["rank"].to_numpy(np.int64), 1.0)}
+    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
+
+
+def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
+    is_transfer = step.spans["op"].isin([op.value for op in TRANSFERS])
+    spans = step.spans[is_transfer]
+    if "waiting_ns" in spans and spans["waiting_ns"].notna().all():
+        waited = spans["waiting_ns"].to_numpy(np.int64)
+    else:
+        waited = waiting_ns(step.spans)[is_transfer].to_numpy(np.int64)
+    posted = spans["start_ns"].to_numpy(np.int64)
+    began = posted + waited
+    shown_from = np.minimum(np.maximum(posted, step.origin_ns), began)
+    waiting = spans.assign(start_ns=shown_from, end_ns=began, waited=waited)
+    moving = spans.assign(start_ns=began, waited=waited)
+    by_rank = [frame.sort_values(["rank", "start_ns"]) for frame in (waiting, moving)]
+    return [
+        _of_transfer(step, op, frame[frame["op"] == op.value], unit, is_waiting=is_waiting)
+        for op in Op
+        if op in TRANSFERS
+        for frame, is_waiting in zip(by_rank, (True, False), strict=True)
+    ]
+
+
+def _of_transfer(
+    step: Step, op: Op, bars: pd.DataFrame, unit: SizeUnit, *, is_waiting: bool
+) -> Marks:
+    if is_waiting:
+        bars = bars[bars["end_ns"] > bars["start_ns"]]
+    name = OP_WORDS[op]
+    place = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
+    size = f"%{{customdata[3]:,.1f}} {unit.name}"
+    heading = f"<b>{name}{', waiting for the other end' if is_waiting else ''}</b>"
+    lines = [
+        heading,
+        *place,
+        *_times(5),
+        size,
+        "posted %{customdata[4]:,.3f} ms before the transfer began",
+    ]
+    color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
+    kind = Kind(
+        f"{name}, waiting" if is_waiting else name,
+        lane_of(op),
+        [color],
+        _hover(lines),
+        group=name,
+        is_listed=not is_waiting,
+    )
+    numbers = {
+        **{column: (bars[column].to_numpy(np.int64), 1.0) for column in _PLACE},
+        "num_bytes": (bars["num_bytes"].to_numpy(np.int64), 1 / unit.num_bytes),
+        "waited_ns": (bars["waited"].to_numpy(np.int64), 1 / NS_PER_MS),
+    }
+    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
+
+
+def _marks(
+    kind: Kind,
+    step: Step,
+    bars: pd.DataFrame,
+    numbers: dict[str, tuple[Ints, float]],
+    shade: Ints,
+    phrases: Phrases | None = None,
+) -> Marks:
+    start = bars["start_ns"].to_numpy(np.int64)
+    return Marks(
+        kind,
+        bars["rank"].to_numpy(np.int64),
+        start - step.origin_ns,
+        np.maximum(bars["end_ns"].to_numpy(np.int64) - start, 0),
+        numbers,
+        shade,
+        phrases,
+    )
+
+
+def _hover(lines: list[str]) -> str:
+    return "<br>".join(lines) + "<extra></extra>"

@@ -1,0 +1,254 @@
+"""Steps with too many marks to draw at once: an overview of all, and packed columns for details.
+
+The overview is a grid of ranks and slices of time, drawn as a heat map: the hue shows the op, the
+strength how busy the rank was. Its size does not depend on the number of spans, so a step of a
+million spans is drawn as fast as one of a hundred. A span that covers several slices adds to each
+exactly the time that it spends there.
+
+Zooming in, a page takes the marks in view from packed columns. A step of a million spans has some
+two million marks, hundreds of megabytes as JSON. Packed, each column is differences or plain
+integers, cut into planes of one byte each (all lowest bytes first, then all next ones), which
+deflate to a few megabytes:
+
+    begin    1000  1010  1021   ->  differences  1000 10 11  ->  planes  [232 10 11] [3 0 0]
+
+Times are rounded to `quantumNs`, a millionth of the step or finer. `gantt.js` reads the columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ppbench.display.colors import MIXED_COLOR
+from ppbench.display.units import NS_PER_MS
+from ppbench.report.timeline.marks import Floats, Ints, Marks
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MOST_SHARE = 0.8
+"""Below this share the main op is close to chance, and neighbouring colours would flicker."""
+Cells = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """`shares[kind, rank, slice]` of the time; `counts[rank, slice]` of marks that begin."""
+
+    edges_ns: Floats
+    shares: Cells
+    counts: Cells
+
+    @property
+    def busy(self) -> Cells:
+        """The busy share of the time, by rank and slice."""
+        return np.asarray(np.minimum(self.shares.sum(axis=0), 1.0))
+
+    @property
+    def mostly(self) -> Ints:
+        """The kind with MOST_SHARE of the busy time, by rank and slice; else their number."""
+        is_most = self.shares.max(axis=0) >= MOST_SHARE * self.shares.sum(axis=0)
+        return np.where(is_most, self.shares.argmax(axis=0), len(self.shares))
+
+
+def overview(
+    kinds: Sequence[Marks], num_ranks: int, start_ns: float, end_ns: float, num_slices: int
+) -> Overview:
+    """Return the overview of a period; marks of the same rank and kind must not overlap."""
+    edges = np.linspace(start_ns, end_ns, num_slices + 1)
+    shares = np.zeros((len(kinds), num_ranks, num_slices))
+    counts = np.zeros((num_ranks, num_slices))
+    for number, marks in enumerate(kinds):
+        bounds = np.searchsorted(marks.rank, np.arange(num_ranks + 1))
+        for rank in range(num_ranks):
+            own = slice(bounds[rank], bounds[rank + 1])
+            begin, width = marks.begin_ns[own], marks.width_ns[own]
+            shares[number, rank] = _busy_ns(begin, width, edges)
+            counts[rank] += np.histogram(begin, edges)[0]
+    return Overview(edges, shares / np.diff(edges), counts)
+
+
+def _busy_ns(
+    begin_ns: npt.NDArray[np.int64], width_ns: npt.NDArray[np.int64], edges: Floats
+) -> Floats:
+    """Return the busy time per slice: the running total, interpolated at the edges."""
+    if not len(begin_ns):
+        return np.zeros(len(edges) - 1)
+    total = np.concatenate([[0], np.cumsum(width_ns)])
+    times = np.stack([begin_ns, begin_ns + width_ns], axis=1).ravel()
+    levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
+    return np.diff(np.interp(edges, times, levels))
+
+
+NUM_SLICES = 600
+SEVERAL = "several"
+_FAINTEST = 0.08
+
+
+def heat_map(
+    kinds: Sequence[Marks], num_ranks: int, end_ns: int, first_row: float, gap_px: int
+) -> go.Heatmap:
+    """Return the computations of a step from 0 to `end_ns`; rank 0 is on row `first_row`."""
+    import plotly.graph_objects as go
+
+    grid = overview(kinds, num_ranks, 0, end_ns, NUM_SLICES)
+    width_ms = end_ns / NUM_SLICES / NS_PER_MS
+    names = [*(marks.kind.name for marks in kinds), SEVERAL]
+    return go.Heatmap(
+        z=_codes(grid),
+        x0=width_ms / 2,
+        dx=width_ms,
+        y0=first_row,
+        dy=1,
+        zmin=0,
+        zmax=len(names),
+        colorscale=_colorscale(kinds),
+        showscale=False,
+        ygap=gap_px,
+        customdata=np.stack([grid.busy, grid.counts], axis=-1),
+        text=np.array(names, dtype=object)[grid.mostly],
+        hovertemplate="<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
+        "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
+    )
+
+
+def _codes(grid: Overview) -> Floats:
+    """Encode each cell as its main kind plus its busy share; NaN where it is idle."""
+    busy = grid.busy
+    return np.where(busy > 0, grid.mostly + np.clip(busy, 0.001, 0.999), np.nan)
+
+
+def _colorscale(kinds: Sequence[Marks]) -> list[list[object]]:
+    """Return a ramp per kind, and one for several kinds, from nearly clear to the colour."""
+    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
+    scale: list[list[object]] = []
+    for number, color in enumerate(colors):
+        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+        scale += [
+            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
+            [(number + 1) / len(colors), f"rgba({channels},1)"],
+        ]
+    return scale
+
+
+_FINEST, _STEPS_SHOWN = 1, 1_000_000
+_COARSEST = 1000  # hover texts have three digits of a ms
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The marks that one trace of the figure draws; its bars lie at `row` + `lane`."""
+
+    number: int
+    marks: list[Marks]
+    row: Floats
+    lane: float
+    colors: list[str]
+    shade: Ints  # index into the colours
+    inks: list[str]  # text colour for each colour; empty without text
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Packed columns, and the name by which a figure refers to them."""
+
+    columns: bytes
+
+    @property
+    def name(self) -> str:
+        return f"columns-{hashlib.sha256(self.columns).hexdigest()[:12]}"
+
+
+def packed(traces: Sequence[Trace], end_ns: int) -> tuple[dict[str, object], bytes]:
+    """Return the layout of the columns, which the page needs to read them, and the columns."""
+    quantum_ns = _quantum_ns(end_ns)
+    buffer = bytearray()
+    layouts = [_pack(trace, quantum_ns, buffer) for trace in traces]
+    return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)
+
+
+def _quantum_ns(end_ns: int) -> int:
+    quantum = _FINEST
+    while quantum < _COARSEST and quantum * 10 * _STEPS_SHOWN <= end_ns:
+        quantum *= 10
+    return quantum
+
+
+def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]:
+    marks = trace.marks
+    begin = _rounded(np.concatenate([m.begin_ns for m in marks]), quantum_ns)
+    order = np.lexsort((begin, trace.row))
+    row, begin = trace.row[order], begin[order]
+    is_new = np.r_[True, row[1:] != row[:-1]]
+    firsts = np.flatnonzero(is_new)
+    delta = np.where(is_new, begin, np.diff(begin, prepend=0))
+    width = _rounded(np.concatenate([m.width_ns for m in marks]), quantum_ns)[order]
+
+    def column(values: Ints) -> dict[str, int]:
+        return _column(values, buffer)
+
+    layout: dict[str, object] = {
+        "trace": trace.number,
+        "count": len(begin),
+        "rows": [[float(row[at]), int(at)] for at in firsts],
+        "lane": trace.lane,
+        "begin": column(delta),
+        "width": column(width),
+        "numbers": [_numbers(marks, name, order, quantum_ns, buffer) for name in marks[0].numbers],
+        "hasText": marks[0].kind.has_text,
+    }
+    if len(trace.colors) > 1:
+        shade = column(trace.shade[order])
+        layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
+    if marks[0].phrases is not None:
+        layout |= {"phrases": _phrases(marks, order, quantum_ns, buffer)}
+    return layout
+
+
+def _numbers(
+    marks: list[Marks], name: str, order: Ints, quantum_ns: int, buffer: bytearray
+) -> dict[str, object]:
+    values = np.concatenate([m.numbers[name][0] for m in marks])[order]
+    factor = marks[0].numbers[name][1]
+    if name.endswith("_ns"):
+        values, factor = _rounded(values, quantum_ns), factor * quantum_ns
+    return {"name": name, "factor": factor, **_column(values, buffer)}
+
+
+def _phrases(
+    marks: list[Marks], order: Ints, quantum_ns: int, buffer: bytearray
+) -> dict[str, object]:
+    words: list[str] = []
+    codes, amounts = [], []
+    for phrases in (m.phrases for m in marks):
+        assert phrases is not None  # either all marks of a kind have phrases, or none
+        codes.append(phrases.codes + len(words))
+        amounts.append(phrases.amount_ns)
+        words += phrases.words
+    amount = _rounded(np.concatenate(amounts)[order], quantum_ns)
+    return {
+        "words": words,
+        "codes": _column(np.concatenate(codes)[order], buffer),
+        "amount": _column(amount, buffer),
+    }
+
+
+def _rounded(values_ns: Ints, quantum_ns: int) -> Ints:
+    return (values_ns + quantum_ns // 2) // quantum_ns
+
+
+def _column(values: Ints, buffer: bytearray) -> dict[str, int]:
+    """Append the values minus their minimum, a plane per byte; return how to read them."""
+    least = int(values.min())
+    rest = (values - least).astype("<u8")
+    num_planes = (int(rest.max()).bit_length() + 7) // 8
+    planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
+    place = len(buffer)
+    buffer += np.ascontiguousarray(planes).tobytes()
+    return {"at": place, "planes": num_planes, "least": least}

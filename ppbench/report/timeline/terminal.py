@@ -1,0 +1,395 @@
+"""Measured steps and planned programs as text: a row per rank, time to the right.
+
+A measured step is cut into slices of time; a character shows what took most of its slice. Steps are
+stacked on one scale:
+
+    1f1b · step 3, the median one · 120.0 ms
+            0          30          60          90          120 ms
+    rank 0  F0──F1──...............B0──────B1──────
+    rank 1      F0──B0──────F1──B1──────
+
+Idle time is `.` for each character that waits for a stage, `~` for a message, `:` for the host, and
+blank once a rank has finished its work. The unfinished action of a failed run is drawn to the end
+in a sign of its own, and what each rank was doing is listed below:
+
+    rank 0  F0──F1──...............1B0////////////
+    rank 1      F0──1B0xxxxxxxxxxxxxxxxxxxxxxxxxxx
+
+In a planned program the shortest action is as wide as the widest label, others in proportion; a
+program wider than the terminal is cut into blocks:
+
+    time s  0              5              10
+    rank 0  F0 F1 F2 .  .  .  .  B0─── .  B1─── .  B2───
+    rank 1  .  F0 F1 .  .  B0─── F2 B1─── .  B2─── .  .
+    rank 2  .  .  F0 B0─── F1 B1─── F2 B2─── .  .  .  .
+
+With colours the ops have those of every figure; without, a line shows how far an action reaches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from engine.plan.action import Action, Op
+from engine.plan.drawing import label_of
+from engine.plan.schedules.formulae import Times
+from ppbench.analysis.gaps import Cause
+from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
+from ppbench.display.units import NS_PER_MS, counted
+from ppbench.prediction import Prediction
+from ppbench.report.timeline.marks import (
+    CAUSE_WORDS,
+    OPEN_WORDS,
+    Ints,
+    Marks,
+    SizeUnit,
+    Step,
+    marks_of,
+)
+from ppbench.report.timeline.overview import overview
+
+MOST_CELLS = 8  # width of an action in cells, however short the others are
+LIGHTEST = 0.62
+MOST_LISTED = 16
+_PIPED_WIDTH = 120  # of a measured step in a file or a pipe
+_UNBOUNDED = 10**9  # a planned program in a file or a pipe is not cut
+_LEAST_WIDTH = 8
+_LEAST_TICK_GAP, _LEAST_LABEL_GAP = 12, 8
+_DIM, _BOLD, _NO_STYLE = Style(dim=True), Style(bold=True), Style.null()
+_IDLE_SIGNS = {Cause.STAGE: ".", Cause.TRANSFER: "~", Cause.HOST: ":", Cause.NO_WORK: " "}
+_OPEN_SIGNS = {"waiting": "/", "working": "=", "stopped": "#", "dead": "x"}
+_OP_OF = {words: op for op, words in OP_WORDS.items()}
+_SIGN_OF = {words: _IDLE_SIGNS[cause] for cause, words in CAUSE_WORDS.items()} | {
+    words: _OPEN_SIGNS[state] for state, words in OPEN_WORDS.items()
+}
+
+Cell = tuple[str, Style]
+
+
+def draw_steps(steps: Sequence[Step], console: Console) -> str:
+    """Draw the steps one above the other, in the width and the colours of the console."""
+    width = console.width if console.is_terminal else _PIPED_WIDTH
+    gutter = len(f"rank {max(step.num_ranks for step in steps) - 1}  ")
+    num_slices = max(_LEAST_WIDTH, width - gutter - 1)
+    end_ns = max(step.end_ns for step in steps)
+    ruler = Text(" " * gutter + _ruler(num_slices, end_ns), _DIM)
+    sliced = [_SlicedStep(step, num_slices, end_ns, _has_colors(console)) for step in steps]
+    lines = [_legend_of(sliced)]
+    for step in sliced:
+        lines += [Text(), *([Text(step.title, _BOLD)] if step.title else []), ruler]
+        for rank, row in enumerate(step.rows()):
+            lines.append(Text(f"rank {rank}".ljust(gutter)).append_text(row))
+        lines += step.accounts()
+    return _printed(lines, console)
+
+
+def draw_prediction(prediction: Prediction, console: Console) -> str:
+    """Draw the program with its legend and figures, in the width and colours of the console."""
+    grid = _Grid(prediction, has_colors=_has_colors(console))
+    gutter = len(f"rank {prediction.program.world_size - 1}  ")
+    width = console.width if console.is_terminal else _UNBOUNDED
+    block = max(1, (width - gutter) // grid.scale.num_chars) * grid.scale.num_chars
+    title = f"{prediction.program.schedule}: {shape_text(prediction)}"
+    lines = [Text(title, _BOLD), grid.legend()]
+    rows = grid.rows(block)
+    for first in range(0, grid.width, block):
+        lines.append(Text())
+        for name, row in rows:
+            lines.append(Text(name.ljust(gutter), _DIM if name == rows[0][0] else _NO_STYLE))
+            lines[-1].append_text(_text_of(row[first : first + block]))
+    lines += [Text(), *map(Text, figure_lines(prediction, width)), *map(Text, grid.notes())]
+    return _printed(lines, console)
+
+
+def _has_colors(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def _printed(lines: Iterable[Text], console: Console) -> str:
+    with console.capture() as capture:
+        for line in lines:
+            line.rstrip()
+            console.print(line, soft_wrap=not console.is_terminal, highlight=False)
+    return capture.get().rstrip("\n")
+
+
+def _text_of(cells: Iterable[Cell]) -> Text:
+    text = Text()
+    for style, run in itertools.groupby(cells, key=lambda cell: cell[1]):
+        text.append("".join(char for char, _ in run), style)
+    return text
+
+
+def _filled(color: str) -> Style:
+    return Style(color=ink_on(color), bgcolor=color)
+
+
+def _nice_step(least: Fraction) -> Fraction:
+    """Return the smallest of 1, 2, 5, 10, 20, ... (or .1, .01, ...) that is not below `least`."""
+    power = Fraction(1)
+    while power >= least:
+        power /= 10
+    while power * 10 < least:
+        power *= 10
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
+
+
+def _ruler(num_slices: int, end_ns: int) -> str:
+    """Return ticks at round numbers of milliseconds."""
+    end_ms = max(end_ns, 1) / NS_PER_MS
+    gap_ms = float(_nice_step(Fraction(end_ms * _LEAST_TICK_GAP / num_slices)))
+    ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
+    for number in range(int(end_ms / gap_ms) + 1):
+        ms = number * gap_ms
+        text = f"{ms:,.6g}" + (" ms" if number == 0 else "")
+        at = round(ms / end_ms * num_slices)
+        ruler[at : at + len(text)] = text
+    return "".join(ruler).rstrip()
+
+
+class _SlicedStep:
+    """A measured step, with the kind of mark that took most of each slice of each rank."""
+
+    def __init__(self, step: Step, num_slices: int, end_ns: int, has_colors: bool) -> None:
+        self.title, self._step, self.has_colors = step.title, step, has_colors
+        marks = [kind for kind in marks_of(step, SizeUnit()) if kind.kind.lane == "compute"]
+        self.kinds = sorted(marks, key=lambda kind: kind.kind.name not in _OP_OF)
+        self._num_slices, self._end_ns = num_slices, end_ns
+        shares = overview(self.kinds, step.num_ranks, 0, end_ns, num_slices).shares
+        is_busy = shares.sum(axis=0) > 0
+        self._mostly = np.where(is_busy, shares.argmax(axis=0), len(self.kinds))
+
+    def accounts(self) -> list[Text]:
+        """Return what each rank of a failed run was doing."""
+        flight = self._step.flight
+        if flight is None or flight.empty:
+            return []
+        accounts = flight.sort_values("rank")["account"].dropna()
+        return [Text(), *(Text(str(account)) for account in accounts)]
+
+    def rows(self) -> list[Text]:
+        line = " " if self.has_colors else "─"
+        names = [marks.kind.name for marks in self.kinds]
+        signs = [*(line if name in _OP_OF else _SIGN_OF[name] for name in names), " "]
+        rows = [[signs[kind] for kind in rank] for rank in self._mostly]
+        for number, marks in enumerate(self.kinds):
+            if marks.kind.has_text:
+                self._put_labels(rows, number, self._labels(marks))
+            elif marks.kind.hatch:
+                self._put_labels(rows, number, marks.labels)
+        styles = [*map(_style_of, self.kinds), _NO_STYLE]
+        if not self.has_colors:
+            styles = [_NO_STYLE] * len(styles)
+        return [
+            _text_of((sign, styles[kind]) for sign, kind in zip(row, mostly, strict=True))
+            for row, mostly in zip(rows, self._mostly, strict=True)
+        ]
+
+    def _labels(self, marks: Marks) -> list[str]:
+        """Return microbatches; without colours actions, with stages if ranks have several."""
+        stages, microbatches = (marks.numbers[name][0] for name in ("stage", "microbatch"))
+        if self.has_colors:
+            return [str(microbatch) for microbatch in microbatches]
+        op, has_stages = _OP_OF[marks.kind.name], self._step.num_stages > self._step.num_ranks
+        return [
+            f"{stage if has_stages else ''}{op.value}{microbatch}"
+            for stage, microbatch in zip(stages, microbatches, strict=True)
+        ]
+
+    def _put_labels(self, rows: list[list[str]], number: int, labels: Sequence[str]) -> None:
+        """Write each bar's label into it or, if it does not fit, the letter of its op."""
+        marks, num_slices = self.kinds[number], self._num_slices
+        op = _OP_OF.get(marks.kind.name)
+        first = self._slices_at(marks.begin_ns)
+        after = self._slices_at(marks.begin_ns + marks.width_ns)
+        if op is None:
+            first = np.maximum(first - 1, 0)  # it may fill most of the slice that it begins in
+        for rank, begin, end, label in zip(marks.rank, first, after, labels, strict=True):
+            own = np.flatnonzero(self._mostly[rank, begin:end] == number)
+            if not len(own):
+                continue
+            at = begin + int(own[0])
+            if len(label) < min(end, num_slices) - at + (0 if label.isdecimal() else 1):
+                rows[rank][at : at + len(label)] = label
+            elif op is not None and not label.isdecimal():
+                rows[rank][at] = op.value
+
+    def _slices_at(self, time_ns: Ints) -> Ints:
+        return np.round(time_ns / self._end_ns * self._num_slices).astype(np.int64)
+
+
+def _style_of(marks: Marks) -> Style:
+    """Return an op's colour; bold where a rank was not waiting, as it is the likelier culprit."""
+    if marks.kind.name in _OP_OF:
+        return _filled(OP_COLORS[_OP_OF[marks.kind.name]])
+    is_bold = marks.kind.hatch and marks.kind.name != OPEN_WORDS["waiting"]
+    return _BOLD if is_bold else _DIM
+
+
+def _legend_of(steps: Sequence[_SlicedStep]) -> Text:
+    legend = Text()
+    for name in dict.fromkeys(marks.kind.name for step in steps for marks in step.kinds):
+        if name not in _OP_OF:
+            sign = Text(_SIGN_OF[name] if _SIGN_OF[name] != " " else "blank", _DIM)
+        elif steps[0].has_colors:
+            sign = Text(" 0 ", _filled(OP_COLORS[_OP_OF[name]]))
+        else:
+            sign = Text(_OP_OF[name].value)
+        legend.append_text(sign).append(f" {name}   ")
+    return legend
+
+
+def shape_text(prediction: Prediction) -> str:
+    """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
+    program = prediction.program
+    counts = [counted(program.world_size, "rank")]
+    if program.num_stages > program.world_size:
+        counts.append(counted(program.num_stages, "stage"))
+    counts.append(counted(program.num_microbatches, "microbatch"))
+    return ", ".join([*counts, costs_text(prediction.costs)])
+
+
+def costs_text(costs: Times) -> str:
+    return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}"
+
+
+def amount(value: Fraction) -> str:
+    """Format a number with up to six significant digits."""
+    return f"{float(value):.6g}"
+
+
+def figure_lines(prediction: Prediction, width: int) -> list[str]:
+    """Return the makespan, the three bubbles and the peaks; no line break parts name and value."""
+    simulation = prediction.simulation
+    names = ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span")
+    lines = [f"makespan {amount(prediction.makespan_s)} s"]
+    for figure in (f"{name} {getattr(simulation, name):.4f}" for name in names):
+        joined = f"{lines[-1]}   {figure}"
+        lines = [*lines[:-1], joined] if len(joined) <= width else [*lines, figure]
+    peaks = peaks_text(prediction)
+    return [*lines, f"peak activations by rank: {peaks} (microbatches of a rank's share)"]
+
+
+def peaks_text(prediction: Prediction) -> str:
+    """Format the peaks by rank, `4, 3, 2, 1`, in words if many are equal."""
+    peaks = list(map(amount, prediction.peaks))
+    if len(peaks) > MOST_LISTED and len(set(peaks)) == 1:
+        return f"{peaks[0]} on each of {len(peaks)}"
+    return ", ".join(peaks)
+
+
+class Scale(NamedTuple):
+    """The ratio of characters to ticks: `num_chars` characters show `ticks` ticks."""
+
+    num_chars: int
+    ticks: int
+
+    def at(self, ticks: int) -> int:
+        return ticks * self.num_chars // self.ticks
+
+
+class _Grid:
+    """A planned program in characters."""
+
+    def __init__(self, prediction: Prediction, *, has_colors: bool) -> None:
+        program = prediction.program
+        self._prediction, self._has_colors = prediction, has_colors
+        self._has_stages = program.num_stages > program.world_size
+        self._ranks = program.placement.ranks
+        self._ops = [op for op in OP_COLORS if any(a.op is op for r in program.actions for a in r)]
+        self.scale = self._fitting_scale()
+        self.width = self.scale.at(prediction.simulation.makespan_ns)
+
+    def _fitting_scale(self) -> Scale:
+        program, simulation = self._prediction.program, self._prediction.simulation
+        rows = zip(simulation.start_ns, simulation.end_ns, strict=True)
+        lengths = {e - s for starts, ends in rows for s, e in zip(starts, ends, strict=True)}
+        longest = max(lengths)
+        shortest = min(length for length in lengths if length > 0)
+        widest = max(len(self._label(action)) for row in program.actions for action in row)
+        return Scale(widest + 1, max(shortest, -(-longest // MOST_CELLS)))
+
+    def _label(self, action: Action) -> str:
+        return label_of(action, has_stages=self._has_stages)
+
+    def rows(self, block: int) -> list[tuple[str, list[Cell]]]:
+        """Return the time line, then each rank, by name; no label crosses the end of a block."""
+        num_ranks = self._prediction.program.world_size
+        ranks = [(f"rank {rank}", self._row(rank, block)) for rank in range(num_ranks)]
+        return [("time s", self._time_line(block)), *ranks]
+
+    def _row(self, rank: int, block: int) -> list[Cell]:
+        cell = self.scale.num_chars
+        row = [(" " if at % cell else ".", _DIM) for at in range(self.width)]
+        for action, begin, end in self._extents(rank):
+            row[begin:end] = self._bar(action, begin, end, block)
+            if row[begin - 1 : begin] == [(".", _DIM)]:  # the gap is too short for a sign
+                row[begin - 1] = (" ", _DIM)
+        return row
+
+    def _extents(self, rank: int) -> Iterator[tuple[Action, int, int]]:
+        """Yield each action of a rank with its first character and the one after its last."""
+        simulation = self._prediction.simulation
+        starts, ends = simulation.start_ns[rank], simulation.end_ns[rank]
+        for action, start, end in zip(simulation.program.actions[rank], starts, ends, strict=True):
+            yield action, self.scale.at(start), self.scale.at(end)
+
+    def _bar(self, action: Action, begin: int, end: int, block: int) -> Iterator[Cell]:
+        """Yield an action's label, its length, and a gap."""
+        label, style = self._label(action), self._style(action.op, self._shade(action.stage))
+        length = max(end - begin - 1, min(1, end - begin))
+        until_cut = block - begin % block
+        indent = until_cut if until_cut < len(label) <= length - until_cut else 0
+        fill = " " if self._has_colors else "─"
+        text = (fill * indent + label[:length]).ljust(length, fill)
+        return itertools.chain(
+            ((char, style) for char in text), ((" ", _NO_STYLE),) * (end - begin - length)
+        )
+
+    def _shade(self, stage: int) -> int:
+        """Return how many stages its rank has before this one."""
+        return self._ranks[:stage].count(self._ranks[stage])
+
+    def _style(self, op: Op, shade: int) -> Style:
+        most = -(-len(self._ranks) // self._prediction.program.world_size) - 1
+        return _filled(tinted(OP_COLORS[op], LIGHTEST * shade / max(1, most)))
+
+    def _time_line(self, block: int) -> list[Cell]:
+        line = [" "] * self.width
+        per_tick = Fraction(self.scale.num_chars, self.scale.ticks)
+        step = _nice_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
+        for count in itertools.count():
+            at = int(count * step * self._prediction.ticks_per_s * per_tick)
+            label = amount(count * step)
+            if at + len(label) > self.width:
+                break
+            if at % block + len(label) <= block:
+                line[at : at + len(label)] = label
+        return [(char, _DIM) for char in line]
+
+    def legend(self) -> Text:
+        """Return the colour of each op; with several stages per rank, a shade for each."""
+        stages = self._prediction.program.placement.stages_of(0)
+        parts = []
+        for op in self._ops:
+            tiles = [Text(f" {op} ", self._style(op, shade)) for shade in range(len(stages))]
+            name = Text.assemble(*tiles) if self._has_colors else Text(op)
+            parts.append(Text.assemble(name, " ", OP_WORDS[op]))
+        parts.append(Text.assemble((".", _DIM), " idle"))
+        if len(stages) > 1 and self._has_colors:
+            parts.append(Text("lighter: later stages of a rank"))
+        return Text("   ").join(parts)
+
+    def notes(self) -> list[str]:
+        """Return a note on the actions that the drawing leaves out, if any."""
+        ranks = range(self._prediction.program.world_size)
+        num_hidden = sum(begin == end for rank in ranks for _, begin, end in self._extents(rank))
+        return [f"{num_hidden:,} actions are too short to be drawn"] if num_hidden else []

@@ -1,0 +1,307 @@
+"""Timelines: steps of runs stacked on one time axis, in groups that differ only in schedule.
+
+The runs of a group share one figure, since AFAB and 1F1B compare at a glance only on one scale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
+from ppbench.display.cases import (
+    Axes,
+    axis_text,
+    is_not_finite,
+    is_oversubscribed,
+    ok_runs,
+    settings_text,
+)
+from ppbench.display.explanation import has_parts, headline
+from ppbench.display.units import MISSING, is_missing, milliseconds, percent, tokens_per_s
+from ppbench.errors import StoreError, UsageError, first_line
+from ppbench.report.timeline.gantt import gantt_with_detail
+from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.overview import Detail
+from ppbench.store import Store, check_ok, missing_spans
+from ppbench.store.recovery import edges_of_run, steps_of_run
+
+OK = "ok"
+NS_PER_S = 1e9
+NUM_OPEN = 2  # groups that are open initially
+_ACTION = ["op", "stage", "microbatch"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A figure of measured or planned steps, with its title and facts."""
+
+    name: str
+    facts: str
+    figure: go.Figure
+    detail: Detail | None = None
+    explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if unknown
+    run_ids: tuple[str, ...] = ()
+    is_failed: bool = False  # a single failed run, with its finished actions
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in schedule (or launch), in one figure."""
+
+    title: str
+    timeline: Timeline
+    is_open: bool
+
+
+def _planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFrame) -> Step:
+    """Return the step that a run's program predicts at the run's mean costs and transfers.
+
+    Messages have the bytes of the `measured` spans. Raises UsageError if the run stored no plan.
+    """
+    spans = store.table("planned", [run["run_id"]])
+    if spans.empty:
+        raise UsageError(
+            f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
+            "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
+        )
+    sizes = measured.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
+    actions = pd.MultiIndex.from_frame(spans[_ACTION])
+    return Step(title, spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int)))
+
+
+@dataclass(frozen=True)
+class _RunSteps:
+    """The steps of a run that are drawn: a measured one and, if asked for, the planned one."""
+
+    run: pd.Series
+    name: str
+    facts: str
+    steps: tuple[Step, ...]
+
+
+def timeline(
+    store: Store,
+    runs: Sequence[pd.Series],
+    names: Sequence[str],
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> Timeline:
+    """Draw a step of each run, one above the other, followed by its plan if `has_plan`.
+
+    A failed run shows the finished and the unfinished actions of its last step. Raises StoreError
+    if there are no spans, UsageError for a step that was not measured, for a run without a plan and
+    for one that failed before there was anything to draw.
+    """
+    return _drawn(store, _steps_of_runs(store, runs, names, choice, has_plan=has_plan))
+
+
+def steps_of(
+    store: Store,
+    runs: Sequence[pd.Series],
+    names: Sequence[str],
+    *,
+    choice: str = MEDIAN,
+    has_plan: bool = False,
+) -> list[Step]:
+    """Return the steps that `timeline` draws; raises as `timeline` does."""
+    drawable = _steps_of_runs(store, runs, names, choice, has_plan=has_plan)
+    return [step for run in drawable for step in run.steps]
+
+
+def _steps_of_runs(
+    store: Store, runs: Sequence[pd.Series], names: Sequence[str], choice: str, *, has_plan: bool
+) -> list[_RunSteps]:
+    """Return every run that has spans. Raises StoreError if none has."""
+    drawable, errors = [], []
+    for run, name in zip(runs, names, strict=True):
+        try:
+            drawable.append(_steps_of_run(store, run, name, choice, has_plan=has_plan))
+        except StoreError as error:
+            errors.append(error)
+    if errors and not drawable:
+        raise errors[0]
+    return drawable
+
+
+def _steps_of_run(
+    store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool
+) -> _RunSteps:
+    if run["status"] != OK:
+        _check_only_last(run, choice, has_plan=has_plan)
+        return _steps_of_failed(store, run, f"{name}: {run['status']}")
+    steps, spans = steps_of_run(store, run), store.table("spans", [run["run_id"]])
+    if steps.empty or spans.empty:
+        raise missing_spans(store, run)
+    number = chosen_step(steps, choice)
+    step = steps[steps["step"] == number].iloc[0]
+    spans = spans[spans["step"] == number]
+    if compute_spans(spans).empty:
+        raise missing_spans(store, run)
+    text = facts(run, step, choice)
+    drawn = [Step(f"{name} · {text}", spans)]
+    if has_plan:
+        title = " · ".join([f"{name}, planned with its own mean costs", *_plan_facts(run)])
+        drawn.append(_planned_step(store, run, title, spans))
+    return _RunSteps(run, name, text, tuple(drawn))
+
+
+def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
+    """Refuse options for a failed run, which has neither measured steps nor a plan."""
+    options = {"--step": choice != MEDIAN, "--planned": has_plan}
+    for option, is_given in options.items():
+        if is_given:
+            raise UsageError(
+                f"run {run['run_id']}: status is {run['status']}; only the last actions of its "
+                f"ranks can be drawn; leave {option} out"
+            )
+
+
+def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
+    """Return the last step with any computation, and the unfinished actions."""
+    flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
+    computed = compute_spans(spans)
+    if flight.empty and computed.empty:
+        check_ok(run, "timeline")
+    last = computed["step"].max() if len(computed) else None
+    step = Step("", spans[spans["step"] == last], flight)
+    where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
+    which = "" if last is None else f" · step {last}"
+    title = f"failed{where}{which}"
+    text = " · ".join([title, *_failure_facts(run, step)])
+    return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
+
+
+def _failure_facts(run: pd.Series, step: Step) -> list[str]:
+    """Return the error, and how much of the wait at the end is not drawn."""
+    parts = [first_line(run["error"])]
+    if step.ended_ns > step.end_ns:
+        quiet = _duration(step.ended_ns - step.last_change_ns)
+        parts.append(f"ended {quiet} after the last event, beyond the right edge")
+    return [part for part in parts if part]
+
+
+def _duration(ns: int) -> str:
+    return milliseconds(ns) if ns < NS_PER_S else f"{ns / NS_PER_S:,.1f} s"
+
+
+def _drawn(store: Store, runs: Sequence[_RunSteps]) -> Timeline:
+    steps = [step for run in runs for step in run.steps]
+    if len(steps) == 1:
+        steps = [replace(steps[0], title="")]  # it is the page's heading
+    drawn = gantt_with_detail(steps)
+    return Timeline(
+        " and ".join(run.name for run in runs),
+        runs[0].facts if len(runs) == 1 else "",
+        drawn.figure,
+        drawn.detail,
+        tuple(_explanation(store, run.run) for run in runs),
+        tuple(str(run.run["run_id"]) for run in runs),
+        is_failed=len(runs) == 1 and runs[0].run["status"] != OK,
+    )
+
+
+def _explanation(store: Store, run: pd.Series) -> str:
+    if not has_parts(run):
+        return ""
+    return headline(run, edges_of_run(store, run))
+
+
+def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
+    """Draw a simulated step, in ms or, from 1 s on, in s."""
+    if spans["end_ns"].max() < NS_PER_S:
+        drawn = gantt_with_detail([Step("", spans)])
+        return Timeline(name, facts, drawn.figure, drawn.detail)
+    scaled = spans.assign(start_ns=spans["start_ns"] // 1000, end_ns=spans["end_ns"] // 1000)
+    drawn = gantt_with_detail([Step("", scaled)])
+    return Timeline(name, facts, _in_seconds(drawn.figure), drawn.detail)
+
+
+def _in_seconds(figure: go.Figure) -> go.Figure:
+    """Relabel the milliseconds of a figure as seconds."""
+    figure.update_xaxes(ticksuffix=" s")
+    for trace in figure.data:
+        if trace.hovertemplate:
+            trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
+        if trace.type == "bar" and trace.hovertext is not None:
+            trace.hovertext = [text.replace(" ms", " s") for text in trace.hovertext]
+    if figure.layout.meta and "detail" in figure.layout.meta:
+        for trace in figure.layout.meta["detail"]["traces"]:
+            phrases = trace.get("phrases", {"words": []})
+            phrases["words"] = [text.replace(" ms", " s") for text in phrases["words"]]
+    return figure
+
+
+def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
+    """Return a timeline's heading: the figures of this step, not the run's medians."""
+    which = {MEDIAN: ", the median one", SLOWEST: ", the slowest"}.get(choice, "")
+    parts = [
+        f"step {step['step']}{which}",
+        *_step_facts(step),
+        f"theory {percent(run['bubble_fraction_theory'])}",
+    ]
+    marks = {"not finite": is_not_finite(run), "oversubscribed": is_oversubscribed(run)}
+    return " · ".join([*parts, *(mark for mark, is_set in marks.items() if is_set)])
+
+
+def _plan_facts(run: pd.Series) -> list[str]:
+    planned = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
+    return _step_facts(pd.Series({name: run.get(column) for name, column in planned.items()}))
+
+
+def _step_facts(step: pd.Series) -> list[str]:
+    """Return the duration, throughput and bubble of a row of `steps`, if they are stored."""
+    written = [
+        milliseconds(step.get("step_ns")),
+        tokens_per_s(step.get("tokens_per_s")),
+        f"bubble {percent(step.get('bubble_fraction'))}",
+    ]
+    return [text for text in written if MISSING not in text]
+
+
+def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
+    """Return the timelines of all cases; groups worth comparing come first, the first ones open.
+
+    A case with several launches is drawn by its launch of median throughput. Runs without stored
+    spans are left out.
+    """
+    measured = ok_runs(runs)
+    is_median = measured.groupby("case_id", sort=False)["tokens_per_s"].transform(_is_median)
+    measured = measured[is_median.astype(bool)]
+    others = [axis for axis in axes if axis != "schedule"]
+    titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
+    members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
+    ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
+    built = [_group(store, title, members[title]) for title in ordered]
+    drawn = [group for group in built if group is not None]
+    return [replace(group, is_open=number < NUM_OPEN) for number, group in enumerate(drawn)]
+
+
+def _is_median(values: pd.Series) -> pd.Series:
+    """Mark the median, or the lower of the two middle values."""
+    middle = values.sort_values(kind="stable").index[(len(values) - 1) // 2]
+    return pd.Series(values.index == middle, values.index)
+
+
+def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
+    """Rank a group: sound runs first, then more schedules, then larger cases."""
+    first = members.iloc[0]
+    is_sound = not any(
+        is_oversubscribed(run) or is_not_finite(run) for _, run in members.iterrows()
+    )
+    num_schedules = int(members["schedule"].nunique())
+    return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
+
+
+def _group(store: Store, title: str, members: pd.DataFrame) -> Group | None:
+    drawable = []
+    for _, run in members.iterrows():
+        name = axis_text("schedule", run["schedule"])
+        with contextlib.suppress(StoreError):
+            drawable.append(_steps_of_run(store, run, name, MEDIAN, has_plan=False))
+    return Group(title, _drawn(store, drawable), is_open=False) if drawable else None

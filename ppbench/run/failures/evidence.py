@@ -1,0 +1,531 @@
+"""Collects what a node's ranks left when they died, and diagnoses the failure.
+
+Every rank writes into its node's folder: its flight record as it goes, the exception that ended
+it, the stack at which it crashed. The watchdog adds which rank died first. After a restart the
+first rank of each node collects all this, and rank 0 diagnoses it: status, error, rank, actions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import platform
+import shutil
+import signal
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from engine.flight import RECORD_BYTES, Entry, Phase, Record, read_record
+from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.program import Program
+from engine.plan.spans import COLUMNS, Span, lane_of
+from ppbench.errors import (
+    MOST_OF_TRACE,
+    PpbenchError,
+    describe,
+    first_line,
+    fix_in,
+    limit_in,
+    readable,
+    trace_of,
+    type_name,
+)
+from ppbench.run.failures.post_mortem import DEAD, PostMortem, RankState, action_text, post_mortem
+from ppbench.run.failures.watchdog import WatchdogReport, read_report
+from ppbench.run.launch.local import Exit, last_words, read_ends, signal_name
+from ppbench.run.machine.private_folder import (
+    SHARED_MEMORY,
+    Choice,
+    Claim,
+    bases,
+    choose,
+    kept_folders,
+    lock_path,
+    remove_folder,
+)
+
+PEER_LOST = "crash"
+"""Status of a rank that failed because another had died. If no rank reports more, one crashed."""
+INTERRUPTED = "interrupted"
+OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
+_WAITING = (Op.F, Op.B, Op.I)
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The exception that ended a rank."""
+
+    rank: int
+    at_ns: int  # on the node's monotonic clock, when it was raised
+    status: str
+    message: str  # bounded and printable, as is the traceback; the rank's log holds the whole
+    traceback: str
+
+
+@dataclass(frozen=True)
+class CrashReport:
+    """The records, errors and exits that one node's ranks left.
+
+    The times in its records and in `sighting` are of its own clock.
+    """
+
+    hostname: str
+    to_epoch_ns: int  # what makes its monotonic clock the time since the epoch
+    records: list[Record] = field(default_factory=list)
+    errors: list[RankError] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
+    sighting: WatchdogReport | None = None
+    exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how its process ended
+    words: dict[int, str] = field(default_factory=dict)  # rank of these -> the end of its log
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The status and the cause of a run whose ranks died."""
+
+    status: str
+    error: str
+    rank: int | None
+    last_actions: list[str | None]
+    found: PostMortem | None  # None if no rank left a record
+    at_ns: int  # when, as spans tell time
+    spans: pd.DataFrame  # what the ranks had finished of their last steps
+
+
+def node_folder(launch_id: str, node: int = 0) -> Path:
+    """Return a launch's folder on this machine, in shared memory if possible. It may not exist.
+
+    `node` counts agents, of which a machine may have several.
+    """
+    name = f"{launch_id}-{node}"
+    folders = [base / name for base in bases()] or [SHARED_MEMORY / name]
+    return next((folder for folder in folders if _is_there(folder)), folders[0])
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether the folder is in use: its lock exists until the folder is forgotten."""
+    return any(path.exists() for path in (lock_path(folder), folder, _aside(folder)))
+
+
+def node_folders(launch_id: str, launch: Path) -> list[Path]:
+    """Return a launch's folders on this machine, including those that were collected.
+
+    `launch` is the launch's folder in the store; it may hold copies made by a sweep into another
+    store.
+    """
+    kept = kept_folders(launch)
+    names = {path.name for path in kept}
+    found = [
+        path.with_name(path.name.removeprefix("."))
+        for base in bases()
+        for pattern in (f"{launch_id}-*", f".{launch_id}-*")
+        for path in base.glob(pattern)
+        if path.is_dir()
+    ]
+    return sorted({*kept, *(path for path in found if path.name not in names)})
+
+
+SAMPLES_BYTES = 8 * 2**20
+"""Room for a node's samples, which lie in its folder."""
+
+_RANK_BYTES = RECORD_BYTES + 64 * 1024  # its record, its error, where it crashed
+
+
+@contextlib.contextmanager
+def claimed_node_folder(
+    launch_id: str, num_ranks: int, marker: Path | None = None
+) -> Iterator[Path]:
+    """Hold a launch's folder on this machine meanwhile; the ranks make it.
+
+    `marker`: see Claim. Raises StoreError if there is no place.
+    """
+    folder = place_for(num_ranks).base / f"{launch_id}-0"
+    claim = Claim(folder, marker)
+    try:
+        yield folder
+    finally:
+        if not folder.exists() and not _aside(folder).exists():
+            forget(folder)  # its lock
+        claim.release()
+
+
+def claim_node_folder(launch_id: str, node: int, num_ranks: int) -> list[str]:
+    """Find a place for the folder of an agent's ranks, by the first of them; return notes on it.
+
+    The agent is this process's parent. A folder that it has begun to use is kept. Raises
+    StoreError.
+    """
+    folder, notes = node_folder(launch_id, node), []
+    if not _is_there(folder):
+        place = place_for(num_ranks)
+        folder, notes = place.base / folder.name, notes_on(place)
+    Claim(folder, agent_pid=os.getppid())  # until this process ends
+    return notes
+
+
+def place_for(num_ranks: int) -> Choice:
+    """Choose a place for this many ranks' folder. Raises StoreError if there is none."""
+    return choose(SAMPLES_BYTES + num_ranks * _RANK_BYTES)
+
+
+def notes_on(place: Choice) -> list[str]:
+    """Say why the folder is not in shared memory; nothing if it is."""
+    if not place.problems:
+        return []
+    return [f"{'; '.join(place.problems)}; flight records go to {place.base} instead"]
+
+
+def fault_path(folder: Path, rank: int) -> Path:
+    """Return the file for the stack that Python's fault handler writes in a crash."""
+    return folder / f"fault-rank{rank}"
+
+
+def write_rank_error(
+    folder: Path,
+    rank: int,
+    error: BaseException,
+    status_of: Callable[[BaseException, str], str],
+    log: str,
+) -> None:
+    """Write the exception that ended a rank; `status_of` judges it by itself and its message.
+
+    Its type is written first, alone: a user's `__str__` may end this process, or last longer than
+    the process is given. `log` names where the whole of a message is that is too long.
+    """
+    at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
+    if not isinstance(error, PpbenchError):  # those say what is in our own words
+        _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
+    message = describe(error, log)
+    trace = readable(trace_of(error), MOST_OF_TRACE, log)
+    status, fix = status_of(error, message), fix_in(message)
+    _write_error(folder, RankError(rank, at_ns, status, f"{message}{fix}", trace))
+
+
+def _write_error(folder: Path, record: RankError) -> None:
+    path = folder / f"error-rank{record.rank}.json"
+    aside = path.with_suffix(".partial")  # the agent may end this process at any moment
+    aside.write_text(json.dumps(dataclasses.asdict(record)))
+    aside.replace(path)
+
+
+def _read_error(path: Path) -> RankError | None:
+    """Return None for a file of another version, or one that is not whole."""
+    try:
+        return RankError(**json.loads(path.read_text()))
+    except (TypeError, ValueError, OSError):
+        return None
+
+
+def collect(folder: Path, launch: Path) -> CrashReport:
+    """Read what is in a node's folder, and what the agent noted in the launch's.
+
+    The folder is moved aside, so that it is not mistaken for the next one; see `forget`.
+    """
+    source = folder if folder.exists() else _aside(folder)  # whoever collected it was killed
+    errors = [_read_error(path) for path in source.glob("error-rank*.json")]
+    records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
+    faults = {
+        int(path.name.removeprefix("fault-rank")): readable(text, MOST_OF_TRACE)
+        for path in source.glob("fault-rank*")
+        if (text := path.read_text(errors="replace").strip())
+    }
+    exits = _exits(launch, {record.pid for record in records if record is not None})
+    found = CrashReport(
+        platform.node(),
+        time.time_ns() - time.monotonic_ns(),
+        sorted((r for r in records if r is not None), key=lambda record: record.rank),
+        sort_errors([error for error in errors if error is not None]),
+        faults,
+        read_report(source),
+        exits,
+        {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
+    )
+    if source == folder:
+        shutil.rmtree(_aside(folder), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rename(_aside(folder))
+    return found
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}")
+
+
+def forget(folder: Path) -> None:
+    """Remove a node's folder, and what was collected of it."""
+    remove_folder(folder)
+
+
+def _exits(launch: Path, pids: Container[int]) -> dict[int, Exit]:
+    """Return how those of these processes ended that the agent saw end of themselves, by rank."""
+    return {one.rank: one for one in reversed(read_ends(launch)) if one.pid in pids}
+
+
+STORE_FAILED = "store"
+"""Status of a rank that could not write to the store: the sweep cannot go on."""
+
+
+def store_error(folder: Path) -> str | None:
+    """Return why the launch's results cannot be stored, if that is so."""
+    for path in folder.glob("error-rank*.json"):
+        error = _read_error(path)
+        if error is not None and error.status == STORE_FAILED:
+            return error.message
+    return None
+
+
+def sort_errors(errors: Sequence[RankError]) -> list[RankError]:
+    """Put the cause first: the earliest error that does not merely report a lost rank."""
+    return sorted(errors, key=lambda error: (error.status == PEER_LOST, error.at_ns))
+
+
+def diagnose(
+    nodes: Sequence[CrashReport],
+    lowered: Program | None,
+    number: int,
+    timeout_s: float,
+    *,
+    is_interrupted: bool = False,
+) -> Diagnosis:
+    """Find the status and the cause of the run of this number.
+
+    `lowered` is None if the program cannot be built. `is_interrupted`: its ranks were ended from
+    outside, unless something shows a fault of theirs.
+    """
+    located = [(node, record) for node in nodes for record in node.records]
+    running = [(node, record) for node, record in located if record.number == number]
+    spans = [span for node, record in running for span in _spans(node, record, lowered)]
+    at_ns = max([_ended_ns(node) for node in nodes], default=time.time_ns())
+    seen = [_last_seen(node, record, lowered, number) for node, record in located]
+    world_size = len(seen) if lowered is None else lowered.world_size
+    seen = sorted((one for one in seen if one.rank < world_size), key=lambda one: one.rank)
+    origin_ns = min([*(s.start_ns for s in spans), *(one.since_ns for one in seen)], default=at_ns)
+    at_ns -= origin_ns
+    seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
+    found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
+    gone = sorted(set(range(world_size)) - {one.rank for one in seen})
+    status, error, rank = _cause(nodes, found, timeout_s, gone)
+    is_killed = not any(node.errors or node.faults for node in nodes) and status != "timeout"
+    if is_interrupted and (is_killed or status == PEER_LOST):
+        status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
+    frame = pd.DataFrame(spans, columns=list(COLUMNS))
+    frame[["start_ns", "end_ns"]] -= origin_ns
+    return Diagnosis(status, error, rank, _last_actions(seen, world_size), found, at_ns, frame)
+
+
+def _ended_ns(node: CrashReport) -> int:
+    """Return when the node's ranks ended: as the watchdog saw it, else now."""
+    if node.sighting is not None:
+        return node.sighting.at_ns + node.to_epoch_ns
+    ends = [error.at_ns + node.to_epoch_ns for error in node.errors]
+    return max(ends, default=time.time_ns())
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a rank, by its own error, by its agent, or as the watchdog saw it."""
+
+    node: CrashReport
+    rank: int
+    error: RankError | None
+    exit: Exit | None
+
+    @property
+    def at_ns(self) -> int:
+        """Return when its process was gone, else when it failed or was seen dead.
+
+        The time counts from the epoch. The other ranks lose a process that is gone, so their errors
+        come after its end.
+        """
+        if self.exit is not None:
+            at_ns = self.exit.at_ns or int(self.exit.at * 1e9) - self.node.to_epoch_ns
+        elif self.error is not None:
+            at_ns = self.error.at_ns
+        else:
+            sighting = self.node.sighting
+            at_ns = time.monotonic_ns() if sighting is None else sighting.at_ns
+        return at_ns + self.node.to_epoch_ns
+
+    @property
+    def is_by_watchdog(self) -> bool:
+        """Whether it was still alive when the watchdog saw a rank dead, or the time up."""
+        sighting = self.node.sighting
+        return sighting is not None and sighting.processes.get(self.rank, DEAD) != DEAD
+
+    @property
+    def is_by_sigterm(self) -> bool:
+        """Whether the agent, which ends the other ranks so, or someone outside ended it."""
+        return self.exit is not None and self.exit.exitcode == -signal.SIGTERM
+
+    @property
+    def is_killed_for_memory(self) -> bool:
+        is_kill = self.exit is None or self.exit.exitcode == -signal.SIGKILL
+        sighting = self.node.sighting
+        return is_kill and sighting is not None and sighting.oom_kills > 0
+
+    @property
+    def last_words(self) -> str:
+        """Return where it crashed and the end of its log, in which a C++ library may say why."""
+        log = self.node.words.get(self.rank, "")
+        texts = [self.node.faults.get(self.rank, ""), log and f"the end of its log:\n{log}"]
+        return "\n".join(text for text in texts if text)
+
+    @property
+    def how(self) -> str:
+        """Say how it ended, such as `was killed by SIGKILL`, for a rank that left no exception."""
+        code = None if self.exit is None else self.exit.exitcode
+        by_signal = "" if code is None or code >= 0 else signal_name(-code)
+        if self.rank in self.node.faults:
+            fault = first_line(self.node.faults[self.rank])
+            return f"crashed: {fault}{f' ({by_signal})' if by_signal else ''}"
+        if by_signal:
+            return f"was killed by {by_signal}"
+        if code is None:
+            return "died without a Python error: it was killed, or left by os._exit"
+        return f"exited with code {code} in the middle of the case, without a Python error"
+
+
+def _ends_of(node: CrashReport) -> Iterator[_End]:
+    errors = {error.rank: error for error in node.errors}
+    states = {} if node.sighting is None else node.sighting.processes
+    dead = {rank for rank, state in states.items() if state == DEAD}
+    for rank in sorted({*errors, *node.exits, *node.faults, *dead}):
+        yield _End(node, rank, errors.get(rank), node.exits.get(rank))
+
+
+def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
+    """Return the earliest end that is no consequence of another one.
+
+    A rank that reports a lost peer does not count, nor one that the watchdog or the agent has
+    ended. A rank that is not among its agent's exits was still alive when the agent ended the rest.
+    """
+    ends = [end for node in nodes for end in _ends_of(node)]
+    ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
+    for place, end in enumerate(ends):
+        if end.error is not None and end.error.status != PEER_LOST:
+            return end
+        if end.error is None and not end.is_by_watchdog and (place == 0 or not end.is_by_sigterm):
+            return end
+    return None
+
+
+def _cause(
+    nodes: Sequence[CrashReport], found: PostMortem | None, timeout_s: float, gone: Sequence[int]
+) -> tuple[str, str, int | None]:
+    """Return the status, the error and the rank that failed first.
+
+    `gone` are the ranks of which nothing is left, as on a machine that was lost.
+    """
+    verdict = "" if found is None else found.verdict
+    accounts = [] if found is None else [account.account for account in found.ranks]
+    states = "\n".join(line for line in (verdict, *accounts) if line)
+    first = _first_end(nodes)
+    if first is not None and first.error is not None:
+        return _of_error(first.error, states)
+    timeouts = [node for node in nodes if node.sighting is not None and node.sighting.has_timed_out]
+    if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
+        words = f"not over after measure.timeout_s = {timeout_s:g} s"
+        return "timeout", f"{words}: {states}", None if found is None else found.rank
+    status, words, rank = _death(first, gone)
+    trace = "" if first is None else first.last_words
+    errors = sort_errors([error for node in nodes for error in node.errors])
+    complaints = [f"rank {one.rank}: {one.message}\n{one.traceback}" for one in errors[:1]]
+    texts = [words, states, trace, *complaints]
+    return status, "\n".join(text for text in texts if text), rank
+
+
+def _of_error(error: RankError, states: str) -> tuple[str, str, int | None]:
+    if error.status == STORE_FAILED:
+        return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
+    return (
+        error.status,
+        f"rank {error.rank}: {error.message}\n{states}\n{error.traceback}",
+        error.rank,
+    )
+
+
+def _death(first: _End | None, gone: Sequence[int]) -> tuple[str, str, int | None]:
+    """Return which rank died first and how, in a run in which no rank has an error of its own."""
+    is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
+    if gone and not is_seen:
+        return PEER_LOST, f"rank {gone[0]} left nothing behind: its machine is gone", gone[0]
+    if first is None:
+        return PEER_LOST, "a worker died without a Python error: it was killed, or crashed", None
+    if first.is_killed_for_memory and first.rank not in first.node.faults:
+        words = "was killed by the kernel, which had run out of memory"
+        return "oom", f"rank {first.rank} {words}", first.rank
+    limit = limit_in(first.last_words)
+    words = f"rank {first.rank} {first.how}"
+    return PEER_LOST, f"{words}: {limit}" if limit else words, first.rank
+
+
+def _last_seen(
+    node: CrashReport, record: Record, lowered: Program | None, number: int
+) -> RankState:
+    """Return where a rank was; its times count from the epoch."""
+    last = record.entries[-1] if record.entries and record.number == number else None
+    action = None if last is None else _action(last, record.rank, lowered)
+    phase = Phase.WAITS if last is None else last.phase
+    is_waiting = phase is Phase.WAITS
+    if action is not None and last is not None:
+        is_waiting = action.op in _WAITING and last.works_ns is None
+    if last is None:
+        since_ns = record.began_ns or time.monotonic_ns()
+    else:
+        since_ns = last.works_ns or last.began_ns
+    return RankState(
+        record.rank,
+        node.hostname,
+        _state(node, record.rank),
+        "steps" if phase is None or action is not None else phase.words,
+        None if last is None else last.step,
+        action,
+        is_waiting,
+        since_ns + node.to_epoch_ns,
+    )
+
+
+def _state(node: CrashReport, rank: int) -> str:
+    """Return the state of a rank as the watchdog saw it, else from the rank or the agent."""
+    if node.sighting is not None:
+        return node.sighting.processes.get(rank, "alive")
+    is_dead = rank in node.exits or rank in [error.rank for error in node.errors[:1]]
+    return "dead" if is_dead else "alive"
+
+
+def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
+    """Return the action that an entry is about; None in other phases."""
+    if entry.phase is Phase.UPDATES and entry.works_ns is not None:
+        return OPTIMIZER
+    if entry.index is None or lowered is None:
+        return None
+    row = lowered.actions[rank]
+    return row[entry.index] if entry.index < len(row) else None
+
+
+def _last_actions(seen: Sequence[RankState], world_size: int) -> list[str | None]:
+    """Describe the last action or phase of each rank; None if it left no record."""
+    words = {s.rank: s.phase if s.action is None else action_text(s.action) for s in seen}
+    return [words.get(rank) for rank in range(world_size)]
+
+
+def _spans(node: CrashReport, record: Record, lowered: Program | None) -> list[Span]:
+    """Return the computations of a rank in its last two steps; times count from the epoch."""
+    spans = []
+    last = record.entries[-1].step if record.entries else None
+    for entry, after in itertools.pairwise(record.entries):
+        action = _action(entry, record.rank, lowered)
+        if action is None or entry.works_ns is None or entry.step is None or last is None:
+            continue
+        if entry.step >= last - 1:
+            times = (entry.works_ns + node.to_epoch_ns, after.began_ns + node.to_epoch_ns)
+            lane = lane_of(action.op)
+            spans.append(Span(entry.step, record.rank, lane, *action, *times, 0))
+    return spans

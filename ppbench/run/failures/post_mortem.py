@@ -1,0 +1,508 @@
+"""Finds the rank at fault from what each rank was last seen doing.
+
+    rank 0   waits in 0B0    for 1B0 of rank 1        the program shows which rank waits for which;
+    rank 1   waits in 1F3    for 0SEND_F3 of rank 0   only F, B, I and what all ranks do together
+    rank 0   has 0SEND_F3 behind it                   can wait
+
+The chain of waits ends in a rank that is gone, in one that is at work, in a message that its sender
+has behind it, or in itself: a deadlock. A record shows where its rank is in its row, so that what
+is before that place is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pandas as pd
+
+from engine.flight import Phase
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.lower import counterpart, incoming, outgoing
+from engine.plan.program import Program
+
+ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
+STEPS = "steps"
+DRAINS = Phase.DRAINS.words
+_IN_STEP = tuple(phase.words for phase in (Phase.SUMS, Phase.UPDATES, Phase.DRAINS))
+_ORDER = (
+    Phase.CONNECTS,
+    Phase.BUILDS,
+    Phase.VERIFIES,
+    Phase.PEAK,
+    Phase.SUMS,
+    Phase.UPDATES,
+    Phase.DRAINS,
+    Phase.ALIGNS,
+    Phase.MEMORY,
+    Phase.PROFILES,
+    Phase.GATHERS,
+    Phase.STORES,
+    Phase.WAITS,
+)
+"""The order in which ranks come to phases after a step, or before the first. A rank may wait for
+the others at several of these places; what else it still does, they wait for."""
+_AFTER_ROW = {phase.words: number for number, phase in enumerate(_ORDER)}
+TOGETHER = tuple(
+    phase.words
+    for phase in (
+        Phase.CONNECTS,
+        Phase.SUMS,
+        Phase.UPDATES,
+        Phase.ALIGNS,
+        Phase.GATHERS,
+        Phase.WAITS,
+    )
+)
+"""Phases that a rank does not leave before the others have come to them."""
+MOVED_LATELY_NS = 1_000_000_000
+"""When a rank has begun something later than this before the end, nothing shows a hang."""
+_BEFORE_FIRST = -1
+_MOST_NAMED = 3
+_FLIGHT_COLUMNS = [
+    "rank",
+    "hostname",
+    "process",
+    "phase",
+    "step",
+    "action",
+    "is_waiting",
+    "since_ns",
+    "until_ns",
+    "waits_for_rank",
+    "waits_for_action",
+    "account",
+]
+
+_Place = tuple[int, int]
+"""A step, and a position in a rank's row of it; phases come after the longest of the rows."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a rank was doing when it was last looked at."""
+
+    rank: int
+    hostname: str
+    process: str  # `alive`, `stopped` (SIGSTOP, a debugger) or `dead`
+    phase: str  # in words that follow "rank 0": `builds the model`, `drains its transfers`, ...
+    step: int | None  # that it is in or came to last; None before its first
+    action: Action | None  # of the lowered program's row, or OPT; None outside steps
+    is_waiting: bool  # for the action's input, or for other ranks; else it is at work
+    since_ns: int  # on one clock for all ranks
+
+
+@dataclass(frozen=True)
+class RankAccount:
+    """What a rank was doing, and which rank it waited for."""
+
+    seen: RankState
+    waits_for_rank: int | None
+    waits_for_action: Action | None
+    account: str  # "rank 0 waits in 0B0 of step 4 for 1B0 of rank 1, since 9.8 s"
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """Where a run went wrong, as far as the records show."""
+
+    rank: int | None  # at fault; None if unknown
+    verdict: str  # one sentence
+    ranks: tuple[RankAccount, ...]  # in order of rank; those that left a record
+    action: Action | None = None  # in which that rank went wrong: a SEND if its message was lost
+
+
+def post_mortem(seen: Sequence[RankState], lowered: Program, at_ns: int) -> PostMortem:
+    """Find the rank at fault from what all ranks were last seen doing.
+
+    `at_ns` is the time of that on the same clock; `lowered` is the case's program with its
+    transfers. Ranks without a record are left out of `seen`; ranks that take no part in the case
+    may be in it.
+    """
+    waits = _Waits(seen, lowered)
+    found = _found(waits, at_ns)
+    accounts = tuple(
+        _account(waits, rank, found.rank, at_ns) for rank in waits.ranks if rank in waits.seen
+    )
+    return PostMortem(found.rank, found.verdict, accounts, found.action)
+
+
+def flight_rows(found: PostMortem, at_ns: int) -> pd.DataFrame:
+    """Return the store's table `flight`: a row per rank, with the times as given."""
+    rows = [
+        {
+            "rank": one.seen.rank,
+            "hostname": one.seen.hostname,
+            "process": one.seen.process,
+            "phase": one.seen.phase,
+            "step": one.seen.step,
+            "action": _text_or_none(one.seen.action),
+            "is_waiting": one.seen.is_waiting,
+            "since_ns": one.seen.since_ns,
+            "until_ns": at_ns,
+            "waits_for_rank": one.waits_for_rank,
+            "waits_for_action": _text_or_none(one.waits_for_action),
+            "account": one.account,
+        }
+        for one in found.ranks
+    ]
+    frame = pd.DataFrame(rows, columns=_FLIGHT_COLUMNS)
+    return frame.astype({"step": "Int64", "waits_for_rank": "Int64"})
+
+
+def in_words(flight: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the table `flight` for display, in order of rank.
+
+    Columns: `rank`, `hostname` if there are several, `process`, `phase`, `step`, `action`,
+    `waits_for` (`1B0 of rank 1`, or null) and `since_s`, how long that had lasted.
+    """
+    rows = flight.sort_values("rank", ignore_index=True)
+    where = ["hostname"] if len(rows["hostname"].unique()) > 1 else []
+    shown = rows[["rank", *where, "process", "phase", "step", "action"]].astype({"step": "Int64"})
+    waits_for = [_waits_for(row) for _, row in rows.iterrows()]
+    since_s = (rows["until_ns"] - rows["since_ns"]).clip(lower=0) / 1e9
+    return shown.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
+
+
+def _waits_for(row: pd.Series) -> str | None:
+    if pd.isna(row["waits_for_rank"]):
+        return None
+    rank = f"rank {int(row['waits_for_rank'])}"
+    return rank if pd.isna(row["waits_for_action"]) else f"{row['waits_for_action']} of {rank}"
+
+
+def _text_or_none(action: Action | None) -> str | None:
+    return None if action is None else action_text(action)
+
+
+def action_text(action: Action) -> str:
+    """Return `1F3`, or `OPT` for the optimizer, which belongs to no stage."""
+    return action.op.value if action.op is Op.OPT else str(action)
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """The ranks that a rank is blocked on, and the action awaited from the first."""
+
+    ranks: tuple[int, ...]  # none if unknown
+    action: Action | None = None
+    is_lost: bool = False  # the action is a SEND that its living rank has behind it
+
+
+class _Waits:
+    """Which ranks wait for which, as far as the records show."""
+
+    def __init__(self, seen: Sequence[RankState], lowered: Program) -> None:
+        self.seen = {one.rank: one for one in seen}
+        self.ranks = sorted({*range(lowered.world_size), *self.seen})
+        self._program = lowered
+        self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
+        self._longest = max(map(len, lowered.actions))
+        self._last_step = max((one.step for one in seen if one.step is not None), default=0)
+        self.of = {rank: self._wait_of(one) for rank, one in self.seen.items()}
+        self._reached = {rank: self._follow(rank) for rank in self.ranks}
+
+    def reached_from(self, rank: int) -> set[int]:
+        """Return the ranks that a rank waits for, directly or not; itself in a circle."""
+        return self._reached[rank]
+
+    def _follow(self, rank: int) -> set[int]:
+        reached: set[int] = set()
+        pending = [rank]
+        while pending:
+            wait = self.of.get(pending.pop())
+            fresh = set(wait.ranks) - reached if wait is not None else set()
+            reached |= fresh
+            pending += fresh
+        return reached
+
+    def waiting_for(self, rank: int) -> list[int]:
+        """Return the living ranks that wait for this one, directly or not."""
+        others = [one for one in self.ranks if one != rank and not self.is_gone(one)]
+        return [one for one in others if rank in self.reached_from(one)]
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self.seen and self.seen[rank].process != ALIVE
+
+    def _wait_of(self, seen: RankState) -> _Wait | None:
+        """Return None for a rank at work."""
+        if seen.action is None:
+            if seen.phase == DRAINS:
+                return self._drain(seen)
+            is_waiting = seen.is_waiting or seen.phase in TOGETHER
+            return _Wait(self._absent(seen.rank)) if is_waiting else None
+        if not seen.is_waiting:
+            return None
+        if seen.action.op is Op.OPT:
+            return _Wait(self._absent(seen.rank))
+        if seen.action.op not in COMPUTE_OPS or seen.rank >= self._program.world_size:
+            return None
+        receive = incoming(seen.action, self._program)
+        return None if receive is None else self._message(seen, counterpart(receive))
+
+    def _absent(self, rank: int) -> tuple[int, ...]:
+        """Return the others that have not come to where this rank is, or are gone."""
+        place = self._place(rank)
+        return tuple(
+            one
+            for one in self.ranks
+            if one != rank and (self.is_gone(one) or not self._has_begun(one, place))
+        )
+
+    def _message(self, seen: RankState, send: Action) -> _Wait | None:
+        """Return what the sender still has to do, or a message that should be there.
+
+        For a rank that is gone it may well be there: nothing shows that it waited.
+        """
+        sender = self._program.placement.ranks[send.stage]
+        positions = self._positions[sender]
+        step, position = self._step_of(seen), positions[send]
+        if not self.is_gone(sender) and self._has_begun(sender, (step, position + 1)):
+            is_lost = not self.is_gone(seen.rank)
+            return _Wait((sender,), send, is_lost=True) if is_lost else None
+        row = self._program.actions[sender][:position]
+        made_by = next(a for a in reversed(row) if outgoing(a, self._program) == send)
+        is_made = self._has_begun(sender, (step, positions[made_by] + 1))
+        return _Wait((sender,), send if is_made else made_by)
+
+    def _drain(self, seen: RankState) -> _Wait:
+        """Return the wait for a message at the end of a row; it moves when both ends are ready."""
+        if seen.rank >= self._program.world_size:
+            return _Wait(())
+        found: dict[int, Action] = {}
+        for send in self._program.actions[seen.rank]:
+            if send.op not in SEND_OPS:
+                continue
+            receive = counterpart(send)
+            receiver = self._program.placement.ranks[receive.stage]
+            place = self._step_of(seen), self._positions[receiver][receive] + 1
+            if not self._has_begun(receiver, place):
+                found.setdefault(receiver, receive)
+        return _Wait(tuple(found), next(iter(found.values()), None))
+
+    def _step_of(self, seen: RankState) -> int:
+        return self._last_step if seen.step is None else seen.step
+
+    def _has_begun(self, rank: int, place: _Place | None) -> bool:
+        """Whether a rank has come to this place of its row, or past it."""
+        own = self._place(rank)
+        return own is not None and place is not None and own >= place
+
+    def _place(self, rank: int) -> _Place | None:
+        """Return where a rank is in its row; None if that is unknown."""
+        seen = self.seen.get(rank)
+        if seen is None:
+            return None
+        row = self._positions[rank] if rank < self._program.world_size else {}
+        if seen.action is not None:
+            is_update = seen.action.op is Op.OPT
+            after = self._longest + _AFTER_ROW[Phase.UPDATES.words]
+            position = after if is_update else row.get(seen.action)
+            return None if position is None else (self._step_of(seen), position)
+        if seen.phase not in _AFTER_ROW:
+            return None
+        step = self._step_of(seen) if seen.phase in _IN_STEP else seen.step
+        return (_BEFORE_FIRST if step is None else step, self._longest + _AFTER_ROW[seen.phase])
+
+
+class _Cause(IntEnum):
+    """What a chain of waits can end in, the surest sign first."""
+
+    LOST = 0
+    UNSEEN = 1
+    AT_WORK = 2
+    UNKNOWN = 3  # it waits, and no record shows for which rank
+
+
+@dataclass(frozen=True)
+class _End:
+    """The rank where chains of waits end, and the ranks that wait for it."""
+
+    cause: _Cause
+    rank: int
+    waiting: tuple[int, ...]
+    action: Action | None
+    since_ns: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    rank: int | None
+    verdict: str
+    action: Action | None = None
+
+
+def _found(waits: _Waits, at_ns: int) -> _Found:
+    if any(waits.is_gone(rank) for rank in waits.ranks):
+        return _of_the_gone(waits, at_ns)
+    ends = _ends(waits)
+    if not ends:
+        return _of_a_circle(waits)
+    lost = [end for end in ends if end.cause is _Cause.LOST]
+    most = max(len(end.waiting) for end in lost or ends)
+    ends = [end for end in lost or ends if len(end.waiting) == most]
+    first = min(ends, key=lambda end: (end.cause, end.since_ns))
+    ends = [end for end in ends if end.cause is first.cause]
+    idle_ns = at_ns - max(one.since_ns for one in waits.seen.values()) if waits.seen else at_ns
+    if idle_ns < MOVED_LATELY_NS and first.cause is not _Cause.UNSEEN:
+        last = f"the last sign of life is {_seconds(idle_ns)} old"
+        return _Found(None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}")
+    if first.cause is not _Cause.LOST and len(ends) > 1:
+        states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
+        return _Found(None, f"the rank at fault is unknown: {states}")
+    return _Found(first.rank, _verdict(waits, first, at_ns), first.action)
+
+
+def _of_the_gone(waits: _Waits, at_ns: int) -> _Found:
+    """Blame the rank that waits for no other gone rank: those that lose a peer may end as well."""
+    gone = {rank for rank in waits.ranks if waits.is_gone(rank)}
+    first = [rank for rank in sorted(gone) if not waits.reached_from(rank) & gone - {rank}]
+    if len(first) != 1:
+        states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
+        return _Found(None, f"the rank that died first is unknown: {states}")
+    rank = first[0]
+    verdict = _state(waits, rank, at_ns) + _who_wait(waits.waiting_for(rank))
+    return _Found(rank, verdict, waits.seen[rank].action)
+
+
+def _ends(waits: _Waits) -> list[_End]:
+    found = []
+    for rank in waits.ranks:
+        seen, wait = waits.seen.get(rank), waits.of.get(rank)
+        others = tuple(waits.waiting_for(rank))
+        if seen is None:
+            found.append(_End(_Cause.UNSEEN, rank, others, None, 0))
+        elif wait is None:
+            found.append(_End(_Cause.AT_WORK, rank, others, seen.action, seen.since_ns))
+        elif wait.is_lost:
+            those = tuple(sorted({rank, *others}))
+            found.append(_End(_Cause.LOST, wait.ranks[0], those, wait.action, seen.since_ns))
+        elif not wait.ranks:
+            found.append(_End(_Cause.UNKNOWN, rank, others, seen.action, seen.since_ns))
+    return found
+
+
+def _of_a_circle(waits: _Waits) -> _Found:
+    """Report a deadlock: each rank waits for another, so every chain comes back to itself."""
+    waits_in_words = "; ".join(_waits_in_words(waits, rank, None) for rank in _circle(waits))
+    return _Found(None, f"deadlock: {waits_in_words}")
+
+
+def _circle(waits: _Waits) -> list[int]:
+    """Return the ranks of a circle, where none is gone, at work or without a known wait."""
+    chain: list[int] = []
+    rank = waits.ranks[0]
+    while rank not in chain:
+        chain.append(rank)
+        wait = waits.of[rank]
+        assert wait is not None  # it would be an end
+        rank = wait.ranks[0]
+    return chain[chain.index(rank) :]
+
+
+def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
+    if end.cause is not _Cause.LOST:
+        return _state(waits, end.rank, at_ns) + _who_wait(end.waiting)
+    receivers = [
+        one
+        for one, wait in waits.of.items()
+        if wait is not None
+        and wait.is_lost
+        and (wait.ranks, wait.action) == ((end.rank,), end.action)
+    ]
+    receiver = waits.seen[receivers[0]]
+    assert end.action is not None
+    return (
+        f"the message of {end.action} was lost or never sent, or one before it on its channel: "
+        f"rank {end.rank} has it behind it, and rank {receiver.rank} waits for it in "
+        f"{_where(receiver)}, since {_age(receiver, at_ns)}"
+    )
+
+
+def _account(waits: _Waits, rank: int, culprit: int | None, at_ns: int) -> RankAccount:
+    seen, wait = waits.seen[rank], waits.of[rank]
+    if wait is None or not wait.ranks:
+        return RankAccount(seen, None, None, _state(waits, rank, at_ns))
+    peer = culprit if culprit in wait.ranks else wait.ranks[0]
+    action = wait.action if peer == wait.ranks[0] else None
+    return RankAccount(seen, peer, action, _state(waits, rank, at_ns))
+
+
+def _state(waits: _Waits, rank: int, at_ns: int) -> str:
+    """Say what a rank does, or did before it was gone."""
+    seen = waits.seen.get(rank)
+    if seen is None:
+        return f"rank {rank} left no record"
+    if seen.process == STOPPED:
+        where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
+        text = f"rank {rank} is stopped (SIGSTOP or a debugger) {where}"
+        return f"{text}, since {_age(seen, at_ns)}"
+    if seen.process == DEAD:
+        where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
+        return f"rank {rank} died {where}, begun {_age(seen, at_ns)} before"
+    return _waits_in_words(waits, rank, at_ns)
+
+
+def _waits_in_words(waits: _Waits, rank: int, at_ns: int | None) -> str:
+    """Say what a living rank does; without `at_ns`, leave out since when."""
+    seen, wait = waits.seen[rank], waits.of[rank]
+    since = "" if at_ns is None else f", since {_age(seen, at_ns)}"
+    if wait is None:
+        doing = _phase(seen) if seen.action is None else f"is in the work of {_where(seen)}"
+        return f"rank {rank} {doing}{since}"
+    doing = _phase(seen) if seen.action is None else f"waits in {_where(seen)}"
+    if not wait.ranks:
+        return f"rank {rank} {doing}{since}"
+    peer = wait.ranks[0]
+    if seen.phase == DRAINS and seen.action is None:
+        return f"rank {rank} {doing}{since}: rank {peer} has not posted {wait.action}"
+    if wait.action is None:
+        is_not = "is" if len(wait.ranks) == 1 else "are"
+        return f"rank {rank} {doing}{since}: {_named(wait.ranks)} {is_not} not there"
+    if wait.is_lost:
+        return f"rank {rank} {doing} for {wait.action}, which rank {peer} has behind it{since}"
+    return f"rank {rank} {doing} for {wait.action} of rank {peer}{since}"
+
+
+def _where(seen: RankState) -> str:
+    assert seen.action is not None
+    step = "" if seen.step is None else f" of step {seen.step}"
+    return f"{action_text(seen.action)}{step}"
+
+
+def _phase(seen: RankState) -> str:
+    if seen.phase == STEPS:
+        return (
+            "is between steps" if seen.step is None else f"is between actions of step {seen.step}"
+        )
+    if seen.step is not None and seen.phase in _IN_STEP:
+        return f"{seen.phase} in step {seen.step}"
+    if seen.step is not None and seen.phase == Phase.WAITS.words:
+        return f"{seen.phase} after step {seen.step}"
+    return seen.phase
+
+
+def _who_wait(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    return f"; {_named(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Name ranks as `rank 1`, `ranks 0, 2 and 3` or `ranks 0, 1, 2 and 5 more`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[: max(_MOST_NAMED, 2)]]
+    if more := len(ranks) - len(shown):
+        return f"ranks {', '.join(shown)} and {more} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _age(seen: RankState, at_ns: int) -> str:
+    return _seconds(at_ns - seen.since_ns)
+
+
+def _seconds(ns: int) -> str:
+    seconds = max(0, ns) / 1e9
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.3f} s"

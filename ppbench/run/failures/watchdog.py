@@ -1,0 +1,192 @@
+"""Watches a node's ranks from outside: ends a case that takes too long, notes the first death.
+
+    python -m ppbench.run.failures.watchdog FOLDER RANK:PID ...
+
+One small process per node, started by the node's first rank, gone when the ranks are. It reads
+each rank's flight record for the time by which its case must be over. What it saw goes into one
+file; then it kills the ranks that are left, also those that are stopped or wait for ever, so that
+torch's agent can start them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.flight import map_record, read_deadline
+
+LOOK_S = 0.2
+NUM_LOOKS = 25
+"""A kill for memory counts if it was so many looks ago at most."""
+GRACE_S = 2.0
+"""How long the other ranks have, after one has died, to end by themselves and say why."""
+
+
+@dataclass(frozen=True)
+class WatchdogReport:
+    """The states of the ranks when the watchdog ended them, and why it did."""
+
+    at_ns: int  # on the node's monotonic clock
+    has_timed_out: bool
+    first_dead: int | None  # rank
+    processes: dict[int, str]  # rank -> `alive`, `stopped` or `dead`, at that time
+    oom_kills: int  # processes that the kernel killed for memory just then, of whatever launch
+
+
+def flight_path(folder: Path, rank: int) -> Path:
+    return folder / f"flight-rank{rank}"
+
+
+def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[bytes]:
+    """Watch these ranks of the node, by their process ids; return at once.
+
+    Kill the process to end it.
+    """
+    ranks = [f"{rank}:{pid}" for rank, pid in pids.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ppbench.run.failures.watchdog", str(folder), *ranks],
+        start_new_session=True,  # the agent ends a rank's with it, and this is to see that
+    )
+
+
+def read_report(folder: Path) -> WatchdogReport | None:
+    try:
+        data = json.loads((folder / "sighting.json").read_text())
+    except (OSError, ValueError):
+        return None
+    data["processes"] = {int(rank): state for rank, state in data["processes"].items()}
+    return WatchdogReport(**data)
+
+
+def main(folder: Path, pids: Mapping[int, int]) -> None:
+    """Watch until the ranks are gone."""
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for rank, pid in pids.items():
+            process = _Process(pid)
+            stack.callback(process.close)
+            processes[rank] = process
+        _watch(folder, processes)
+
+
+def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
+    records = [map_record(flight_path(folder, rank)) for rank in processes]
+    held = os.open(folder, os.O_RDONLY)
+    oom_kills = deque([_num_oom_kills()], NUM_LOOKS)  # a victim dies some time after it is counted
+    while True:
+        oom_kills.append(_num_oom_kills())
+        dead = _wait_for_death(processes, LOOK_S)
+        now_ns = time.monotonic_ns()
+        deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
+        has_timed_out = not dead and any(end_ns < now_ns for end_ns in deadlines)
+        if dead or has_timed_out:
+            break
+    states = {rank: process.state() for rank, process in processes.items()}
+    num_killed = _num_oom_kills() - oom_kills[0]
+    first = dead[0] if dead else None
+    _write_sighting(WatchdogReport(now_ns, has_timed_out, first, states, num_killed), held)
+    if dead:
+        _wait_for_all(processes, GRACE_S)
+    for process in processes.values():
+        process.kill()
+
+
+def _write_sighting(seen: WatchdogReport, folder: int) -> None:
+    """Write into the open folder, even if ranks started anew have another in its place."""
+    data = json.dumps(dataclasses.asdict(seen)).encode()
+    with contextlib.suppress(FileNotFoundError):  # collected already
+        file = os.open("sighting.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
+        os.write(file, data)
+        os.close(file)
+        os.rename("sighting.partial", "sighting.json", src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> list[int]:
+    """Wait for a rank to die, at most so long; return the dead ranks, the first one first."""
+    if all(process.fd is not None for process in processes.values()):
+        poll = select.poll()
+        for process in processes.values():
+            poll.register(process.fd or 0, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+    else:
+        time.sleep(timeout_s)
+    return [rank for rank, process in processes.items() if process.is_dead()]
+
+
+def _wait_for_all(processes: Mapping[int, _Process], timeout_s: float) -> None:
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s and not all(p.is_dead() for p in processes.values()):
+        time.sleep(0.05)
+
+
+class _Process:
+    """One rank's process, held by a descriptor where the system has them: ids are used again."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        try:
+            self.fd: int | None = os.pidfd_open(pid)
+            self._was_there = True
+        except ProcessLookupError:
+            self.fd, self._was_there = None, False
+        except (AttributeError, OSError):  # not Linux, or one that does not have or allow it
+            self.fd, self._was_there = None, True
+
+    def is_dead(self) -> bool:
+        if not self._was_there:
+            return True
+        if self.fd is not None:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def state(self) -> str:
+        if self.is_dead():
+            return "dead"
+        try:
+            stat = Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return "alive"
+        return "stopped" if stat.rpartition(")")[2].split()[0] in "Tt" else "alive"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+            elif self._was_there:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def _num_oom_kills() -> int:
+    """Return how often the kernel has killed for memory, in the machine's or container's count."""
+    counts = [0]
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError, ValueError):
+            lines = Path(path).read_text().splitlines()
+            counts += [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return max(counts)
+
+
+if __name__ == "__main__":
+    given = (pair.split(":") for pair in sys.argv[2:])
+    main(Path(sys.argv[1]), {int(rank): int(pid) for rank, pid in given})

@@ -1,0 +1,254 @@
+"""Starts a sweep on several machines: by torchrun, or as a Slurm job of it.
+
+    torchrun on every node --rendezvous--> one launch: its agents restart all workers together
+    sbatch --> submitit on each node --> for each launch: torchrun --> workers
+
+The command is the same on each node. Whoever starts it, a person, a Slurm job or a pod, has no
+controller: rank 0 plans and reports. A Slurm job's first host is the rendezvous. Results go to the
+store's folder, which the nodes share; so does what submitit keeps: `results/slurm/<job>_*`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppbench.config.case import Slurm
+from ppbench.config.sweep import Sweep
+from ppbench.errors import LaunchError, UsageError
+
+WORKER = "ppbench.run.worker"
+NODES = "ppbench.run.launch.nodes"
+"""Torchrun, but that it listens on one interface."""
+
+STOP_TIMEOUT_S = 35
+"""Torchrun gives its workers 30 seconds to end."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The number of nodes, and the ranks on each."""
+
+    num_nodes: int
+    ranks_per_node: int
+    max_restarts: int
+
+
+def nodes_for(sweep: Sweep, num_nodes: int) -> Nodes:
+    """Return as many ranks per node as the largest case needs; restarts for every run to fail."""
+    largest = max(case.world_size for case, _ in sweep.cases)
+    tries = sum(2 + measure.retry for _, measure in sweep.cases)
+    return Nodes(num_nodes, -(-largest // num_nodes), tries)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the nodes meet: a port of one of them, and a name that no other start has."""
+
+    host: str
+    port: int
+    name: str
+
+    def of_launch(self, launch: int) -> tuple[str, str]:
+        """Return the endpoint and the id of a launch.
+
+        Each launch has a port of its own: the last one's may still be open.
+        """
+        return f"{self.host}:{self.port + launch}", f"{self.name}-{launch}"
+
+
+def torchrun_command(
+    nodes: Nodes, endpoint: str, rendezvous_id: str, program: Sequence[str]
+) -> list[str]:
+    """Return the command that runs one launch, to be started on each node.
+
+    `program` are a module and its arguments. Agents that meet by `c10d` restart their workers
+    together, whichever node one fails on; by `static` they would not. A node that takes the place
+    of a lost one can meet the others only if they do not share the agents' store, whose address
+    torch publishes in the first round alone.
+    """
+    return [
+        "env",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        sys.executable,
+        "-m",
+        NODES,
+        f"--nnodes={nodes.num_nodes}",
+        f"--nproc-per-node={nodes.ranks_per_node}",
+        f"--max-restarts={nodes.max_restarts}",
+        "--monitor-interval=0.1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={rendezvous_id}",
+        "-m",
+        *program,
+    ]
+
+
+@dataclass(frozen=True)
+class NodeLaunches:
+    """The launches that one node starts, one after the other."""
+
+    num_launches: int
+    nodes: Nodes
+    program: tuple[str, ...]  # a module and its arguments
+
+    def commands(self, meeting: Rendezvous) -> list[list[str]]:
+        return [
+            torchrun_command(self.nodes, *meeting.of_launch(launch), self.program)
+            for launch in range(self.num_launches)
+        ]
+
+    def run(self, meeting: Rendezvous) -> None:
+        """Run all launches. Raises LaunchError at the first that fails.
+
+        Blocks. Any exception meanwhile, as by Ctrl-C, ends torchrun and its workers first.
+        """
+        for number, command in enumerate(self.commands(meeting), start=1):
+            print(f"launch {number} of {self.num_launches}: {shlex.join(command)}", flush=True)
+            # In a session of its own: Ctrl-C reaches this process alone, which ends torchrun.
+            torchrun = subprocess.Popen(command, start_new_session=True)
+            try:
+                exit_code = torchrun.wait()
+            finally:
+                _stop(torchrun)
+            if exit_code != 0:
+                raise LaunchError(f"torchrun ended with exit code {exit_code}")
+
+
+def _stop(torchrun: subprocess.Popen[bytes]) -> None:
+    """Have torchrun end its workers and itself, unless it is over. Blocks until it is."""
+    if torchrun.poll() is not None:
+        return
+    torchrun.send_signal(signal.SIGTERM)
+    try:
+        torchrun.wait(STOP_TIMEOUT_S)
+    except BaseException as error:  # too long, or for whoever stops it once more
+        os.killpg(torchrun.pid, signal.SIGKILL)  # its workers die with it
+        torchrun.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeLaunches:
+    num = max(measure.launches for _, measure in sweep.cases)
+    return NodeLaunches(num, nodes_for(sweep, num_nodes), tuple(program))
+
+
+def rendezvous_of(sweep: Sweep) -> Rendezvous:
+    """Return the sweep file's rendezvous.
+
+    Raises UsageError if none is set and there are several nodes.
+    """
+    place = sweep.torchrun
+    if not place.rendezvous and place.nodes > 1:
+        raise UsageError(
+            f"{sweep.file}: launch.torchrun.rendezvous: not set, and {place.nodes} nodes must meet "
+            "somewhere; add --set launch.torchrun.rendezvous=HOST:PORT, HOST being one of them"
+        )
+    host, _, port = (place.rendezvous or "127.0.0.1:29400").rpartition(":")
+    return Rendezvous(host, int(port), sweep.name)
+
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
+
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Below the ports that the system hands out by itself (32768 and up on Linux)."""
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """The work of the job on each node; submitit sends it to nodes that have ppbench installed."""
+
+    launches: NodeLaunches
+
+    def __call__(self) -> None:
+        import submitit
+
+        job = submitit.JobEnvironment()
+        number = int(job.raw_job_id)
+        port = FIRST_PORT + number % NUM_PORTS
+        self.launches.run(Rendezvous(job.hostnames[0], port, str(number)))
+
+    def checkpoint(self) -> Any:
+        """Queue the job again at the time limit or when it is preempted; it then goes on."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A sweep that is to be submitted."""
+
+    sweep: Sweep
+    results: Path
+    launches: NodeLaunches
+
+    def submit(self) -> str:
+        """Submit the job to Slurm; return its number.
+
+        Raises LaunchError with the message of Slurm.
+        """
+        if shutil.which("sbatch") is None:
+            raise LaunchError("no Slurm here: sbatch is not on PATH; submit from a login node")
+        try:
+            return str(self._executor().submit(NodeTask(self.launches)).job_id)
+        except RuntimeError as error:  # submitit's, with what sbatch said
+            raise LaunchError(f"Slurm did not take the job: {error}") from None
+
+    def script(self) -> str:
+        """Return what `submit` would hand to sbatch; this writes nothing and needs no Slurm."""
+        executor = self._executor()
+        # Submitit has no public way to ask for it; a test compares it with what sbatch is given.
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def _executor(self) -> SlurmExecutor:
+        try:
+            from submitit import SlurmExecutor
+        except ModuleNotFoundError:
+            raise UsageError(
+                "--launcher slurm needs submitit; install ppbench[slurm], or use "
+                "--launcher torchrun inside a job of your own"
+            ) from None
+
+        class Executor(SlurmExecutor):
+            @classmethod
+            def affinity(cls) -> int:
+                return 2  # whether Slurm is here is asked by who submits; a script needs none
+
+        executor = Executor(folder=self.results / "slurm")
+        executor.update_parameters(**parameters(self.sweep, self.launches.nodes.ranks_per_node))
+        return executor
+
+
+def parameters(sweep: Sweep, ranks_per_node: int) -> dict[str, Any]:
+    """Return submitit's parameters; by default as many cores as the largest case can use."""
+    slurm: Slurm = sweep.slurm
+    per_rank = max(case.launch_threads_per_rank + case.data_num_workers for case, _ in sweep.cases)
+    num_cores = slurm.cpus_per_node or ranks_per_node * per_rank
+    asked: dict[str, Any] = {
+        "job_name": sweep.name,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "nodes": slurm.nodes,
+        "ntasks_per_node": 1,  # torchrun, which starts the ranks
+        "time": slurm.time_min,
+        "gpus_per_node": slurm.gpus_per_node,
+        "cpus_per_task": num_cores,
+        "srun_args": [f"--cpus-per-task={num_cores}"],  # since 22.05 srun does not ask the job
+        "mem": f"{round(slurm.memory_gb * 1024)}M" if slurm.memory_gb else "",
+        "additional_parameters": slurm.extra,
+    }
+    return {name: value for name, value in asked.items() if value not in ("", 0, {})}

@@ -1,0 +1,217 @@
+"""A process per node that reads the machine's counters while the ranks work.
+
+    python -m ppbench.run.machine.sampler FILE ROOT_PID PARENT_PID INTERVAL_S
+
+A thread in a rank would take the interpreter's lock from the timed path, and a rank that hangs or
+dies would take its samples along. This process has a low priority and imports neither torch nor
+pandas. It appends a sample as a JSON line every interval, and one more for each byte that it reads;
+it ends when its standard input does, or its parent. A sample costs 0.3 to 1.1 ms of CPU time where
+there is no GPU (2 cores, 85 processes), about half a percent of one core; each says what it cost.
+
+    results/launches/<launch_id>/telemetry-<node>-<host>.jsonl
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import re
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.run.machine.counters import GpuReading, Gpus, Host, HostReading
+from ppbench.run.machine.environment import available_cores
+
+INTERVAL_S = 0.2
+NICENESS = 10
+"""Ranks go first, but a sampler that gets nothing of a busy core could not tell that it is busy."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""Far beyond what starting takes (importing, opening NVML): who is not back by then hangs."""
+
+LOOK_BACK_NS = 1_000_000_000
+"""What is read from before a window, for figures that one short window alone cannot give."""
+
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All readings of one moment."""
+
+    time_ns: int  # CLOCK_MONOTONIC, as the spans' clock
+    host: HostReading
+    gpus: tuple[GpuReading, ...]  # in the order of torch's indices
+    absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are not there
+    cost_ns: int = 0  # CPU time that taking it took
+
+    def as_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def sample_of(text: str) -> Sample:
+    """Parse the sample of a JSON line. Raises ValueError for a line that was cut short."""
+    data = json.loads(text)
+    host, gpus = HostReading(**data.pop("host")), map(_gpu_of, data.pop("gpus"))
+    return Sample(host=host, gpus=tuple(gpus), **data)
+
+
+def _gpu_of(data: dict[str, object]) -> GpuReading:
+    reasons = data.pop("throttle_reasons")
+    names = tuple(reasons) if isinstance(reasons, list) else None
+    return GpuReading(throttle_reasons=names, **data)  # type: ignore[arg-type]  # our own
+
+
+def samples_path(folder: Path, node: int) -> Path:
+    """Return the file of a node's samples, in the launch's folder, which nodes may share."""
+    host = re.sub(r"[^\w.-]", "_", platform.node())  # nodes may change numbers when restarted
+    return folder / f"telemetry-{node}-{host}.jsonl"
+
+
+class Sampler:
+    """The parent's end of a sampling process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._num_awaited = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def sample(self) -> bool:
+        """Have a sample taken now; return once it is in the file. Blocks for some milliseconds.
+
+        False if there is none: the process has ended, or did not answer (it is then not asked
+        again).
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        if self._num_awaited:
+            return False
+        self._num_awaited = 1
+        try:
+            os.write(stdin.fileno(), b"s")
+        except OSError:
+            return False
+        poll = select.poll()  # whatever the number of the descriptor
+        poll.register(stdout, select.POLLIN)
+        if poll.poll(ANSWER_TIMEOUT_S * 1000):
+            self._num_awaited -= len(os.read(stdout.fileno(), 1))
+        return self._num_awaited == 0
+
+    def stop(self) -> None:
+        """End the process. Blocks until it is gone."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_sampler(path: Path, root_pid: int, interval_s: float = INTERVAL_S) -> Sampler:
+    """Start sampling into `path`, one sampler per node; return at once.
+
+    `root_pid` is the launch's agent: what it and its descendants use is the launch's own load.
+    """
+    arguments = [str(path), str(root_pid), str(os.getpid()), str(interval_s)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ppbench.run.machine.sampler", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    return Sampler(process)
+
+
+def read_samples(path: Path, begin_ns: int, end_ns: int) -> list[Sample]:
+    """Return the samples of a window, in order, with those around it.
+
+    They begin `LOOK_BACK_NS` earlier, or with the last before that, and end with the first that is
+    not before `end_ns`. The file is read from its end, so this costs the same however long the
+    launch has lasted. Empty if there is no file.
+    """
+    since_ns = begin_ns - LOOK_BACK_NS
+    size = path.stat().st_size if path.exists() else 0
+    num_bytes = min(_BLOCK_BYTES, size)
+    samples = _last_samples(path, num_bytes)
+    while num_bytes < size and (not samples or samples[0].time_ns > since_ns):
+        num_bytes = min(2 * num_bytes, size)
+        samples = _last_samples(path, num_bytes)
+    first = max((i for i, s in enumerate(samples) if s.time_ns <= since_ns), default=0)
+    last = next((i for i, s in enumerate(samples) if s.time_ns >= end_ns), len(samples))
+    return samples[first : last + 1]
+
+
+def _last_samples(path: Path, num_bytes: int) -> list[Sample]:
+    """Return the samples that lie wholly in the file's last bytes; incomplete lines are skipped."""
+    samples: list[Sample] = []
+    if num_bytes == 0:
+        return samples
+    with path.open("rb") as file:
+        file.seek(-num_bytes, os.SEEK_END)
+        lines = file.read(num_bytes).decode(errors="replace").split("\n")
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            samples.append(sample_of(line))
+    return samples
+
+
+class _Source:
+    """Takes samples in the sampling process."""
+
+    def __init__(self, root_pid: int) -> None:
+        import pynvml
+
+        self._gpus = Gpus(pynvml)
+        self._host = Host({root_pid, os.getpid()}, _cores_of(root_pid))
+        self._absent = self._host.absent | self._gpus.absent
+
+    def sample(self) -> Sample:
+        cost_ns = time.process_time_ns()
+        time_ns = time.monotonic_ns()
+        host, gpus = self._host.read(), self._gpus.read()
+        return Sample(time_ns, host, gpus, self._absent, time.process_time_ns() - cost_ns)
+
+
+def _cores_of(pid: int) -> set[int]:
+    """Return the cores that a process, and so its children, may run on."""
+    try:
+        return os.sched_getaffinity(pid)
+    except (AttributeError, ProcessLookupError, PermissionError):
+        return set(range(available_cores()))
+
+
+def main(path: Path, root_pid: int, parent_pid: int, interval_s: float) -> None:
+    """Sample until standard input or the parent ends."""
+    os.nice(NICENESS)
+    source = _Source(root_pid)
+    due_s = time.monotonic()
+    with path.open("ab", buffering=0) as file:
+        file.write(b"\n")  # ends the line in which another sampler was killed
+        # A forked child of the parent may hold its end of the pipe open, so that is no proof.
+        while os.getppid() == parent_pid:
+            wait_s = max(0.0, due_s - time.monotonic())
+            ready, _, _ = select.select([0], [], [], min(wait_s, INTERVAL_S))
+            asked = os.read(0, 1) if ready else b""
+            if ready and not asked:
+                return
+            if asked or time.monotonic() >= due_s:
+                file.write(f"{source.sample().as_json()}\n".encode())
+                due_s = time.monotonic() + interval_s
+            if asked:
+                os.write(1, asked)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

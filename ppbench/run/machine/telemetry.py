@@ -1,0 +1,326 @@
+"""What a node did while something was measured, from samples of its counters.
+
+Pure functions of samples (`sampler` takes them): a rank's summary, the samples as rows of a table,
+and whether what was measured was disturbed.
+
+    samples        |     |     |     |  |     |     |     |  |     |
+    window                              [...................]
+    counters                            x -- difference ---- x         loads, shares, energy
+    gauges                                    x     x     x  x         power, clocks, temperatures
+
+A counter's difference is taken between the last sample before the window and the first after it. A
+gauge looks back (NVML averages power and utilisation over up to a second), so the sample at the
+beginning is about what came before, and is left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ppbench.run.machine.counters import GpuReading, HostReading
+from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample
+
+MAX_OTHER_LOAD = 0.1
+"""Of the cores: what other processes may use before they are said to have disturbed."""
+MAX_STEAL = 0.01
+MAX_CPU_THROTTLED = 0.01
+FEWEST_TICKS = 5
+"""Least time over which stolen time differs from chance: one tick is 10 ms."""
+
+HARMLESS_REASONS = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
+"""Of a GPU's reasons for its clock: nothing to do, or somebody's setting."""
+
+TICK_S = 0.01
+MIN_LOAD_NS = 500_000_000
+"""CPU time is counted in ticks of 10 ms per process: over less, the error is more than a few %."""
+MIN_RATE_NS = 100_000_000
+"""As above, for the rows of single samples, which are to be looked at and not to be judged by."""
+GPU_AVERAGING_NS = 1_000_000_000
+
+NS_PER_S = 1e9
+
+Figures = dict[str, float | str | None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A window on one rank's node and GPU; None where a figure is not known: see the note."""
+
+    other_load_cores: float | None = None  # kept busy by processes outside the launch
+    watched_cores: int | None = None  # that the launch may run on: what the load is of
+    steal_fraction: float | None = None  # of those cores' time, taken by the hypervisor
+    load_window_s: float | None = None  # what these two are of
+    cpu_mhz: float | None = None  # mean over cores and time
+    cpu_throttled_fraction: float | None = None  # of the CPU time asked for, held back by quotas
+    cpu_energy_j: float | None = None  # of all the node's packages
+    gpu_power_w: float | None = None  # mean
+    gpu_energy_j: float | None = None
+    gpu_utilization: float | None = None  # mean, 0..1
+    gpu_sm_mhz: float | None = None  # mean
+    gpu_temperature_c: float | None = None  # highest
+    gpu_throttle_reasons: str | None = None  # those seen, with commas between; "" for none
+    gpu_memory_used_bytes: int | None = None  # highest, of all processes
+    telemetry_note: str = ""  # what is absent or less than exact, and why
+
+
+def is_disturbed(summary: Summary) -> bool:
+    """Whether processes outside the launch used more than `MAX_OTHER_LOAD` of its cores."""
+    load, cores = summary.other_load_cores, summary.watched_cores
+    return load is not None and cores is not None and load > MAX_OTHER_LOAD * cores
+
+
+def is_throttled(summary: Summary) -> bool:
+    """Whether the GPU slowed down, or the hypervisor or a quota held the CPU back."""
+    reasons = {name for name in (summary.gpu_throttle_reasons or "").split(",") if name}
+    return (
+        bool(reasons - HARMLESS_REASONS)
+        or _has_stolen(summary)
+        or (summary.cpu_throttled_fraction or 0) > MAX_CPU_THROTTLED
+    )
+
+
+def _has_stolen(summary: Summary) -> bool:
+    stolen, window_s = summary.steal_fraction, summary.load_window_s
+    if stolen is None or window_s is None:
+        return False
+    stolen_s = stolen * window_s * (summary.watched_cores or 1)
+    return stolen > MAX_STEAL and stolen_s >= FEWEST_TICKS * TICK_S
+
+
+def summarize(
+    samples: Sequence[Sample], begin_ns: int, end_ns: int, gpu_index: int | None
+) -> Summary:
+    """Summarize the window from `begin_ns` to `end_ns` of CLOCK_MONOTONIC.
+
+    `samples` are what `read_samples` returns for it; `gpu_index` is torch's, None for a rank
+    without a GPU.
+    """
+    around = _around(samples, begin_ns, end_ns)
+    if not around:
+        return Summary(telemetry_note="no samples of this time: the sampler did not run")
+    inside = [s for s in around if s.time_ns > begin_ns] or around
+    window_s = (end_ns - begin_ns) / NS_PER_S
+    loaded = _long_enough(samples, around)
+    notes = [*_load_notes(loaded, around), *_absences(around[-1], gpu_index)]
+    host: Figures = {
+        **_loads(loaded),
+        "load_window_s": (loaded[-1].time_ns - loaded[0].time_ns) / NS_PER_S,
+        "watched_cores": around[-1].host.num_cores,
+        "cpu_mhz": _mean(s.host.mhz for s in inside),
+        "cpu_energy_j": _times(_rate(_host_values(around, lambda h: h.energy_j)), window_s),
+    }
+    gpu: Figures = {}
+    if gpu_index is not None and "gpu" not in around[-1].absent:
+        readings = _readings(around, gpu_index)
+        gpu = _gpu_figures(readings, _readings(inside, gpu_index), window_s)
+        notes += _gpu_notes(readings, gpu_index, end_ns - begin_ns)
+    figures = {**host, **gpu, "telemetry_note": "; ".join(notes)}
+    return Summary(**figures)  # type: ignore[arg-type]  # named as its fields
+
+
+def _around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Sample]:
+    """Return the samples from the last before the window, or the first, to the first after it."""
+    first = max((i for i, s in enumerate(samples) if s.time_ns <= begin_ns), default=0)
+    last = next((i for i, s in enumerate(samples) if s.time_ns >= end_ns), len(samples))
+    return list(samples[first : last + 1])
+
+
+def _long_enough(samples: Sequence[Sample], around: Sequence[Sample]) -> list[Sample]:
+    """Add samples from before the window that make it `MIN_LOAD_NS` long, if there are any.
+
+    Much older ones are left out: between them and the window another sampler may have ended.
+    """
+    last_ns = around[-1].time_ns
+    oldest_ns = around[0].time_ns - LOOK_BACK_NS
+    recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
+    begin_ns = min(around[0].time_ns, last_ns - MIN_LOAD_NS)
+    first = max((i for i, s in enumerate(recent) if s.time_ns <= begin_ns), default=0)
+    return recent[first:]
+
+
+def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]:
+    span_ns = loaded[-1].time_ns - loaded[0].time_ns
+    if span_ns < MIN_RATE_NS:
+        return ["no CPU load: the samples are too close together"]
+    if len(loaded) > len(around):
+        return [f"CPU load is of the {span_ns / NS_PER_S:.2f} s that end with a shorter window"]
+    return []
+
+
+def _absences(sample: Sample, gpu_index: int | None) -> list[str]:
+    absent = list(sample.absent.values())
+    if gpu_index is None and "gpu" not in sample.absent:
+        absent.append("no GPU figures: this rank computes on the CPU")
+    return absent
+
+
+def _loads(samples: Sequence[Sample]) -> Figures:
+    if samples[-1].time_ns - samples[0].time_ns < MIN_RATE_NS:
+        return {}
+    busy, own, total, steal, throttled = (
+        _rate(_host_values(samples, value))
+        for value in (
+            lambda h: h.busy_s,
+            lambda h: h.own_s,
+            lambda h: h.total_s,
+            lambda h: h.steal_s,
+            lambda h: h.throttled_s,
+        )
+    )
+    used = None if own is None else max(0.0, own)  # it falls when an orphan ends
+    wanted = None if used is None or throttled is None else used + throttled
+    return {
+        "other_load_cores": None if busy is None or used is None else max(0.0, busy - used),
+        "steal_fraction": _ratio(steal, total),
+        "cpu_throttled_fraction": 0.0 if throttled == 0 else _ratio(throttled, wanted),
+    }
+
+
+def _gpu_figures(
+    around: Sequence[tuple[int, GpuReading]],
+    inside: Sequence[tuple[int, GpuReading]],
+    window_s: float,
+) -> Figures:
+    readings = [reading for _, reading in inside]
+    power = _mean(reading.power_w for reading in readings)
+    counted_w = _rate([(t, r.energy_j) for t, r in around if r.energy_j is not None])
+    sampled_w = _mean_over_time([(t, r.power_w) for t, r in around if r.power_w is not None])
+    reasons = [r.throttle_reasons for r in readings if r.throttle_reasons is not None]
+    return {
+        "gpu_power_w": power,
+        "gpu_energy_j": _times(sampled_w if counted_w is None else counted_w, window_s),
+        "gpu_utilization": _mean(reading.utilization for reading in readings),
+        "gpu_sm_mhz": _mean(reading.sm_mhz for reading in readings),
+        "gpu_temperature_c": _highest(reading.temperature_c for reading in readings),
+        "gpu_throttle_reasons": _names(reasons) if reasons else None,
+        "gpu_memory_used_bytes": _highest(reading.memory_used_bytes for reading in readings),
+    }
+
+
+def _readings(samples: Sequence[Sample], gpu_index: int) -> list[tuple[int, GpuReading]]:
+    return [(s.time_ns, s.gpus[gpu_index]) for s in samples if gpu_index < len(s.gpus)]
+
+
+def _gpu_notes(
+    readings: Sequence[tuple[int, GpuReading]], gpu_index: int, window_ns: int
+) -> list[str]:
+    if not readings:
+        return [f"no figures of GPU {gpu_index}: NVML sees fewer"]
+    notes = []
+    if window_ns < GPU_AVERAGING_NS:
+        notes.append(
+            "the window was short: GPU power and utilisation are means over up to a second, and "
+            "reasons for a lower clock are those at its end"
+        )
+    if sum(reading.energy_j is not None for _, reading in readings) < 2:
+        notes.append("GPU energy is the integral of sampled power")
+    return notes
+
+
+def _names(seen: Iterable[Iterable[str]]) -> str:
+    return ",".join(sorted({name for names in seen for name in names}))
+
+
+def _host_values(
+    samples: Sequence[Sample], value: Callable[[HostReading], float | None]
+) -> list[tuple[int, float]]:
+    pairs = ((s.time_ns, value(s.host)) for s in samples)
+    return [(time_ns, found) for time_ns, found in pairs if found is not None]
+
+
+def _rate(values: Sequence[tuple[int, float]]) -> float | None:
+    """Return the rate of a counter per second."""
+    if len(values) < 2 or values[-1][0] == values[0][0]:
+        return None
+    (first_ns, first), (last_ns, last) = values[0], values[-1]
+    return (last - first) / ((last_ns - first_ns) / NS_PER_S)
+
+
+def _mean_over_time(values: Sequence[tuple[int, float]]) -> float | None:
+    """Return the mean of a gauge over time, by trapezia."""
+    if len(values) < 2 or values[-1][0] == values[0][0]:
+        return values[0][1] if values else None
+    pairs = itertools.pairwise(values)
+    area = sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairs)
+    return area / (values[-1][0] - values[0][0])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _times(rate: float | None, seconds: float) -> float | None:
+    return None if rate is None else rate * seconds
+
+
+ROW_COLUMNS = (
+    "time_ns",
+    "device",
+    "other_load_cores",
+    "steal_fraction",
+    "cpu_throttled_fraction",
+    "utilization",
+    "power_w",
+    "clock_mhz",
+    "memory_clock_mhz",
+    "temperature_c",
+    "throttle_reasons",
+    "memory_used_bytes",
+)
+
+
+def sample_rows(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Figures]:
+    """Return the samples of a window as rows of `ROW_COLUMNS`.
+
+    The devices are `cpu`, the node, and `gpu0`, `gpu1`, …. `time_ns` is CLOCK_MONOTONIC. A counter
+    of the node (loads, power) is given as its mean since the last sample that is `MIN_RATE_NS`
+    older. `utilization` of the CPU is of all that runs there.
+    """
+    rows: list[Figures] = []
+    times_ns = [sample.time_ns for sample in samples]
+    for sample in samples:
+        if begin_ns <= sample.time_ns <= end_ns:
+            num_old = bisect.bisect_right(times_ns, sample.time_ns - MIN_RATE_NS)
+            rows.append(_host_row(sample, [samples[max(0, num_old - 1)], sample]))
+            rows += [_gpu_row(sample.time_ns, i, gpu) for i, gpu in enumerate(sample.gpus)]
+    return [dict.fromkeys(ROW_COLUMNS) | row for row in rows]
+
+
+def _host_row(sample: Sample, pair: Sequence[Sample]) -> Figures:
+    busy = _rate(_host_values(pair, lambda h: h.busy_s))
+    return {
+        **_loads(pair),
+        "time_ns": sample.time_ns,
+        "device": "cpu",
+        "utilization": _ratio(busy, sample.host.num_cores),
+        "power_w": _rate(_host_values(pair, lambda h: h.energy_j)),
+        "clock_mhz": sample.host.mhz,
+        "memory_used_bytes": sample.host.memory_used_bytes,
+    }
+
+
+def _gpu_row(time_ns: int, index: int, gpu: GpuReading) -> Figures:
+    reasons = gpu.throttle_reasons
+    return {
+        "time_ns": time_ns,
+        "device": f"gpu{index}",
+        "utilization": gpu.utilization,
+        "power_w": gpu.power_w,
+        "clock_mhz": gpu.sm_mhz,
+        "memory_clock_mhz": gpu.memory_mhz,
+        "temperature_c": gpu.temperature_c,
+        "throttle_reasons": None if reasons is None else _names([reasons]),
+        "memory_used_bytes": gpu.memory_used_bytes,
+    }

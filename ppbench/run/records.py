@@ -1,0 +1,428 @@
+"""Makes the rows of a run from its spans, its program and its facts, whoever started the run.
+
+measured by ranks   CaseResult --+
+attached, imported               +--> FinishedRun -- rows_of --> Rows --> store
+(ppbench.external) ------------+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from engine.model.descriptions import FlopFacts
+from engine.plan.program import Program, to_json
+from engine.plan.spans import COLUMNS
+from ppbench import __version__
+from ppbench.analysis.attribution import attribute, figures_of
+from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.analysis.mfu import Peak, mfu_figures
+from ppbench.analysis.transfers import (
+    Receive,
+    corrected_end_ns,
+    edges,
+    messages,
+    reconciled_end_ns,
+    waiting_ns,
+)
+from ppbench.cautions import cautions_for
+from ppbench.config.case import Case
+from ppbench.config.programs import lowered_of, planned_step_ns, program_of, simulated
+from ppbench.run.failures.evidence import Diagnosis
+from ppbench.run.failures.post_mortem import flight_rows
+from ppbench.run.job import Attempt, Job, PlannedRun
+from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.measuring_code import code_hash
+from ppbench.run.machine.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
+from ppbench.run.verification.losses import check_first_loss, check_last_loss, must_agree
+from ppbench.run.verification.record import NOT_VERIFIED, Verified
+from ppbench.statistics.step_times import LOOK_BACK, has_settled, is_outlier, median_interval
+from ppbench.store import Store
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank measured."""
+
+    facts: dict[str, object]  # columns of `ranks`
+    spans: dict[str, list[object]]  # columns of the measured steps' spans
+    losses: list[float | None]  # of every step, warm-up included; None off the last stage
+    num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
+    telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
+    summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
+    memory: list[tuple[int, int]] = field(default_factory=list)  # from when on, how many bytes
+    peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
+    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
+    not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What all ranks measured, in order of rank, and what holds for the whole case."""
+
+    ranks: list[RankResult]
+    facts: dict[str, object]  # columns of `runs`
+    warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
+    flops: FlopFacts | None = None  # of a token; None where nothing is computed
+    lowered: Program | None = None  # what was run; None: the case's own program
+    expected_loss: float | None = None  # of the first step; None where none is known
+    verified: Verified = NOT_VERIFIED
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is to be stored: measured by ppbench, attached to, or imported."""
+
+    case: Case
+    program: Program
+    lowered: Program  # the program with its transfers
+    spans: pd.DataFrame  # columns of `engine.plan.spans.Span`, on rank 0's clock
+    ranks: Sequence[Mapping[str, object]]  # columns of `ranks`, in order
+    facts: Mapping[str, object]  # columns of `runs`
+    losses: Mapping[int, float | None]  # by step
+    num_tokens: Mapping[int, int | None]  # by step
+    first_loss: float | None
+    last_loss: float | None
+    not_finite: NotFinite | None = None
+    early: Collection[Receive] = frozenset()  # receives that were there when they were asked for
+    completion_seen_on_wait: bool = False  # a receive ends when it was taken, not when it came
+    has_warmup: bool = True
+    planned_step_ns: int | None = None
+    is_oversubscribed: bool = False
+    has_settled: bool = True
+    is_busy_machine: bool = False
+    is_throttled: bool = False
+    has_bare_stage: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A run's row and its parts of the other tables."""
+
+    run: dict[str, object]
+    tables: dict[str, pd.DataFrame]
+    origin_ns: int  # the first span's start, from which the times in the tables count
+
+
+def rows_of(finished: FinishedRun) -> Rows:
+    """Make the rows of a run from its spans and its program."""
+    case, program = finished.case, finished.program
+    spans, origin_ns = _spans_of(finished)
+    moved = messages(spans)
+    steps = _steps_of(spans, finished)
+    step_ns = steps.set_index("step")["step_ns"]
+    ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, step_ns, case.world_size))
+    figures = run_figures(steps)
+    attribution = attribute(spans, finished.lowered, step_ns, moved)
+    run = {
+        **finished.facts,
+        **figures,
+        **_intervals(steps),
+        **figures_of(attribution, spans, steps["step_ns"]),
+        **_peaks(ranks),
+        **_not_finite_columns(finished),
+        "first_loss": finished.first_loss,
+        "last_loss": finished.last_loss,
+        "program": to_json(program),
+        "bubble_fraction_theory": simulated(case, program).bubble_fraction,
+        "planned_step_ns": finished.planned_step_ns,
+        "cautions": _cautions(finished, figures, moved),
+    }
+    planned = pd.DataFrame(attribution.modelled.spans(), columns=list(COLUMNS))
+    tables = {
+        "spans": spans.assign(waiting_ns=waiting_ns(spans, moved)),
+        "steps": steps,
+        "ranks": ranks,
+        "planned": planned.drop(columns="num_bytes"),
+        "attribution": attribution.rows,
+        "edges": edges(moved),
+    }
+    return Rows(run, tables, origin_ns)
+
+
+def _spans_of(finished: FinishedRun) -> tuple[pd.DataFrame, int]:
+    """Correct the ends of receives; count times from the first start, which is returned, too."""
+    spans = finished.spans.copy()
+    origin_ns = int(spans["start_ns"].min())
+    spans[["start_ns", "end_ns"]] -= origin_ns
+    spans["end_ns"] = corrected_end_ns(spans, finished.early)
+    spans["end_ns"] = reconciled_end_ns(
+        spans, completion_seen_on_wait=finished.completion_seen_on_wait
+    )
+    return spans, origin_ns
+
+
+def _steps_of(spans: pd.DataFrame, finished: FinishedRun) -> pd.DataFrame:
+    steps = step_figures(spans, finished.case.world_size, finished.num_tokens)
+    steps["loss"] = [finished.losses.get(step) for step in steps["step"]]
+    steps["loss"] = steps["loss"].astype(float)
+    steps["is_outlier"] = is_outlier(steps["step_with_optimizer_ns"].tolist())
+    return steps
+
+
+def _intervals(steps: pd.DataFrame) -> dict[str, object]:
+    """Return the confidence intervals of the medians, and the number of outliers."""
+    columns: dict[str, object] = {"num_outliers": int(steps["is_outlier"].sum())}
+    for name in ("step_ns", "tokens_per_s"):
+        low, high = median_interval(steps[name]) or (None, None)
+        columns |= {f"{name}_low": low, f"{name}_high": high}
+    return columns
+
+
+def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
+    """Return the memory of the rank that needs most; None where nothing was allocated."""
+    known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
+    fullest = known.iloc[-1].to_dict() if len(known) else {}
+    return {
+        "peak_memory_bytes": fullest.get("peak_memory_bytes"),
+        "predicted_peak_memory_bytes": fullest.get("predicted_peak_memory_bytes"),
+        "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
+    }
+
+
+def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.DataFrame) -> str:
+    errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
+    planned_ns = finished.planned_step_ns
+    cautions = cautions_for(
+        is_not_finite=finished.not_finite is not None,
+        is_oversubscribed=finished.is_oversubscribed,
+        warmup_steps=int(finished.has_warmup),
+        num_steps=finished.spans["step"].nunique(),
+        relative_deviation=figures["step_relative_deviation"],
+        has_settled=finished.has_settled,
+        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
+        has_coarse_clock=_has_coarse_clock(moved, errors),
+        is_busy_machine=finished.is_busy_machine,
+        is_throttled=finished.is_throttled,
+        has_bare_stage=finished.has_bare_stage,
+    )
+    return ",".join(caution.name for caution in cautions)
+
+
+def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
+    """Whether some transfer's span is shorter than its two ranks' clocks may differ.
+
+    Within a rank times are exact, whatever its clock's offset. `errors` are the ranks'
+    `clock_error_ns`.
+    """
+    ends = zip(moved["source_rank"], moved["target_rank"], strict=True)
+    error_ns = [errors[source] + errors[target] for source, target in ends]
+    spans_ns = moved["end_ns"] - moved["recv_start_ns"]
+    return bool((spans_ns < error_ns).any())
+
+
+def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult) -> float:
+    """Store a case that ran; returns its tokens per second.
+
+    Raises DisagreementError for a run that trained something else than it should.
+    """
+    case, store = planned.case, Store(Path(job.results))
+    program = result.lowered if must_agree(case) and result.lowered else program_of(case)
+    finished = _finished(planned, result, program)
+    if result.expected_loss is not None:
+        check_first_loss(case, finished.first_loss, result.expected_loss)
+        check_last_loss(planned, finished.last_loss, store)
+    rows = rows_of(finished)
+    ranks, num_tokens = rows.tables["ranks"], rows.tables["steps"]["num_tokens"]
+    tokens_per_s = float(str(rows.run["tokens_per_s"]))
+    run = {
+        **_row_of(job, planned),
+        **rows.run,
+        **_mfu(case, result, tokens_per_s),
+        **_energy(case, ranks, int(num_tokens.sum())),
+        "run_id": attempt.run_id,
+        "attempt": attempt.attempt,
+        "status": "ok",
+        "verified": result.verified.how,
+        "verified_difference": result.verified.difference,
+        "tokens_per_step": int(num_tokens.median()),
+        "num_warmup_steps": len(result.warmup_step_ns),
+        "warmup_step_ns": json.dumps(result.warmup_step_ns),
+    }
+    telemetry, memory = _samples(result, rows.origin_ns), _memory_timelines(result)
+    store.write_run(run, {**rows.tables, "telemetry": telemetry, "memory": memory})
+    return tokens_per_s
+
+
+def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> FinishedRun:
+    """Join what the ranks of a case measured."""
+    case, measure = planned.case, planned.measure
+    ranks, warmup = result.ranks, result.warmup_step_ns
+    losses = _losses_by_step(result)
+    lowered = result.lowered or lowered_of(case, program)
+    return FinishedRun(
+        case,
+        program,
+        lowered,
+        pd.concat([pd.DataFrame(rank.spans) for rank in ranks], ignore_index=True),
+        [rank.facts for rank in ranks],
+        result.facts,
+        dict(enumerate(losses)),
+        dict(enumerate(ranks[0].num_tokens)),
+        first_loss=losses[0],
+        last_loss=losses[measure.warmup_steps + measure.steps - 1],  # which every run computes
+        not_finite=first_of(rank.not_finite for rank in ranks),
+        early=set().union(*(rank.early for rank in ranks)),
+        completion_seen_on_wait=str(result.facts.get("transport", "")).startswith("gloo"),
+        has_warmup=measure.warmup_steps > 0,
+        planned_step_ns=planned_step_ns(case, lowered) if case.is_emulated else None,
+        is_oversubscribed=_is_oversubscribed(case),
+        has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
+        is_busy_machine=any(is_disturbed(rank.summary) for rank in ranks),
+        is_throttled=any(is_throttled(rank.summary) for rank in ranks),
+        has_bare_stage=bool(bare_stages(case, result.facts)),
+    )
+
+
+def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
+    """Return the telemetry of all nodes; its times count from where those of the spans do."""
+    rows = [
+        {**row, "hostname": rank.facts.get("hostname")}
+        for rank in result.ranks
+        for row in rank.telemetry
+    ]
+    samples = pd.DataFrame(rows, columns=["hostname", *ROW_COLUMNS])
+    samples["time_ns"] -= origin_ns
+    return samples
+
+
+def _memory_timelines(result: CaseResult) -> pd.DataFrame:
+    """Return the memory of the extra step for it; times count from when the first rank began."""
+    rows = [(rank, *level) for rank, ours in enumerate(result.ranks) for level in ours.memory]
+    levels = pd.DataFrame(rows, columns=["rank", "time_ns", "num_bytes"])
+    levels["time_ns"] -= levels["time_ns"].min() if rows else 0
+    return levels
+
+
+def _mfu(case: Case, result: CaseResult, tokens_per_s: float) -> dict[str, object]:
+    peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
+    return dict(mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks))
+
+
+def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
+    """Return joules per token over the measured steps: of the GPUs if known, else of the CPUs.
+
+    Ranks that share a GPU or a node share its energy. Emulated ones train on no token.
+    """
+    sources = {"gpus": ("gpu_energy_j", "device"), "cpu packages": ("cpu_energy_j", "hostname")}
+    for source, (column, owner) in sources.items():
+        if not case.is_emulated and column in ranks and ranks[column].notna().all():
+            joules = ranks.drop_duplicates(list({"hostname", owner}))[column].sum()
+            return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
+    return {"energy_per_token_j": None, "energy_source": None}
+
+
+def _losses_by_step(result: CaseResult) -> list[float | None]:
+    """Return the losses of the rank that has the last stage; all None where none is computed."""
+    with_loss = (rank.losses for rank in result.ranks if rank.losses[0] is not None)
+    return next(with_loss, result.ranks[0].losses)
+
+
+def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Diagnosis) -> None:
+    """Store why a run failed whose ranks died. Raises StoreError."""
+    run = {
+        **_row_of(job, planned),
+        "run_id": attempt.run_id,
+        "attempt": attempt.attempt,
+        "status": diagnosis.status,
+        "verified": "no: the run failed",
+        "error": diagnosis.error,
+        "error_rank": diagnosis.rank,
+        "last_actions": json.dumps(diagnosis.last_actions),
+        "cautions": "",
+    }
+    tables = {}
+    if diagnosis.found is not None:
+        tables = {
+            "flight": flight_rows(diagnosis.found, diagnosis.at_ns),
+            "spans": diagnosis.spans,
+        }
+    Store(Path(job.results)).write_run(run, tables)
+
+
+def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
+    """Return the columns of `runs` that are known before the run begins."""
+    environment, commit, case = read_environment(), job.commit, planned.case
+    return {
+        "sweep_id": job.sweep_id,
+        "sweep_name": job.sweep_name,
+        "sweep_file": job.sweep_file,
+        "resume_key": planned.resume_key,
+        "case_id": case.case_id,
+        "launch": planned.launch,
+        "position": planned.position,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **case.settings(),
+        "tokens_per_step": case.tokens_per_step,
+        **planned.measure.settings(),
+        **({} if commit is None else dataclasses.asdict(commit)),
+        "fingerprint": environment.fingerprint(
+            case.device, case.world_size, case.launch_threads_per_rank
+        ),
+        "environment": environment.as_json(),
+        "code": code_hash(),
+        "runtime_code": runtime_code(case.runtime),
+        "ppbench_version": __version__,
+    }
+
+
+def _is_oversubscribed(case: Case) -> bool:
+    environment = read_environment()
+    if case.is_emulated:
+        return False  # ranks sleep
+    if case.device == "cuda":
+        return environment.shares_gpus(case.device, case.world_size)
+    return case.world_size * case.launch_threads_per_rank > environment.num_cores
+
+
+def bare_stages(case: Case, facts: Mapping[str, object]) -> list[int]:
+    """Return the stages without parameters, unless the user has listed the layers of each stage."""
+    if isinstance(case.model_partition, tuple):
+        return []
+    sizes: list[int] = json.loads(str(facts.get("parameters_per_stage") or "[]"))
+    return [stage for stage, size in enumerate(sizes) if size == 0]
+
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """Where a rank first saw a number that is not finite."""
+
+    step: int  # as in `steps`: warm-up steps come first
+    rank: int
+    what: str  # such as `loss` or `gradient of lm_head.weight`
+
+
+def first_of(seen: Iterable[NotFinite | None]) -> NotFinite | None:
+    """Return the earliest that a rank saw; within a step the loss comes before gradients."""
+    known = [place for place in seen if place is not None]
+    return min(known, key=lambda place: (place.step, place.what != LOSS, place.rank), default=None)
+
+
+def first_loss_not_finite(losses: Mapping[int, float], rank: int) -> NotFinite | None:
+    """Return the first step whose loss is not finite, for runs of which only losses are known.
+
+    `rank` has the last stage.
+    """
+    wrong = (step for step, loss in sorted(losses.items()) if not math.isfinite(loss))
+    return next((NotFinite(step, rank, LOSS) for step in wrong), None)
+
+
+def _not_finite_columns(finished: FinishedRun) -> dict[str, object]:
+    """Return columns of `runs`; all null where nothing was computed or its loss is not known."""
+    first = finished.not_finite
+    return {
+        "is_finite": None if finished.first_loss is None else first is None,
+        "not_finite_step": None if first is None else first.step,
+        "not_finite_rank": None if first is None else first.rank,
+        "not_finite_what": None if first is None else first.what,
+    }

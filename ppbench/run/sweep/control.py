@@ -1,0 +1,204 @@
+"""Runs what is missing of a sweep, launch by launch.
+
+missing runs --job file--> workers --journal--> display
+
+No finished run is lost, whichever process is killed and when. A run exists once its row is in the
+store; one that has begun and has none is closed with a row that says why: by the restarted rank 0,
+by this controller, or by the next sweep into the store.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ppbench.errors import MOST_OF_MESSAGE, LaunchError, StoreError, limit_in, printable
+from ppbench.locks import Lock
+from ppbench.run.failures.evidence import (
+    claimed_node_folder,
+    collect,
+    forget,
+    notes_on,
+    place_for,
+    store_error,
+)
+from ppbench.run.job import Event, Job, Journal, PlannedRun, read_state, write_job
+from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
+from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
+from ppbench.run.sweep.plan import SweepPlan, forget_rerun, note_rerun
+from ppbench.run.sweep.progress import Display
+from ppbench.store import Store, new_run_id
+
+POLL_S = 0.2
+MAX_FRUITLESS_STARTS = 2
+
+
+def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = False) -> None:
+    """Run what is missing. Every finished case is in the store when the next one begins.
+
+    Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
+    stored. On KeyboardInterrupt they are ended, and what is finished is kept.
+    """
+    if plan.missing:
+        check_semaphores()
+        for note in notes_on(place_for(_num_ranks(plan.missing))):
+            print(f"note: {note}", file=sys.stderr, flush=True)
+    if reruns:
+        note_rerun(plan, store)
+    display.begin(list(plan.missing), plan.sweep.axes)
+    try:
+        for launch in sorted({item.launch for item in plan.missing}):
+            indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
+            _run_launch(plan, indices, store, display)
+    finally:
+        display.end()
+    forget_rerun(plan, store)
+
+
+def _run_launch(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> None:
+    """Run one launch's items; `indices` are their positions among the missing runs.
+
+    The workers are started anew when the agent itself has died, as long as each start ends some
+    runs.
+    """
+    left = indices
+    while left:
+        show = functools.partial(show_event, left, display)
+        statuses = _run_job(job_of(plan, left, store), store, show)
+        left = [index for position, index in enumerate(left) if position not in statuses]
+
+
+def job_of(plan: SweepPlan, indices: list[int], store: Store) -> Job:
+    """Return the job of a launch; `indices` are the positions of its items in `plan.missing`."""
+    return Job(
+        new_run_id(),
+        str(store.folder),
+        plan.sweep_id,
+        plan.sweep.name,
+        plan.sweep.file,
+        plan.commit,
+        tuple(plan.missing[index] for index in indices),
+    )
+
+
+def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
+    """Start the agent once; return the status of each item that has a row when it has ended."""
+    folder = store.folder / "launches" / job.launch_id
+    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder / RUNNING) as local:
+        return _run_job_in(folder, local, job, on_event)
+
+
+def _num_ranks(items: Iterable[PlannedRun]) -> int:
+    return max((item.case.world_size for item in items), default=1)
+
+
+def _run_job_in(
+    folder: Path, local: Path, job: Job, on_event: Callable[[Event], None]
+) -> dict[int, str]:
+    """Run a job; `folder` is its launch in the store, `local` the folder on this machine."""
+    job_file = write_job(folder, job)
+    marker = Lock(folder / RUNNING)
+    marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
+    launch = LocalLaunch(
+        folder,
+        [WORKER, str(job_file)],
+        num_ranks=_num_ranks(job.items),
+        threads_per_rank=max(item.case.launch_threads_per_rank for item in job.items),
+        max_restarts=sum(2 + item.measure.retry for item in job.items),
+        preloaded=preloaded_for(item.case.model_preset for item in job.items),
+    )
+    try:
+        follow(launch, folder, on_event, local)
+    except KeyboardInterrupt:
+        launch.stop()
+        _close(job, folder, local, marker, on_event, is_interrupted=True)
+        raise
+    finally:
+        launch.stop()
+        if not folder.is_dir():  # no other sweep would find out about it
+            forget(local)
+    _close(job, folder, local, marker, on_event, is_interrupted=False)
+    if statuses := read_state(folder).statuses:
+        return statuses
+    raise LaunchError(_why_none_ended(launch, folder))
+
+
+def _why_none_ended(launch: LocalLaunch, folder: Path) -> str:
+    """Return the limit that the workers met, on one line; else the end of their log."""
+    lines = launch.last_lines()
+    if limit := limit_in("\n".join(lines)):
+        return f"the workers could not be started: {limit}. All logs: {folder}"
+    log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
+    return f"the workers ended without finishing the sweep.\n{log}"
+
+
+def _close(
+    job: Job,
+    folder: Path,
+    local: Path,
+    marker: Lock,
+    on_event: Callable[[Event], None],
+    *,
+    is_interrupted: bool,
+) -> None:
+    """Write rows for the runs that are open when the workers are gone; the launch is then over."""
+    marker.release()
+    take_marker(marker)  # rank 0 has it as well, until it is gone
+    nodes = [collect(local, folder)]
+    for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
+        on_event(closed.event)
+    forget(local)
+    marker.path.unlink(missing_ok=True)
+    marker.release()
+
+
+def follow(
+    launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None], local: Path
+) -> bool:
+    """Pass the journal's events on until the agent has ended; return whether all work is done.
+
+    Workers that die again and again before they have begun are given up. Raises StoreError when the
+    ranks cannot store what they measure.
+    """
+    journal = Journal(folder)
+    has_begun = False
+    while True:
+        exit_code = launch.poll()
+        for event in journal.new_events():
+            has_begun = True
+            on_event(event)
+        if not folder.is_dir():
+            raise StoreError(_of_lost_results(folder))
+        if problem := store_error(local):
+            raise StoreError(problem)
+        if exit_code is not None:
+            return exit_code == 0
+        if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
+            return False
+        time.sleep(POLL_S)
+
+
+def _of_lost_results(folder: Path) -> str:
+    """Describe that the store with the folder of this launch is gone."""
+    return (
+        f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that it held "
+        "are gone with it, and the ranks were stopped. Put it back, or start the sweep again"
+    )
+
+
+def show_event(indices: list[int], display: Display, event: Event) -> None:
+    """Show an event; `indices` are the positions of the job's items among those on the display."""
+    match event["event"]:
+        case "case":
+            display.case_begins(indices[int(event["index"] or 0)])
+        case "step":
+            step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
+            speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
+            display.step_ends(step, num_steps, speed, step_s)
+        case "row":
+            index, status = indices[int(event["index"] or 0)], str(event["status"])
+            display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))

@@ -1,0 +1,147 @@
+"""A sweep without a controller: rank 0 plans it, holds its locks and reports its progress.
+
+    torchrun --nnodes N ... -m ppbench.run.worker SWEEP.toml [--results DIR] [--set KEY=VALUE] ...
+
+One start makes one launch, the first that has something missing. When the agents restart the
+workers it goes on with that; when they give up, the same command does, later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ppbench.config.overrides import parse_only
+from ppbench.config.reader import read_sweep
+from ppbench.errors import UsageError
+from ppbench.locks import Lock
+from ppbench.run.job import Event, Job, read_job, read_state, write_job
+from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.control import job_of, show_event
+from ppbench.run.sweep.open_runs import RUNNING, running_note
+from ppbench.run.sweep.plan import Choice, SweepPlan, exclusive_plan, forget_rerun, note_rerun
+from ppbench.run.sweep.progress import PlainDisplay
+from ppbench.store import Store, check_writable
+
+
+class Headless:
+    """Rank 0's side of a sweep without a controller; it sends the other ranks the job."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """Read the command line. Raises UsageError."""
+        self._given = _parse(arguments)
+        self._store = Store(self._given.results)
+        self._held = contextlib.ExitStack()
+        self._display = PlainDisplay(Console(stderr=True))
+
+    def open(self, num_ranks: int) -> Job:
+        """Return the launch to make, or to go on with; without items if there is nothing to do.
+
+        Blocks while another sweep measures on this machine into the same store. Raises UsageError,
+        StoreError.
+        """
+        given, store = self._given, self._store
+        read = read_sweep(given.file, given.set, default_device())
+        check_writable(given.results, "--results")
+        choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
+        begun = self._begun()
+        plan = self._plan = self._held.enter_context(
+            exclusive_plan(read, store, choice, self._wait, _agent())
+        )
+        job = begun or self._begin(plan)
+        needed = max((item.case.world_size for item in job.items), default=1)
+        if needed > num_ranks:
+            raise UsageError(
+                f"{given.file}: a case needs {needed} ranks, and {num_ranks} were started; "
+                "start more nodes or more processes on each, or leave it out with --only"
+            )
+        if given.rerun:
+            note_rerun(plan, store)
+        self._display.begin(list(job.items), read.axes)
+        return job
+
+    def _begun(self) -> Job | None:
+        """Return the launch that these agents have begun, if the workers were restarted."""
+        for marker in (self._store.folder / "launches").glob(f"*/{RUNNING}"):
+            if Lock(marker).holder() == _agent():
+                self._hold(marker)
+                return read_job(marker.with_name("job.json"))
+        return None
+
+    def _begin(self, plan: SweepPlan) -> Job:
+        """Begin the first launch that has a run missing."""
+        first = plan.missing[0].launch if plan.missing else 0
+        indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
+        job = job_of(plan, indices, self._store)
+        if indices:
+            folder = self.folder_of(job)
+            write_job(folder, job)
+            self._hold(folder / RUNNING)
+        return job
+
+    def _hold(self, marker: Path) -> None:
+        self._marker = Lock(marker)
+        self._marker.try_to_hold(shared=True, note=_agent())
+
+    def folder_of(self, job: Job) -> Path:
+        return self._store.folder / "launches" / job.launch_id
+
+    def show(self, job: Job, event: Event) -> None:
+        show_event(list(range(len(job.items))), self._display, event)
+
+    def close(self, job: Job) -> None:
+        """End the launch: report its result, and what is left."""
+        if job.items:
+            progress = read_state(self.folder_of(job))
+            num_ok = sum(status == "ok" for status in progress.statuses.values())
+            _say(f"{num_ok} of {len(job.items)} runs of this launch are ok; see: ppbench report")
+            self._marker.path.unlink(missing_ok=True)
+        ours = {item.launch for item in job.items}
+        if left := sum(item.launch not in ours for item in self._plan.missing):
+            _say(f"{left} runs of further launches are left: start the same command again")
+        else:
+            forget_rerun(self._plan, self._store)
+        self._held.close()
+
+    @staticmethod
+    def _wait(holder: str) -> None:
+        _say(f"waiting for {holder or 'another sweep'}")
+
+
+def _agent() -> str:
+    """Return a name of this node's agent that no other has.
+
+    A later process with the same id has another name: the time of its start is part of it.
+    """
+    parent = os.getppid()
+    began = ""
+    with contextlib.suppress(OSError):
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return running_note(f"agent {parent} of {began}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
+        raise UsageError(f"ppbench.run.worker: {message}; expected SWEEP.toml and options")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the options, which are those of `ppbench sweep`."""
+    parser = _Parser(prog="ppbench.run.worker", allow_abbrev=False)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--retry-failed", action="store_true")
+    for option in ("--set", "--only"):
+        parser.add_argument(option, action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args(arguments)

@@ -1,0 +1,323 @@
+"""Plans a sweep: which runs it consists of, and which of them the store does not have yet.
+
+A run is identified by its resume key: a hash of the workload, the measurement, the number of its
+launch, the machine, the code that measures and the tracked commit.
+
+Where the tracked repository is the one that ppbench itself runs from, its commits are commits of
+ppbench: what they change in how is measured is in the hash of the code, and what else they change
+there changes no figure. So only the files beside that code are in the key, and a reworded docstring
+makes no finished run undone. Commands that measure one commit after another ask for runs of each
+commit all the same (`EACH_COMMIT`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import platform
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from engine.model.presets import PRESETS
+from ppbench.config.case import Case, Measure
+from ppbench.config.feasibility import local_files
+from ppbench.config.overrides import EVERYTHING, Only
+from ppbench.config.sweep import Sweep
+from ppbench.errors import RepositoryError, UsageError
+from ppbench.files import whole_file
+from ppbench.git import Commit, Repository, read_commit
+from ppbench.locks import hold_lock, lock_note
+from ppbench.run.job import PlannedRun
+from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.measuring_code import ROOT, code_hash
+from ppbench.run.machine.private_folder import remove_dead
+from ppbench.run.sweep.open_runs import close_abandoned
+from ppbench.runtimes import ENGINE
+from ppbench.store import Store, new_run_id, newest_of
+
+EACH_COMMIT = "PPBENCH_EACH_COMMIT"
+"""Environment variable: set by whoever measures commits, for whom runs of others do not count."""
+NO_WORKLOAD = (
+    *("engine", "ppbench", "tests", "benchmarks", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+)
+"""Places in ppbench's own repository that no case reads: its code, which `code_hash` covers as far
+as it measures, and texts."""
+FINAL = ("oom", "error", "timeout", "invalid")
+"""Failures that are the case's own: it would fail again. A crash may have come from outside."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Everything a sweep should have in the store when it is done, and what is missing."""
+
+    sweep: Sweep
+    sweep_id: str
+    commit: Commit | None
+    items: tuple[PlannedRun, ...]
+    chosen: tuple[PlannedRun, ...]  # those that are asked for
+    missing: tuple[PlannedRun, ...]  # of these, in the order in which they are to be run
+    failed: dict[str, int]  # status -> how many runs ended so and are not run again
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the runs of a sweep to make, beside those that have not been made yet."""
+
+    reruns: bool = False  # those that are done
+    retries_failed: bool = False  # those that failed
+    only: Only = EVERYTHING  # of all, those of some cases
+
+
+def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
+    """Find out which runs are missing. Writes nothing.
+
+    A run is done when the newest row with its resume key is `ok`, or has failed for a reason of the
+    case's own.
+    """
+    check_devices(sweep)
+    commit = read_commit(sweep.track.repo)
+    items = items_of(sweep, commit)
+    sweep_id = sweep_id_of(sweep, items, _measured_alone(commit))
+    since = rerun_since(store, sweep_id) if choice.reruns else ""
+    runs = _rows_of(items, commit, store)
+    runs = runs[runs["run_id"] > since]
+    readable = store.table("runs", runs["run_id"])["run_id"]  # a damaged run is made again
+    runs = runs[runs["run_id"].isin(readable)]
+    statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
+    final = () if choice.retries_failed else FINAL
+    cases = set(choice.only.select(sweep.cases))
+    chosen = [item for item in _shuffled(items) if (item.case, item.measure) in cases]
+    missing = [item for item in chosen if statuses.get(item.resume_key) not in ("ok", *final)]
+    missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
+    counts = collections.Counter(statuses.get(item.resume_key) for item in chosen)
+    failed = {status: counts[status] for status in final if counts[status]}
+    return SweepPlan(sweep, sweep_id, commit, items, tuple(chosen), tuple(missing), failed)
+
+
+def _rows_of(items: tuple[PlannedRun, ...], commit: Commit | None, store: Store) -> pd.DataFrame:
+    """Return the newest row of each planned run: its id, key and status.
+
+    A failure at another state of the repository does not count: its cause may be code that does not
+    measure.
+    """
+    runs = store.runs(["run_id", "resume_key", "status", "commit", "changes"])
+    runs = runs[runs["resume_key"].isin({item.resume_key for item in items})]
+    if commit is not None:
+        is_ours = runs["commit"].eq(commit.commit) & runs["changes"].eq(commit.changes)
+        is_of_any = runs["status"].eq("ok") & (_measured_alone(commit) is None)
+        runs = runs[is_ours | is_of_any]
+    return newest_of(runs)
+
+
+def runs_of(plan: SweepPlan, store: Store) -> pd.DataFrame:
+    """Return the newest row of each of the plan's runs that has one, in the plan's order."""
+    order = {item.resume_key: position for position, item in enumerate(plan.items)}
+    runs = store.table("runs", _rows_of(plan.items, plan.commit, store)["run_id"])
+    return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
+
+
+def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
+    """Return every run of the sweep, launch by launch, in the order of its file."""
+    planned = [
+        (case, measure, launch)
+        for launch in range(max(measure.launches for _, measure in sweep.cases))
+        for case, measure in sweep.cases
+        if launch < measure.launches
+    ]
+    tracked = _tracked_state(sweep.track.repo, commit)
+    references = {pair: _references(*pair, tracked) for pair in sweep.cases}
+    return tuple(
+        PlannedRun(case, measure, launch, key, position, references[case, measure])
+        for position, (case, measure, launch) in enumerate(planned)
+        for key in [_resume_key(case, measure, launch, tracked)]
+    )
+
+
+def _references(case: Case, measure: Measure, tracked: object) -> tuple[str, ...]:
+    """Return the resume keys of the engine's runs, of all launches, whose loss a run must have."""
+    if case.runtime == ENGINE or case.is_emulated:
+        return ()
+    same = dataclasses.replace(case, runtime=ENGINE)
+    return tuple(_resume_key(same, measure, launch, tracked) for launch in range(measure.launches))
+
+
+def _tracked_state(folder: Path, commit: Commit | None) -> object:
+    """Return what of the tracked repository distinguishes one run from another."""
+    if commit is None:
+        return None
+    own = _own_repository(folder)
+    if own is None:
+        return commit.commit, commit.changes
+    return own.hash_of_files(commit, excluded=NO_WORKLOAD)
+
+
+def _own_repository(folder: Path) -> Repository | None:
+    """Return the repository around a folder if ppbench runs from it."""
+    try:
+        repository = Repository.around(folder)
+    except RepositoryError:
+        return None
+    return repository if repository.root.resolve() == ROOT.resolve() else None
+
+
+def _measured_alone(commit: Commit | None) -> Commit | None:
+    """Return the commit if runs of others do not count as its own."""
+    return commit if EACH_COMMIT in os.environ else None
+
+
+def _shuffled(items: tuple[PlannedRun, ...]) -> list[PlannedRun]:
+    """Order the runs by launch, each launch at random, so that drift favours no case."""
+    ordered = []
+    for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
+        some = list(of_launch)
+        random.Random(f"{some[0].measure.order_seed}:{launch}").shuffle(some)  # noqa: S311  # no secret
+        ordered += _references_first(some) if launch == 0 else some
+    return ordered
+
+
+def _references_first(items: list[PlannedRun]) -> list[PlannedRun]:
+    """Swap the engine's case with the first run of the same workload by any runtime.
+
+    The losses of the others are compared with its own (`verification.losses`).
+    """
+    ordered = list(items)
+    places = {(item.case, item.measure): at for at, item in enumerate(items)}
+    first: dict[tuple[Case, Measure], int] = {}
+    for at, item in enumerate(items):
+        first.setdefault((dataclasses.replace(item.case, runtime=ENGINE), item.measure), at)
+    for reference, at in first.items():
+        own = places.get(reference, at)
+        ordered[at], ordered[own] = items[own], items[at]
+    return ordered
+
+
+def note_rerun(plan: SweepPlan, store: Store) -> None:
+    """Remember since when all runs are made again, until that is done. Raises StoreError."""
+    since = rerun_since(store, plan.sweep_id)
+    with whole_file(_rerun_note(store, plan.sweep_id)) as file:
+        file.write(since.encode())
+
+
+def forget_rerun(plan: SweepPlan, store: Store) -> None:
+    _rerun_note(store, plan.sweep_id).unlink(missing_ok=True)
+
+
+def rerun_since(store: Store, sweep_id: str) -> str:
+    """Return the run id after which runs count when all are to be made again.
+
+    It is from when that was first asked for: a re-run that was stopped goes on when it is asked for
+    again.
+    """
+    try:
+        return _rerun_note(store, sweep_id).read_text()
+    except OSError:
+        return new_run_id()
+
+
+def _rerun_note(store: Store, sweep_id: str) -> Path:
+    return store.folder / "locks" / f"rerun-{sweep_id}"
+
+
+def check_devices(sweep: Sweep) -> None:
+    """Raise UsageError when a case needs a device that this machine lacks."""
+    environment = read_environment()
+    if any(case.device == "cuda" for case, _ in sweep.cases) and not environment.gpus:
+        raise UsageError(
+            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, and none was found '
+            'here; use device = "cpu" or --set device=cpu'
+        )
+
+
+def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> str:
+    environment, of_runtime = read_environment(), runtime_code(case.runtime)
+    return _short_hash(
+        case.case_id,
+        measure.warmup_steps,
+        measure.max_warmup_steps,
+        measure.steps,
+        measure.verify,
+        measure.profile_steps,
+        launch,
+        tracked,
+        environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
+        _content_of(case.data_source),
+        [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
+        code_hash(),
+        *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
+        *([] if of_runtime is None else [of_runtime]),
+    )
+
+
+@functools.cache
+def _content_of(source: str) -> list[str]:
+    """Return the hashes of local files: another text under the same name is another workload."""
+    hashes = []
+    for path in local_files(source):
+        with path.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashes
+
+
+@functools.cache
+def _stamps_in(folder: str) -> list[tuple[str, int, int]]:
+    """Return sizes and times of a checkpoint's files, too large to hash; empty if no folder."""
+    if folder in PRESETS or not Path(folder).is_dir():
+        return []
+    paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def sweep_id_of(sweep: Sweep, items: tuple[PlannedRun, ...], commit: Commit | None = None) -> str:
+    """Return a short hash of a sweep and all its runs; of a commit too if it alone is measured."""
+    is_own = commit is not None and _own_repository(sweep.track.repo) is not None
+    state = [(commit.commit, commit.changes)] if commit is not None and is_own else []
+    return _short_hash(sweep.name, sorted(item.resume_key for item in items), *state)
+
+
+def _short_hash(*facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def exclusive_plan(
+    sweep: Sweep,
+    store: Store,
+    choice: Choice,
+    on_wait: Callable[[str], None],
+    ours: str | None = None,
+) -> Iterator[SweepPlan]:
+    """Plan the sweep while holding the machine's and the sweep's lock.
+
+    Until this is left, no other sweep measures on this machine into the same store, and none makes
+    the same runs on another machine. Waits for one that does. Open runs of one that was killed are
+    closed; `ours` is the note of a launch that this process goes on with.
+    """
+    path = store.folder / "locks" / f"host-{platform.node()}.lock"
+    with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
+        close_abandoned(store, ours)
+        remove_dead()  # after what this store's launches have left was collected
+        commit = read_commit(sweep.track.repo)
+        sweep_id = sweep_id_of(sweep, items_of(sweep, commit), _measured_alone(commit))
+        path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
+        with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
+            yield plan_sweep(sweep, store, choice)
+
+
+def planned_cases(sweep: Sweep) -> pd.DataFrame:
+    """Return what `--dry-run` shows: a row per case with its id, settings and measurement."""
+    rows = [
+        {"case_id": case.case_id, **case.settings(), **measure.settings()}
+        for case, measure in sweep.cases
+    ]
+    return pd.DataFrame(rows)

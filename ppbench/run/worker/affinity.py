@@ -1,0 +1,135 @@
+"""Binds each rank to cores of its own, where the machine has enough for all ranks of the case.
+
+Left to itself the kernel moves a rank between cores now and then, or puts two on one core while
+another idles; a step that this hits is longer for a reason that is not the schedule's.
+
+    cores of this process, topology --plan_cores--> cores of each rank --bind--> its threads
+
+A rank whose threads wait (emulated) or whose work is on a GPU is left to the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from ppbench.config.case import Case
+from ppbench.run.machine.environment import available_cores
+
+_CPUS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
+_THREADS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A processor that the kernel schedules on: a core, or one of the threads that share it."""
+
+    number: int
+    core: int  # the same for those that share one
+    node: int = 0  # of memory
+
+
+def plan_cores(
+    cpus: Sequence[Cpu], num_ranks: int, num_per_rank: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the numbers of the CPUs of each rank, None where there are not enough.
+
+    A CPU that shares its core with another is used only when whole cores do not suffice. Ranks are
+    spread over the nodes of memory, neighbours beside each other; the CPUs of a rank are of one
+    node where one has room for them.
+    """
+    num_wanted = num_ranks * num_per_rank
+    if num_wanted > len(cpus):
+        return None
+    free = _by_node(_wholes_first(cpus, num_wanted))
+    plan = []
+    for rank in range(num_ranks):
+        preferred = rank * len(free) // num_ranks
+        nodes = sorted(range(len(free)), key=lambda node: abs(node - preferred))
+        with_room = next((n for n in nodes if len(free[n]) >= num_per_rank), None)
+        ordered = [free[with_room]] if with_room is not None else [free[n] for n in nodes]
+        taken = tuple(chain.from_iterable(ordered))[:num_per_rank]
+        free = [[number for number in node if number not in taken] for node in free]
+        plan.append(tuple(sorted(taken)))
+    return tuple(plan)
+
+
+def _wholes_first(cpus: Sequence[Cpu], num_wanted: int) -> list[Cpu]:
+    """Return one CPU of each core, then as many of the others as are needed beyond those."""
+    ordered = sorted(cpus, key=lambda cpu: cpu.number)
+    firsts = {cpu.core: cpu for cpu in reversed(ordered)}
+    others = [cpu for cpu in ordered if firsts[cpu.core] is not cpu]
+    return [*firsts.values(), *others[: max(0, num_wanted - len(firsts))]]
+
+
+def _by_node(cpus: Sequence[Cpu]) -> list[list[int]]:
+    """Return the numbers of each node's CPUs, those that share a core beside each other."""
+    ordered = sorted(cpus, key=lambda cpu: (cpu.core, cpu.number))
+    nodes = sorted({cpu.node for cpu in cpus})
+    return [[cpu.number for cpu in ordered if cpu.node == node] for node in nodes]
+
+
+class Cores:
+    """The cores of this process; to be made before anything is bound, as it restores them."""
+
+    def __init__(self) -> None:
+        can_bind = hasattr(os, "sched_setaffinity") and _THREADS.is_dir()
+        self._allowed = frozenset(os.sched_getaffinity(0)) if can_bind else frozenset()
+        self._num_usable = min(len(self._allowed), available_cores())
+
+    def of_rank(self, case: Case, local_rank: int, num_local_ranks: int) -> tuple[int, ...] | None:
+        """Return cores for one of the case's ranks on this node, None if it is not to be bound.
+
+        Data workers are a rank's own processes and share its cores, so they count.
+        """
+        num_per_rank = case.launch_threads_per_rank + case.data_num_workers
+        if not case.launch_bind or case.device != "cpu":
+            return None
+        if num_local_ranks * num_per_rank > self._num_usable:
+            return None
+        plan = plan_cores(read_cpus(self._allowed), num_local_ranks, num_per_rank)
+        return None if plan is None else plan[local_rank]
+
+    def bind(self, cores: Collection[int]) -> None:
+        """Confine every thread of this process, and those that they start from now on."""
+        seen: set[int] = set()
+        while new := {int(path.name) for path in _THREADS.iterdir()} - seen:
+            for thread in new:  # one that starts meanwhile has its starter's cores, old or new
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread, cores)
+            seen |= new
+
+    def release(self) -> None:
+        """Give every thread the cores that the process began with."""
+        if self._allowed:
+            self.bind(self._allowed)
+
+
+def read_cpus(numbers: Collection[int]) -> list[Cpu]:
+    """Read the CPUs from the kernel; where it lists none, each is a core of one node."""
+    node_of: dict[int, int] = {}
+    for folder in _NODES.glob("node[0-9]*"):
+        listed = _numbers_in(folder / "cpulist")
+        node_of |= dict.fromkeys(listed, int(folder.name.removeprefix("node")))
+    return [Cpu(number, _core_of(number), node_of.get(number, 0)) for number in sorted(numbers)]
+
+
+def _core_of(number: int) -> int:
+    """Return the first of the CPUs that share a core, as the number of the core."""
+    siblings = _numbers_in(_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list")
+    return min(siblings, default=number)
+
+
+def _numbers_in(path: Path) -> list[int]:
+    """Read a list such as `0-3,8`; return nothing where there is no such file."""
+    try:
+        parts = path.read_text().strip().split(",")
+        spans = [[int(end) for end in part.split("-")] for part in parts if part]
+    except (OSError, ValueError):
+        return []
+    return [number for span in spans for number in range(span[0], span[-1] + 1)]

@@ -1,0 +1,266 @@
+"""Measures one case, on one rank: warm-up, measured steps, and the node's samples meanwhile.
+
+    warm-up | clocks | measured steps | clocks | one step for memory | some for a profile
+                      [ node's samples ]
+
+All ranks of the case run this together; only the measured steps are timed.
+
+A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows which
+kernels an action consists of, and slows the step down meanwhile. So its steps are extra ones, and
+nothing else is measured in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from engine.flight import Phase
+from engine.plan.spans import COLUMNS, Span
+from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.heap import give_back_freed_memory
+from engine.run.memory import MemoryUse, reset_process_peak
+from engine.run.recording import Recording
+from engine.trainer import StepResult
+from ppbench.analysis.transfers import Receive
+from ppbench.config.case import Measure
+from ppbench.run.job import PlannedRun
+from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
+from ppbench.run.runtimes.reference import unsplit_loss
+from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime
+from ppbench.run.verification.losses import must_agree
+from ppbench.run.worker.node import Node, Window
+from ppbench.statistics.step_times import has_settled
+
+OnStep = Callable[[int, int, float, float], None]
+"""Called after each step with how many are done, of how many, its tokens per second and seconds."""
+
+
+def measure(
+    item: PlannedRun, member: RankContext, node: Node, on_step: OnStep, profiles: Path
+) -> CaseResult | None:
+    """Run the case; its result is on rank 0. Profiles, if any are asked for, go to a folder."""
+    runtime, flight = member.runtime, member.flight
+    flight.enter(Phase.VERIFIES)
+    expected_loss = _expected_loss(member)
+    member.wait()  # ranks that share cores measure their peaks together
+    flight.enter(Phase.PEAK)
+    peak = runtime.peak()
+    release_memory()
+    reset_process_peak()
+    steps = _Steps(member, item.measure, on_step)
+    steps.warm_up()
+    flight.enter(Phase.ALIGNS)
+    before = measure_offset(member.fabric, member.ranks)
+    window = steps.measure(node)
+    flight.enter(Phase.ALIGNS)
+    alignment = align(before, measure_offset(member.fabric, member.ranks))
+    ours = dataclasses.replace(_result_of(member, steps, alignment, node, window), peak=peak)
+    if item.measure.profile_steps:
+        flight.enter(Phase.PROFILES)
+        first = steps.num_done + 1  # after the step for memory
+        numbers = range(first, first + item.measure.profile_steps)
+        profile_steps(runtime, member.case.device, numbers, member.group, profiles)
+    runtime.close()
+    flight.enter(Phase.GATHERS)
+    results = _gathered(ours, member)
+    if not results:
+        return None
+    facts, flops = runtime.run_facts(), runtime.flop_facts()
+    return CaseResult(results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+
+
+def _expected_loss(member: RankContext) -> float | None:
+    """Return the unsplit model's first loss on rank 0, if losses are compared; else None."""
+    if dist.get_rank() > 0 or not must_agree(member.case):
+        return None
+    return unsplit_loss(member.config, member.fabric.device)
+
+
+def _result_of(
+    member: RankContext, steps: _Steps, alignment: Alignment, node: Node, window: Window
+) -> RankResult:
+    """Gather what this rank measured; measure its memory in one more step."""
+    runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    member.flight.enter(Phase.MEMORY)
+    memory = runtime.measure_memory(steps.num_done)
+    facts = {
+        **runtime.rank_facts(),
+        **_memory_facts(memory),
+        **_clock_facts(alignment, steps.clock_error_ns),
+        **dataclasses.asdict(summary),
+        "peak_held_microbatches": runtime.peak_held,
+        "hostname": platform.node(),
+        "cores": None if member.cores is None else json.dumps(member.cores),
+    }
+    samples = [
+        {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}
+        for row in node.rows(window)
+    ]
+    spans = _columns(alignment.apply(steps.spans))
+    levels = [] if memory is None else memory.timeline
+    timeline = [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels]
+    return RankResult(
+        facts,
+        spans,
+        steps.losses,
+        steps.num_tokens,
+        samples,
+        summary,
+        timeline,
+        early=steps.early,
+        not_finite=steps.not_finite,
+    )
+
+
+def _gathered(ours: RankResult, member: RankContext) -> list[RankResult]:
+    """Return the results of all ranks, in their order, on rank 0; nothing elsewhere."""
+    gathered: list[RankResult | None] = [None] * len(member.ranks)
+    is_first = dist.get_rank() == 0
+    dist.gather_object(ours, gathered if is_first else None, dst=0, group=member.group)
+    return [result for result in gathered if result is not None]
+
+
+class _Steps:
+    """Runs a case's steps and keeps their results; all ranks of the case run in lockstep."""
+
+    def __init__(self, member: RankContext, plan: Measure, on_step: OnStep) -> None:
+        self._member, self._plan, self._on_step = member, plan, on_step
+        self.warmup_ns: list[int] = []
+        self.spans: list[Span] = []  # of the measured steps
+        self.early: set[Receive] = set()  # of those
+        self.clock_error_ns = 0  # of the device's clock on the host's, in those
+        self.losses: list[float | None] = []
+        self.not_finite: NotFinite | None = None
+        self.num_tokens: list[int] = []
+
+    @property
+    def num_done(self) -> int:
+        return len(self.losses)
+
+    def warm_up(self) -> None:
+        """Run as many steps as asked for, and go on while they get faster, up to the bound."""
+        while self.num_done < self._plan.warmup_steps or self._goes_on():
+            began_ns = time.monotonic_ns()
+            result = self._step()
+            self._member.wait()
+            self.warmup_ns.append(time.monotonic_ns() - began_ns)
+            self._look(result)
+
+    def _goes_on(self) -> bool:
+        """Whether another warm-up step follows; rank 0 decides for all."""
+        plan = self._plan
+        if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
+            return False
+        goes_on = [not has_settled(self.warmup_ns)]
+        dist.broadcast_object_list(goes_on, src=0, group=self._member.group)
+        return goes_on[0]
+
+    def measure(self, node: Node) -> Window:
+        """Run the measured steps; return when they were. Blocks until all ranks have done them."""
+        clock = self._member.fabric.clock
+        window = node.begin()
+        for _ in range(self._plan.steps):
+            number, result = self.num_done, self._step()
+            self._look(result)
+            self.spans += result.spans
+            self.early |= {(number, *action) for action in result.early}
+            self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
+        node.end(window)
+        self._member.wait()
+        self._look(result, has_weights=True)
+        return window
+
+    def _look(self, result: StepResult, *, has_weights: bool = False) -> None:
+        """Note the first step in which a value of this rank is not finite; called between steps."""
+        if self.not_finite is not None:
+            return
+        what = None
+        if result.loss is not None and not math.isfinite(result.loss):
+            what = LOSS
+        elif isinstance(self._member.runtime, Inspected):
+            what = self._member.runtime.find_not_finite(has_weights=has_weights)
+        if what is not None:
+            self.not_finite = NotFinite(self.num_done - 1, dist.get_rank(), what)
+
+    def _step(self) -> StepResult:
+        self._member.wait()
+        result = self._member.runtime.step(self.num_done)
+        self.losses.append(result.loss)
+        self.num_tokens.append(result.num_tokens)
+        ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
+        duration_s = (max(ends_ns) - min(starts_ns)) / 1e9
+        total = max(self._plan.warmup_steps, len(self.warmup_ns)) + self._plan.steps
+        self._on_step(self.num_done, total, result.num_tokens / duration_s, duration_s)
+        return result
+
+
+def release_memory() -> None:
+    """Free what came before, so that it does not show in the peaks of what comes next."""
+    gc.collect()
+    give_back_freed_memory()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
+    """Return the columns of `ranks` about memory; null where nothing is allocated."""
+    if memory is None:
+        return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
+    return {
+        "peak_memory_bytes": memory.peak_bytes,
+        "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+        "process_peak_bytes": memory.process_peak_bytes,
+        **dataclasses.asdict(memory.at_peak),
+    }
+
+
+def _clock_facts(alignment: Alignment, clock_error_ns: int) -> dict[str, object]:
+    """Return the columns about clocks; `clock_error_ns` is that of the device's clock here."""
+    shared = "rank 0" if dist.get_rank() == 0 else "shared with rank 0"
+    return {
+        "clock": shared if alignment.is_shared else "aligned by pings",
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + clock_error_ns,
+    }
+
+
+def _columns(spans: list[Span]) -> dict[str, list[object]]:
+    return {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
+
+
+def profiler_for(device: str) -> profile:
+    """Return torch's profiler with as little as it can record: operators, and CUDA kernels."""
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities)
+
+
+def profile_steps(
+    runtime: Runtime, device: str, steps: range, group: dist.ProcessGroup, folder: Path
+) -> None:
+    """Run these steps and write `folder/rank<r>.json.gz`.
+
+    Each step is a range "step 13", each action in it a range of its name. Blocks until every rank
+    of the group is there.
+    """
+    with profiler_for(device) as profiler:
+        for step in steps:
+            dist.barrier(group)
+            with record_function(f"step {step}"):
+                runtime.step(step, Recording.profiler_ranges)
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json.gz"))

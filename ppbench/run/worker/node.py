@@ -1,0 +1,96 @@
+"""A rank's node: its sampler, whose samples of a window are read, and its watchdog."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ppbench.run.failures.evidence import SAMPLES_BYTES
+from ppbench.run.failures.watchdog import start_watchdog
+from ppbench.run.machine.sampler import Sample, read_samples, samples_path, start_sampler
+from ppbench.run.machine.telemetry import Figures, Summary, sample_rows, summarize
+
+
+@dataclass
+class Window:
+    """An interval on this node's monotonic clock."""
+
+    begin_ns: int
+    end_ns: int = 0
+
+
+class Node:
+    """This rank's node; the first rank on it starts and ends the sampler and the watchdog."""
+
+    def __init__(self, local: Path, rank: int) -> None:
+        """Start the sampler and the watchdog, on the node's first rank. Collective.
+
+        `local` is the launch's folder on this node, with the flight records of its ranks. The agent
+        that started this process is the launch's root.
+        """
+        self._path = samples_path(local, int(os.environ.get("GROUP_RANK", "0")))
+        ours = (os.environ.get("GROUP_RANK", "0"), rank, os.getpid())
+        ranks: list[tuple[str, int, int]] = [ours] * dist.get_world_size()
+        dist.all_gather_object(ranks, ours)
+        self._sampler, self._watchdog = None, None
+        if os.environ["LOCAL_RANK"] == "0":
+            self._sampler = start_sampler(self._path, os.getppid())
+            pids = {rank: pid for node, rank, pid in ranks if node == ours[0]}
+            self._start_watchdog = functools.partial(start_watchdog, local, pids)
+            self._watchdog = self._start_watchdog()
+
+    def look_after(self) -> None:
+        """Restart a killed watchdog and limit the size of the samples, before each case.
+
+        Samples of earlier cases are not needed any more.
+        """
+        if self._watchdog is None:  # another rank of the node does it
+            return
+        if self._watchdog.poll() is not None:
+            self._watchdog = self._start_watchdog()
+        if self._path.exists() and self._path.stat().st_size > SAMPLES_BYTES:
+            os.truncate(self._path, 0)
+
+    def begin(self) -> Window:
+        """Take a sample, and begin a window now."""
+        self._sample()
+        return Window(time.monotonic_ns())
+
+    def end(self, window: Window) -> None:
+        """End a window with a sample.
+
+        The node's other ranks may read the sample once all of them were here.
+        """
+        window.end_ns = time.monotonic_ns()
+        self._sample()
+
+    def _sample(self) -> None:
+        if self._sampler is not None:
+            self._sampler.sample()
+
+    def summary(self, window: Window, device: torch.device) -> Summary:
+        """Summarize the node during the window, and this rank's GPU if it has one."""
+        gpu_index = device.index if device.type == "cuda" else None
+        return summarize(self._read(window), window.begin_ns, window.end_ns, gpu_index)
+
+    def rows(self, window: Window) -> list[Figures]:
+        """Return the window's samples, from one rank per node."""
+        if self._sampler is None:
+            return []
+        return sample_rows(self._read(window), window.begin_ns, window.end_ns)
+
+    def _read(self, window: Window) -> list[Sample]:
+        return read_samples(self._path, window.begin_ns, window.end_ns)
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()

@@ -1,0 +1,127 @@
+"""Measures the overhead of recording, on one rank: steps that record more and more, in turns.
+
+    python -m ppbench.run.launch.agent ... ppbench.run.worker.overhead JOB.json
+
+In one process, on one trainer: two processes differ by more than what is to be measured. An item's
+`measure.steps` is its number of rounds; rank 0 notes each in the journal.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch.distributed as dist
+
+from engine.run.recording import Recording
+from ppbench.config.case import Case
+from ppbench.run.job import PlannedRun
+from ppbench.run.launch.lifetime import die_with_parent
+from ppbench.run.runtimes.runtime import Runtime
+from ppbench.run.worker.measure import profiler_for
+from ppbench.run.worker.rank import Worker, take_part
+from ppbench.run.worker.rendezvous import join_other_ranks
+
+Arm = Literal["off", "flight", "on", "profiler"]
+Durations = dict[Arm, int]
+
+RECORDINGS: dict[Arm, Recording] = {
+    "off": Recording.off,
+    "flight": Recording.flight_only,
+    "on": Recording.spans,
+    "profiler": Recording.profiler_ranges,
+}
+ORDERS: tuple[tuple[Arm, Arm, Arm, Arm], ...] = (
+    ("off", "on", "flight", "profiler"),
+    ("profiler", "flight", "on", "off"),
+    ("off", "profiler", "on", "flight"),
+    ("flight", "off", "profiler", "on"),
+    ("on", "off", "flight", "profiler"),
+    ("profiler", "flight", "off", "on"),
+    ("on", "profiler", "off", "flight"),
+    ("flight", "on", "profiler", "off"),
+)
+"""One round each, then again from the start. Every arm is twice at each place, and comes twice
+after each arm, itself included: neither drift nor what one leaves behind has a favourite. (Four
+rounds, a Williams design, would do within rounds; from one round to the next they would not.)"""
+
+
+def main(job_file: Path) -> None:
+    """Measure every case of the job."""
+    die_with_parent()
+    join_other_ranks()
+    take_part(job_file, _run_all)
+
+
+def _run_all(worker: Worker) -> None:
+    for index, item in enumerate(worker.job.items):
+        worker.note("case", index=index)
+        _run_case(worker, item)
+        worker.end_case()
+
+
+def _run_case(worker: Worker, item: PlannedRun) -> None:
+    member = worker.prepare(item.case)
+    if member is not None:
+        _run_rounds(worker, item, member.runtime, member.group)
+        member.runtime.close()
+
+
+def _run_rounds(
+    worker: Worker, item: PlannedRun, runtime: Runtime, group: dist.ProcessGroup
+) -> None:
+    """Report every round but the first, which fills caches and loads the profiler."""
+    for step in range(item.measure.warmup_steps):
+        dist.barrier(group)
+        runtime.step(step)
+    for index in range(item.measure.steps + 1):
+        slowest = _slowest(_run_round(item.case, runtime, group, index), group)
+        if index > 0:
+            worker.note("round", **{f"{arm}_ns": slowest[arm] for arm in slowest})
+
+
+def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: int) -> Durations:
+    """Return the nanoseconds that this rank's step took in each arm."""
+    durations: Durations = {}
+    for position, arm in enumerate(ORDERS[index % len(ORDERS)]):
+        step = _step_of(case, index, position)
+        if arm == "profiler":
+            with profiler_for(case.device):
+                durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
+            gc.collect()  # of what the profiler left, not in another arm's step
+        else:
+            durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
+    return durations
+
+
+def _step_of(case: Case, index: int, position: int) -> int:
+    """Return the same batch for all arms of a round, and never one that the loader has at hand.
+
+    Where the loader has processes, starting them anew would be most of the step: then every arm
+    gets the next batch.
+    """
+    return index * len(ORDERS[0]) + position if case.data_num_workers else 2 * index
+
+
+def _duration_ns(
+    runtime: Runtime, step: int, recording: Recording, group: dist.ProcessGroup
+) -> int:
+    """Time the whole call with the gathering of spans, but without starting the profiler."""
+    dist.barrier(group)
+    began_ns = time.monotonic_ns()
+    runtime.step(step, recording)
+    return time.monotonic_ns() - began_ns
+
+
+def _slowest(ours: Durations, group: dist.ProcessGroup) -> Durations:
+    """Return each arm's time on the rank that took longest."""
+    theirs: list[Durations] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(theirs, ours, group=group)
+    return {arm: max(durations[arm] for durations in theirs) for arm in ours}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

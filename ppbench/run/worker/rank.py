@@ -1,0 +1,423 @@
+"""A rank's process: lives for a whole launch and runs case after case.
+
+    python -m ppbench.run.launch.agent ... ppbench.run.worker JOB.json     for a controller
+    torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
+
+A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
+leaves its error in its node's folder and dies; the agent restarts all workers, rank 0 turns what
+they left into a row, and the next case begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import gc
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from engine.connection import Agreement, agree, broadcast
+from engine.flight import FlightRecord, Phase
+from engine.interfaces import InterfaceError
+from engine.model.data import DataError
+from engine.model.partition import PartitionError
+from engine.model.stage_module import ModelError
+from engine.plan.rules import ProgramError
+from engine.plan.schedules.registry import ScheduleError
+from engine.run.clock import clock_for
+from engine.run.heap import keep_freed_memory
+from engine.run.p2p.channel import TransferError
+from engine.run.p2p.fabric import Fabric
+from ppbench.config.case import EMULATED, Case
+from ppbench.config.programs import check_file_unchanged
+from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
+from ppbench.locks import Lock
+from ppbench.run.failures.evidence import (
+    PEER_LOST,
+    STORE_FAILED,
+    CrashReport,
+    claim_node_folder,
+    collect,
+    fault_path,
+    forget,
+    node_folder,
+    write_rank_error,
+)
+from ppbench.run.failures.watchdog import flight_path
+from ppbench.run.job import (
+    Attempt,
+    Event,
+    EventName,
+    Job,
+    Journal,
+    PlannedRun,
+    read_job,
+    read_state,
+)
+from ppbench.run.launch.lifetime import die_with_parent
+from ppbench.run.machine.environment import read_environment
+from ppbench.run.machine.private_folder import make_folder, remove_dead
+from ppbench.run.records import write_result
+from ppbench.run.runtimes.emulated import EmulatedRuntime
+from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, Runtime, trainer_config
+from ppbench.run.sweep.headless import Headless
+from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
+from ppbench.run.verification.exchange import FOLDER, VerificationError
+from ppbench.run.verification.losses import DisagreementError
+from ppbench.run.verification.ranks import Hands, Verifier
+from ppbench.run.verification.record import Verified
+from ppbench.run.worker.affinity import Cores
+from ppbench.run.worker.measure import measure, release_memory
+from ppbench.run.worker.node import Node
+from ppbench.run.worker.rendezvous import WAIT_FOREVER, join_other_ranks
+from ppbench.runtimes import ENGINE, load_factory
+from ppbench.store import Store, new_run_id
+
+NUM_SPARE = 8
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what is left of a job, or of a sweep that has no controller."""
+    die_with_parent()
+    _meet()
+    gc.freeze()  # what is imported stays: it need not be looked through before every case
+    gc.enable()
+    if arguments[0].endswith(".json"):
+        take_part(Path(arguments[0]), _run_remaining)
+    else:
+        _run_headless(arguments)
+
+
+def _meet() -> None:
+    """Block until all ranks are here; end the launch where this machine cannot be reached."""
+    try:
+        join_other_ranks()
+    except InterfaceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_launch()
+        os._exit(UsageError.exit_code)
+
+
+def _end_launch() -> None:
+    """Stop the agent, which would start the ranks anew."""
+    if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+def _run_headless(arguments: Sequence[str]) -> None:
+    headless: list[Headless] = []
+
+    def plan() -> Job:  # on rank 0, for all
+        headless.append(Headless(arguments))
+        return headless[0].open(dist.get_world_size())
+
+    try:
+        job = broadcast(plan)
+        _claim_place(job)
+    except PpbenchError as error:
+        if dist.get_rank() == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_launch()
+        os._exit(error.exit_code)
+    folder = Path(job.results) / "launches" / job.launch_id
+    show = headless[0].show if headless else lambda _job, _event: None
+    if job.items:
+        _work(job, folder, _run_remaining, functools.partial(show, job))
+    if headless:
+        headless[0].close(job)
+    _part(job)
+
+
+def _claim_place(job: Job) -> None:
+    """Find a place for each node's folder by its first rank.
+
+    Collective; raises StoreError on all ranks.
+    """
+    problem: str | None = None
+    if job.items and os.environ["LOCAL_RANK"] == "0":
+        try:
+            if dist.get_rank() > 0:
+                remove_dead()  # on the first node, rank 0 has done it
+            node, num_ranks = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            for note in claim_node_folder(job.launch_id, node, num_ranks):
+                print(f"note: {note}", file=sys.stderr, flush=True)
+        except StoreError as error:
+            problem = f"{platform.node()}: {error}"
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if stated := [text for text in problems if text is not None]:
+        raise StoreError(stated[0])
+
+
+def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
+    """Do this rank's work for a controller's job, among the other ranks."""
+    job = read_job(job_file)
+    _work(job, job_file.parent, work, lambda _: None)
+    _part(job)
+
+
+def _run_remaining(worker: Worker) -> None:
+    for index, attempt in worker.remaining():
+        worker.run_item(index, attempt)
+
+
+def _work(
+    job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
+) -> None:
+    """Do the work of this rank; write an error to the node's folder and end the process."""
+    local = _local_folder(job)
+    keep_freed_memory()
+    spare = _spare_descriptors()
+    try:
+        worker = Worker(job, folder, local, on_event)
+        work(worker)
+        worker.close()
+    except BaseException as error:  # whatever a user's module raises, to end the process as well
+        for descriptor in spare:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):  # no room: the log has it all the same
+            write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
+        sys.stderr.write(trace_of(error))
+        sys.stderr.flush()
+        os._exit(1)  # tearing communicators down waits for peers that wait for this rank
+
+
+def _spare_descriptors() -> list[int]:
+    """Open files that are closed before an error is noted, which takes some descriptors."""
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
+
+
+def _local_folder(job: Job) -> Path:
+    return node_folder(job.launch_id, int(os.environ.get("GROUP_RANK", "0")))
+
+
+def _part(job: Job) -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+    if os.environ["LOCAL_RANK"] == "0":
+        forget(_local_folder(job))
+
+
+def _is_out_of_memory(text: str) -> bool:
+    """Whether a generic exception reports a failed allocation."""
+    words = ("t allocate memory", "out of memory", "ALLOC_FAILED")
+    return any(word in text for word in words)
+
+
+def _status_of(error: BaseException, message: str) -> str:
+    """Return the status of a run that this error, or one of its causes, has ended."""
+    if isinstance(error, StoreError):
+        return STORE_FAILED
+    no_memory = (torch.OutOfMemoryError, MemoryError)
+    if any(isinstance(one, no_memory) for one in led_to(error)) or _is_out_of_memory(message):
+        return "oom"
+    no_peer = (TransferError, dist.DistError)
+    if any(isinstance(one, no_peer) for one in chain_of(error)) or "gloo/transport" in message:
+        return PEER_LOST
+    refused = (
+        VerificationError,
+        RefusalError,
+        DisagreementError,
+        ProgramError,
+        ScheduleError,
+        ModelError,
+        PartitionError,
+        DataError,
+    )
+    return "invalid" if isinstance(error, refused) else "error"
+
+
+class Worker:
+    """This rank, from the first case of a launch to the last."""
+
+    def __init__(
+        self, job: Job, folder: Path, local: Path, on_event: Callable[[Event], None]
+    ) -> None:
+        """Collect what the ranks of an earlier start have left, and begin anew. Collective.
+
+        `folder` is the launch's, which rank 0 alone writes to; `local` its folder on this node.
+        """
+        self.job, self._folder, self._journal = job, folder, Journal(folder)
+        self._rank, self._on_event = dist.get_rank(), on_event
+        self._fabrics: dict[tuple[str, bool], Fabric] = {}
+        self._groups: dict[int, dist.ProcessGroup] = {}
+        self._cores = Cores()
+        self._marker = Lock(folder / RUNNING)
+        if self._rank == 0:
+            self._marker.try_to_hold(shared=True)  # until this process is gone
+        self._evidence = self._collect(local)
+        make_folder(local)
+        faulthandler.enable(fault_path(local, self._rank).open("w"))
+        self.flight = _new_record(flight_path(local, self._rank), self._rank)
+        self.flight.enter(Phase.WAITS)
+        self._node = Node(local, self._rank)
+        self._verifier = Verifier(Path(job.results), folder / FOLDER)
+
+    def _collect(self, local: Path) -> list[CrashReport]:
+        """Return what every node's ranks left when they died, on rank 0; nothing elsewhere."""
+        is_first_of_node = os.environ["LOCAL_RANK"] == "0"
+        ours = collect(local, self._folder) if is_first_of_node else None
+        theirs: list[CrashReport | None] = [None] * dist.get_world_size()
+        dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
+        dist.barrier()  # no rank writes anew before all is read
+        return [one for one in theirs if one is not None]
+
+    def remaining(self) -> list[tuple[int, int]]:
+        """Return the items to run, each with the number of its attempt; close open runs first.
+
+        Items that failed come again after all others, as often as their case allows.
+        """
+        left: list[list[tuple[int, int]]] = [self._find_remaining() if self._rank == 0 else []]
+        dist.broadcast_object_list(left, src=0)
+        return left[0]
+
+    def _find_remaining(self) -> list[tuple[int, int]]:
+        for closed in close_open_runs(self.job, self._folder, self._evidence):
+            self._on_event(closed.event)
+        progress = read_state(self._folder)
+        untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
+        again = [
+            index
+            for index, status in progress.statuses.items()
+            if status not in ("ok", "invalid")
+            and progress.attempts[index] <= self.job.items[index].measure.retry
+        ]
+        return [(index, progress.attempts.get(index, 0) + 1) for index in untried + again]
+
+    def run_item(self, index: int, attempt: int) -> None:
+        """Make one run, from its beginning to its row. Collective."""
+        item, begun = self.job.items[index], Attempt(index, broadcast(new_run_id), attempt)
+        self._node.look_after()
+        self.flight.begin_case(index, item.measure.timeout_s)
+        self.note("case", index=index, run_id=begun.run_id)
+        verified = self._verify(item, index)
+        self.flight.begin_case(index, item.measure.timeout_s)
+        member = self.prepare(item.case)
+        if member is not None:
+            profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
+            result = measure(item, member, self._node, self._note_step, profiles)
+            if result is not None:
+                self.flight.enter(Phase.STORES)
+                result = dataclasses.replace(result, verified=verified)
+                tokens_per_s = write_result(self.job, item, begun, result)
+                details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
+                self.note("row", index=index, run_id=begun.run_id, **details)
+        self.end_case()
+
+    def _verify(self, item: PlannedRun, index: int) -> Verified:
+        def begin_clock(limit_s: float) -> None:
+            self.flight.begin_case(index, limit_s)
+            self.flight.enter(Phase.VERIFIES)
+
+        hands = Hands(self.prepare, self._release, begin_clock)
+        return self._verifier.verify(item.case, item.measure, hands)
+
+    def note(self, event: EventName, **details: str | float | None) -> None:
+        """Note an event in the journal, on rank 0."""
+        if self._rank == 0:
+            self._journal.append(event, **details)
+            self._on_event({"event": event, **details})
+
+    def _note_step(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
+        """Report to the controller, between steps, how fast rank 0 saw the last one."""
+        self.note("step", step=step, num_steps=num_steps, tokens_per_s=tokens_per_s, step_s=step_s)
+
+    def prepare(self, case: Case) -> RankContext | None:
+        """Build this rank's part of a case, None where it has none.
+
+        Collective: every rank of the launch calls it, and `end_case` after it.
+        """
+        self.flight.enter(Phase.CONNECTS)
+        group, fabric = self._group_of(case.world_size), self._fabric_for(case)
+        check_file_unchanged(case)
+        cores = self._bind(case)
+        agreement = agree(trainer_config(case), fabric)
+        if case.runtime != ENGINE:  # it may want a communicator also where there is one rank
+            fabric.connect([], tuple(range(case.world_size)), ())
+        if self._rank >= case.world_size:
+            return None
+        self.flight.enter(Phase.BUILDS)
+        runtime = _runtime(case, agreement, fabric, self.flight)
+        return RankContext(case, runtime, fabric, group, self.flight, agreement.config, cores)
+
+    def _bind(self, case: Case) -> tuple[int, ...] | None:
+        """Bind this rank to cores of its own if the case has it and its node has enough cores."""
+        first = self._rank - int(os.environ["LOCAL_RANK"])
+        num_local = min(case.world_size - first, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if self._rank >= case.world_size:
+            return None
+        cores = self._cores.of_rank(case, self._rank - first, num_local)
+        if cores is not None:
+            self._cores.bind(cores)
+        return cores
+
+    def end_case(self) -> None:
+        """Wait for the ranks that ran the case."""
+        self._release()
+        self.flight.end_case()
+
+    def _release(self) -> None:
+        """Free what a case held, and wait for the ranks that ran it."""
+        release_memory()
+        self._cores.release()
+        self.flight.enter(Phase.WAITS)
+        dist.barrier()
+
+    def close(self) -> None:
+        """End the sampler and the watchdog: there are no more cases."""
+        self._node.close()
+
+    def _group_of(self, world_size: int) -> dist.ProcessGroup:
+        """Return the group for control messages of the first ranks.
+
+        Every rank calls it, so that all make the group together.
+        """
+        if world_size not in self._groups:
+            ranks = list(range(world_size))
+            group = dist.new_group(ranks, backend="gloo", timeout=WAIT_FOREVER)
+            self._groups[world_size] = group
+        return self._groups[world_size]
+
+    def _fabric_for(self, case: Case) -> Fabric:
+        torch.set_num_threads(case.launch_threads_per_rank)
+        is_shared = read_environment().shares_gpus(case.device, case.world_size)
+        key = (case.device, is_shared)
+        if key not in self._fabrics:
+            device = _device_of(case.device)
+            self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
+        return self._fabrics[key]
+
+
+def _new_record(path: Path, rank: int) -> FlightRecord:
+    try:
+        return FlightRecord(path, rank)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}; make room there") from error
+
+
+def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
+    if case.is_emulated:
+        return EmulatedRuntime(case, agreement, fabric, flight)
+    factory = cast("Factory", load_factory(case.runtime))
+    return factory(case, agreement, fabric, flight)
+
+
+def _device_of(kind: str) -> torch.device:
+    if kind in ("cpu", EMULATED):
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if num_devices == 0:
+        raise RuntimeError("the case asks for cuda, and torch sees no CUDA device here")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % num_devices)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,1 @@
+"""From launches to verdicts: steps, tests, change points, bisection."""

@@ -1,0 +1,296 @@
+"""The first bad commit, from noisy launches: what to measure next, and when to stop.
+
+    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
+    launches   3       1   2   2       x   3
+    chance     0  .03 .03 .04 .85 .02 .02 .02    of being the first bad one
+
+A plain bisection asks each commit once and believes the answer; at 2 % change and 0.9 % noise every
+eighth is wrong, and one wrong answer ends at the wrong commit. Here each launch moves the chances,
+and the next one is made where it halves them. Near the boundary those are the same few commits
+again and again, so that the noise decides the number of launches. Neither level nor spread is
+assumed: `ppbench.statistics.change_points` integrates them out.
+
+First both ends are measured until they clearly differ. Otherwise the search would locate a boundary
+in noise, with confidence.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ppbench.statistics.change_points import Values, cut_chances, squares_around
+from ppbench.statistics.significance import (
+    Difference,
+    Group,
+    Ratio,
+    group,
+    is_larger,
+    ratio_of_logs,
+    student,
+)
+from ppbench.statistics.step_times import CONFIDENCE
+from ppbench.statistics.verdicts import FLOOR, Noise
+
+FEWEST_AT_ENDS = 2
+FEWEST_AT_BOUNDARY = 2
+MOST_AT_ENDS = 12
+"""Launches of each end after which the ends count as equal."""
+ENDS_LEVEL = 0.005
+"""Level of the test that the ends differ, which is repeated with each launch."""
+SEVERAL_LEVEL = 0.001
+"""Level of the test for a level in between, which is repeated as well."""
+MOST_INNER = 4
+"""Largest ratio of inner launches to launches of each end.
+
+Beyond it the ends are measured again, so that a search that began by chance comes to an end.
+"""
+
+
+class Finding(StrEnum):
+    """State of the search."""
+
+    searching = "searching"
+    found = "found"
+    no_difference = "no_difference"  # between good and bad, within the noise
+    several = "several"  # levels between good and bad: more than one commit changed the figure
+
+
+@dataclass(frozen=True)
+class Search:
+    """Result of the search so far."""
+
+    finding: Finding
+    next_commit: int | None  # to be launched once more; None: the search is over
+    chances: tuple[float, ...]  # of each commit to be the first bad one
+    earliest: int  # the first bad commit is in this range, both ends included; it has more than one
+    latest: int  # commit where some do not run
+    confidence: float  # that the range holds it
+    ratio: Ratio | None  # bad / good, by the ends; None for a figure in points
+    difference: Ratio | None  # bad - good, of a figure in points
+    between: int | None = None  # of several changes: a commit with changes before and after it
+
+
+@dataclass(frozen=True)
+class _Question:
+    launches: tuple[Values, ...]  # of each commit, as logarithms or fractions
+    runs: tuple[bool, ...]
+    noise: Noise | None
+    in_points: bool
+
+    @functools.cached_property
+    def chances(self) -> Values:
+        return _chances(self)
+
+    def num(self, commit: int) -> int:
+        return len(self.launches[commit])
+
+    def fewest(self, *commits: int) -> int:
+        return min(commits, key=lambda commit: (self.num(commit), -commit))
+
+
+def search_first_bad(
+    launches: Sequence[Sequence[float]],
+    runs: Sequence[bool] | None = None,
+    noise: Noise | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+    floor: float = FLOOR,
+    in_points: bool = False,
+) -> Search:
+    """Search from the figures of each commit's launches so far, good commit first, bad one last.
+
+    `runs` says which commits can be measured; unknown ones count as measurable.
+    Raises ValueError for fewer than two commits, for ends that do not run, and for figures that are
+    not finite or, where ratios are taken, not positive.
+    """
+    question = _question(launches, runs, noise, in_points=in_points)
+    ends = _ends(question)
+    if ends is None:
+        return _search(question, ends, Finding.searching, _fewer_end(question))
+    limit = floor if in_points else float(np.log1p(floor))
+    if not _differ(ends):
+        is_over = _is_trifle(ends, limit) or _num_at_ends(question) >= MOST_AT_ENDS
+        finding = Finding.no_difference if is_over else Finding.searching
+        return _search(question, ends, finding, None if is_over else _fewer_end(question))
+    between = _level_between(question, limit)
+    if between is not None:
+        return _search(question, ends, Finding.several, None, between)
+    next_commit = _next_commit(question, confidence)
+    finding = Finding.found if next_commit is None else Finding.searching
+    return _search(question, ends, finding, next_commit)
+
+
+def _question(
+    launches: Sequence[Sequence[float]],
+    runs: Sequence[bool] | None,
+    noise: Noise | None,
+    *,
+    in_points: bool,
+) -> _Question:
+    runs = [True] * len(launches) if runs is None else runs
+    if len(launches) < 2 or len(runs) != len(launches) or not (runs[0] and runs[-1]):
+        raise ValueError(
+            f"{len(launches)} commits, measurable: {list(runs)}; expected at least two, with the "
+            "first and the last measurable"
+        )
+    figures = [np.asarray(values, dtype=float) for values in launches]
+    every = np.concatenate(figures)
+    if not (np.isfinite(every).all() and (in_points or (every > 0).all())):
+        expected = "finite figures" if in_points else "finite figures above 0"
+        raise ValueError(f"launches with {every.tolist()}; expected {expected}")
+    values = tuple(figures if in_points else [np.log(some) for some in figures])
+    return _Question(values, tuple(runs), noise, in_points)
+
+
+def _num_at_ends(question: _Question) -> int:
+    return min(question.num(0), question.num(len(question.launches) - 1))
+
+
+def _fewer_end(question: _Question) -> int:
+    return question.fewest(0, len(question.launches) - 1)
+
+
+def _ends(question: _Question) -> Difference | None:
+    """Bad minus good; None with too few launches of either."""
+    if _num_at_ends(question) < FEWEST_AT_ENDS:
+        return None
+    bad, good = group(question.launches[-1]), group(question.launches[0])
+    freedom = bad.freedom + good.freedom
+    noise = _believed(question.noise, (bad.squares + good.squares) / freedom, freedom)
+    if noise is None:
+        return student(bad, good)
+    return student(bad, good, noise.deviation**2, noise.freedom)
+
+
+def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
+    """The measured noise, unless these launches scatter clearly more."""
+    if noise is None:
+        return None
+    known = noise.deviation**2, noise.freedom
+    return None if is_larger(variance, freedom, *known) else noise
+
+
+def _differ(ends: Difference) -> bool:
+    return ends.p < ENDS_LEVEL
+
+
+def _is_trifle(ends: Difference, limit: float) -> bool:
+    low, high = ends.ends()
+    return -limit <= low and high <= limit
+
+
+def _chances(question: _Question) -> Values:
+    """Chance of each commit to be the first bad one, shared among unmeasured neighbours."""
+    measured = np.flatnonzero([len(some) > 0 for some in question.launches])
+    chances = np.zeros(len(question.launches))
+    if len(measured) < 2 or measured[0] != 0 or measured[-1] != len(chances) - 1:
+        chances[1:] = 1 / (len(chances) - 1)
+        return chances
+    values = np.concatenate([question.launches[commit] for commit in measured])
+    nums = [len(question.launches[commit]) for commit in measured]
+    cuts, widths = np.cumsum(nums)[:-1], np.diff(measured)
+    least = float(squares_around(values, cuts).min())
+    freedom = len(values) - 2
+    noise = _believed(question.noise, least / max(freedom, 1), freedom)
+    by_cut = cut_chances(values, cuts, widths.astype(float), noise)
+    chances[1:] = np.repeat(by_cut / widths, widths)
+    return chances
+
+
+def _next_commit(question: _Question, confidence: float) -> int | None:
+    """The commit to launch once more; None when the first bad commit is known."""
+    earliest, latest, chance = _likeliest(question)
+    if chance < confidence:
+        return _halving(question)
+    boundary = question.fewest(earliest - 1, latest)
+    return boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
+
+
+def _halving(question: _Question) -> int:
+    """The commit that halves the chances; of several, the one with the fewest launches."""
+    is_bad = np.cumsum(question.chances)
+    inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
+    if sum(question.num(commit) for commit in inner) > MOST_INNER * _num_at_ends(question):
+        return _fewer_end(question)
+    return min(
+        inner,
+        key=lambda commit: (round(abs(float(is_bad[commit]) - 0.5), 3), question.num(commit)),
+    )
+
+
+def _likeliest(question: _Question) -> tuple[int, int, float]:
+    """The likeliest range of commits of which only the last runs, and its chance."""
+    running = np.flatnonzero(question.runs)
+    sums = np.diff(np.cumsum(question.chances)[running])
+    best = int(sums.argmax())
+    return int(running[best]) + 1, int(running[best + 1]), float(sums[best])
+
+
+def _level_between(question: _Question, limit: float) -> int | None:
+    """A commit with a level between the good ones' and the bad ones'; None if there is none.
+
+    It would show as a further cut on either side of the likeliest boundary.
+    """
+    end = len(question.launches)
+    boundary = _likeliest(question)[1]
+    good = [(0, cut, boundary) for cut in range(1, boundary) if question.num(cut)]
+    bad = [(boundary, cut, end) for cut in range(boundary + 1, end) if question.num(cut)]
+    tests = [(_further(question, *place), place) for place in good + bad]
+    large = [(test.p, place) for test, place in tests if test and abs(test.estimate) > limit]
+    p, (start, cut, stop) = min(large, default=(1.0, (0, 0, 0)))
+    if p * max(len(tests), 1) >= SEVERAL_LEVEL:
+        return None
+    between = range(cut, stop) if start == 0 else range(start, cut)
+    return max(between, key=question.num)
+
+
+def _further(question: _Question, start: int, cut: int, end: int) -> Difference | None:
+    """Compare the levels before and behind a cut; None where either has a single launch.
+
+    The spread is that of all launches and of the noise.
+    """
+    before, after = _launched(question, start, cut), _launched(question, cut, end)
+    if min(before.num, after.num) < FEWEST_AT_BOUNDARY:
+        return None
+    rest = _launched(question, 0, start), _launched(question, end, len(question.launches))
+    freedom = sum(side.freedom for side in rest if side.num)
+    squares = sum(side.squares for side in rest)
+    all_freedom = freedom + before.freedom + after.freedom
+    variance = (squares + before.squares + after.squares) / all_freedom
+    noise = _believed(question.noise, variance, all_freedom)
+    if noise is not None:
+        squares += noise.freedom * noise.deviation**2
+        freedom += noise.freedom
+    return student(after, before, squares / freedom if freedom else 0.0, freedom)
+
+
+def _launched(question: _Question, start: int, end: int) -> Group:
+    values = np.concatenate([np.empty(0), *question.launches[start:end]])
+    return group(values) if len(values) else Group(0, 0.0, 0.0)
+
+
+def _search(
+    question: _Question,
+    ends: Difference | None,
+    finding: Finding,
+    next_commit: int | None,
+    between: int | None = None,
+) -> Search:
+    earliest, latest, chance = _likeliest(question)
+    difference = None if ends is None else Ratio(ends.estimate, *ends.ends())
+    return Search(
+        finding=finding,
+        next_commit=next_commit,
+        chances=tuple(question.chances.tolist()),
+        earliest=earliest,
+        latest=latest,
+        confidence=chance,
+        ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
+        difference=difference if question.in_points else None,
+        between=between,
+    )

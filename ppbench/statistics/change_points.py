@@ -1,0 +1,476 @@
+"""At which commits a figure changed, and by how much: change points in a series over commits.
+
+    1. windows   4, 8, 16, ... launches wide, half over one another; in each the best cut after
+                 E-divisive (Matteson and James 2014), kept if a t-test finds it worth a look
+    2. merging   all these weak points cut the series into segments; the weakest is dropped and its
+                 neighbours are tested anew, until the rest are significant and beyond the floor
+    3. placing   each point moves to the likeliest place between its neighbours; then 2. once more
+
+A comparison with the previous commit alone would miss small changes or alarm on noise; here both
+levels are means over all launches up to the next change. Wide windows find small changes, narrow
+ones find those that were soon undone. The tests are corrected for the number of places and widths,
+so that a longer series alarms no more often. Student's test is used, since a segment may have two
+launches only, so that the newest change shows early; Welch's where one segment scatters clearly
+more than the other, as one with a disturbed launch does.
+
+Launches of one commit may be correlated:
+
+    launches of one commit    o o o        of the next   o o o        of the next o o o
+    its mean                   |                            |                       |
+
+They often share a session, a build, a layout of memory, and a test that takes them for independent
+finds a change at every other commit. So an analysis of variance compares the mean squares between
+the commits of each level with those within commits, by the F test (one-way random effects). The
+intraclass correlation that it also gives is too uncertain, with ten commits, to correct with.
+
+The commit that is furthest from its level is left out, since it may be a change; the others show
+whether launches are correlated.
+
+How likely each cut is follows from the fit of two levels with one spread, all three of which are
+integrated out: what is left is the sum of squares around the two means, to a power. Levels need not
+be known in advance, and their uncertainty makes the place less certain too. A test for each place
+would only show where two levels differ, not where they meet.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ppbench.statistics.significance import (
+    Difference,
+    Group,
+    Ratio,
+    group,
+    is_larger,
+    ratio_of_logs,
+    student,
+    welch,
+)
+from ppbench.statistics.step_times import CONFIDENCE
+from ppbench.statistics.verdicts import FLOOR, Noise
+
+LEAST_DEVIATION = 1e-9
+"""Smallest deviation assumed: launches that agree to the last digit do so by rounding."""
+
+Values = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+LEVEL = 0.05
+"""Level of each point's test, corrected for the number of places and widths."""
+WEAK = 0.02
+"""Level of a weak point's test in its window, uncorrected."""
+NARROWEST, WIDEST = 4, 512
+"""Widths of windows, in launches."""
+SHORTEST = 2
+"""Fewest launches of a segment: a single one is as likely disturbed as changed."""
+_MOST_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """A change of level, with the commits that may have made it."""
+
+    index: int  # the likeliest: the first commit of the new level
+    earliest: int  # 95 % range of the commit that made the change, both ends included
+    latest: int
+    ratio: Ratio | None  # after / before; None for a figure in points
+    p: float  # corrected for the number of places and widths
+    difference: Ratio | None = None  # after - before, of a figure in points
+
+
+@dataclass(frozen=True)
+class Level:
+    """Commits between which nothing changed."""
+
+    first: int
+    last: int
+    num_launches: int
+    estimate: float | None  # the geometric mean, of a figure in points the mean
+    interval: tuple[float, float] | None  # 95 %; None with too few launches
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Launches in the order of their commits, as logarithms or fractions.
+
+    They may be the means of each commit's launches.
+    """
+
+    values: Values
+    commits: Places  # of each launch
+    in_points: bool
+
+    @functools.cached_property
+    def cuts(self) -> Places:
+        """Indexes of launches before which another commit begins."""
+        return np.flatnonzero(np.diff(self.commits)) + 1
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """The launches of each commit that has some."""
+        parts = np.split(self.values, self.cuts)
+        return [group(part) for part in parts if len(part)]
+
+    @property
+    def means(self) -> _Launches:
+        """Each commit's mean in place of its launches; itself where each has one launch."""
+        if len(self.values) <= len(self.cuts) + 1:
+            return self
+        means = np.array([commit.mean for commit in self.groups])
+        return _Launches(means, np.unique(self.commits), self.in_points)
+
+    @functools.cached_property
+    def widths(self) -> list[int]:
+        """Widths of the windows."""
+        num = min(len(self.values), WIDEST)
+        doubled = range((num - 1).bit_length())
+        return [*(2**power for power in doubled if 2**power >= NARROWEST), num]
+
+    @property
+    def num_tests(self) -> int:
+        """Number of places at which chance may make a change, at each width."""
+        return max(len(self.cuts), 1) * len(self.widths)
+
+    def of(self, first: int, behind: int) -> Values:
+        """The values of the commits from `first` on and before `behind`."""
+        return self.values[slice(*np.searchsorted(self.commits, (first, behind)))]
+
+    def gap(self, cut: int) -> tuple[int, int]:
+        """The range of commits that may have changed the level at this cut."""
+        return int(self.commits[cut - 1]) + 1, int(self.commits[cut])
+
+
+def change_points(
+    series: Sequence[Sequence[float]],
+    floor: float = FLOOR,
+    *,
+    in_points: bool = False,
+    level: float = LEVEL,
+) -> list[ChangePoint]:
+    """The changes of level in the figures of each commit's launches, oldest commit first.
+
+    A commit that was not measured has no figures. Figures that are not finite, or not positive
+    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction.
+    """
+    launches = _launches(series, in_points=in_points)
+    size = _size(floor, in_points=in_points)
+    commits = launches.means
+    cuts = _cuts(commits, size, level)
+    if commits is launches or launches_are_correlated(launches.groups, cuts, size):
+        return _described(commits, cuts)
+    return _described(launches, _cuts(launches, size, level))
+
+
+def levels(
+    series: Sequence[Sequence[float]],
+    points: Sequence[ChangePoint],
+    floor: float = FLOOR,
+    *,
+    in_points: bool = False,
+) -> list[Level]:
+    """The levels between the points, for drawing; together they hold all commits."""
+    launches = _launches(series, in_points=in_points)
+    starts = [point.index for point in points]
+    cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
+    is_shared = launches_are_correlated(launches.groups, cuts, _size(floor, in_points=in_points))
+    figures = launches.means if is_shared else launches
+    return [
+        _level(launches, figures, first, behind)
+        for first, behind in itertools.pairwise([0, *starts, len(series)])
+        if first < behind
+    ]
+
+
+def _size(floor: float, *, in_points: bool) -> float:
+    return floor if in_points else float(np.log1p(floor))
+
+
+def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launches:
+    values = np.array([value for figures in series for value in figures], dtype=float)
+    commits = np.repeat(np.arange(len(series)), [len(figures) for figures in series])
+    is_figure = np.isfinite(values) & (in_points | (values > 0))
+    kept = values[is_figure]
+    return _Launches(kept if in_points else np.log(kept), commits[is_figure], in_points)
+
+
+def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
+    """Steps 1 to 3."""
+    if len(launches.values) < 2 * SHORTEST:
+        return []
+    bars = _Bars(level / launches.num_tests, size)
+    cuts = _merged(launches, _weak_cuts(launches), bars)
+    for _ in range(_MOST_ROUNDS):
+        placed = _merged(launches, _placed(launches, cuts), bars)
+        if placed == cuts:
+            break
+        cuts = placed
+    return cuts
+
+
+def _weak_cuts(launches: _Launches) -> list[int]:
+    """Step 1: the best cut of each window, where it is worth a look."""
+    num = len(launches.values)
+    may_cut = np.zeros(num + 1, dtype=bool)
+    may_cut[launches.cuts] = True
+    found: set[int] = set()
+    for width in launches.widths:
+        starts = np.append(np.arange(0, num - width, width // 2), num - width)
+        found.update(_best_cuts(launches.values, may_cut, starts, width))
+    return sorted(found)
+
+
+def _best_cuts(
+    values: Values, may_cut: npt.NDArray[np.bool_], starts: Places, width: int
+) -> list[int]:
+    """The best weak cut of each window, all of one width."""
+    windows = values[starts[:, None] + np.arange(width)]
+    before = np.arange(SHORTEST, width - SHORTEST + 1)
+    allowed = may_cut[starts[:, None] + before]
+    energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
+    best = before[energy.argmax(axis=1)]
+    is_weak = allowed.any(axis=1) & (_t_chances(windows, best) < WEAK)
+    return [int(cut) for cut in (starts + best)[is_weak]]
+
+
+def _energies(windows: Values) -> Values:
+    """Distance between the distributions before and behind each place.
+
+    Shape (windows, places); the divergence of Matteson and James (2014), equation 6, with exponent
+    1. It is -inf at places with less than two values on a side.
+    """
+    width = windows.shape[1]
+    distances = np.abs(windows[:, :, None] - windows[:, None, :])
+    within = np.tril(distances).sum(axis=2)  # of each value to those before it
+    all_pairs = within.sum(axis=1, keepdims=True)
+    energies = np.full_like(windows, -np.inf)
+    places = np.arange(SHORTEST, width - SHORTEST + 1)
+    num, rest = places, width - places
+    before = np.cumsum(within, axis=1)[:, places - 1]
+    across = np.cumsum(distances.sum(axis=2), axis=1)[:, places - 1] - 2 * before
+    behind = all_pairs - before - across
+    means = 2 * before / (num * (num - 1)) + 2 * behind / (rest * (rest - 1))
+    energies[:, places] = num * rest / width * (2 * across / (num * rest) - means)
+    return energies
+
+
+def _t_chances(windows: Values, cuts: Places) -> Values:
+    """p-values of Student's test at one cut in each window."""
+    from scipy.special import stdtr
+
+    width = windows.shape[1]
+    apart = windows - windows.mean(axis=1, keepdims=True)
+    sums = np.take_along_axis(np.cumsum(apart, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
+    between = np.square(sums) * width / (cuts * (width - cuts))
+    rest = np.maximum(np.square(apart).sum(axis=1) - between, width * LEAST_DEVIATION**2)
+    chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
+    return np.asarray(chances, dtype=float)
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """Limits that a change point passes."""
+
+    p: float  # largest, of one test
+    size: float  # smallest
+
+
+def _merged(launches: _Launches, cuts: Sequence[int], bars: _Bars) -> list[int]:
+    """Step 2: drop the cuts that are not significant or too small."""
+    bounds = [0, *cuts, len(launches.values)]
+    tests = [_test(launches, bounds, place) for place in range(1, len(bounds) - 1)]
+    while tests:
+        weakest = max(range(len(tests)), key=lambda place: tests[place].weakness(bars))
+        if tests[weakest].holds(bars):
+            break
+        del bounds[weakest + 1], tests[weakest]
+        for place in (weakest - 1, weakest):
+            if 0 <= place < len(tests):
+                tests[place] = _test(launches, bounds, place + 1)
+    return bounds[1:-1]
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The test of the segments on both sides of a cut."""
+
+    difference: Difference
+    p: float
+    shortest: int
+
+    def holds(self, bars: _Bars) -> bool:
+        is_long = self.shortest >= SHORTEST
+        return is_long and self.p < bars.p and abs(self.difference.estimate) > bars.size
+
+    def weakness(self, bars: _Bars) -> tuple[int, float]:
+        """Order of dropping, largest first: short segments, not significant, too small."""
+        size = abs(self.difference.estimate)
+        if self.shortest < SHORTEST:
+            return 3, -size
+        if self.p >= bars.p:
+            return 2, self.p
+        return (1 if size <= bars.size else 0), -size
+
+
+def _test(launches: _Launches, bounds: Sequence[int], place: int) -> _Test:
+    before, after = _groups(launches, bounds, place)
+    difference = _difference(after, before)
+    return _Test(difference, difference.p, min(before.num, after.num))
+
+
+def _groups(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Group, Group]:
+    """The launches of the segments before and behind a bound."""
+    start, cut, end = bounds[place - 1 : place + 2]
+    return group(launches.values[start:cut]), group(launches.values[cut:end])
+
+
+def _difference(one: Group, other: Group) -> Difference:
+    """Student's test, or Welch's where spreads differ and it finds less.
+
+    With two launches that agree by chance, Welch's alone would find far too much.
+    """
+    narrow, wide = sorted((one, other), key=lambda side: side.variance)
+    pooled = student(one, other)
+    if not is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
+        return pooled
+    return max(pooled, welch(one, other), key=lambda difference: difference.p)
+
+
+def _placed(launches: _Launches, cuts: Sequence[int]) -> list[int]:
+    """Step 3: each cut at its likeliest place between its neighbours, one after the other."""
+    bounds = [0, *cuts, len(launches.values)]
+    for place in range(1, len(bounds) - 1):
+        between, chances = _places(launches, bounds, place)
+        bounds[place] = int(between[chances.argmax()])
+    return bounds[1:-1]
+
+
+def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Places, Values]:
+    """The places of a bound between its neighbours, and the chance of each."""
+    start, end = bounds[place - 1], bounds[place + 1]
+    cuts = launches.cuts
+    cuts = cuts[(cuts >= start + SHORTEST) & (cuts <= end - SHORTEST)]
+    num_commits = launches.commits[cuts] - launches.commits[cuts - 1]
+    chances = cut_chances(launches.values[start:end], cuts - start, num_commits.astype(float))
+    return cuts, chances
+
+
+def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
+    bounds = [0, *cuts, len(launches.values)]
+    return [_point(launches, bounds, place) for place in range(1, len(bounds) - 1)]
+
+
+def _point(launches: _Launches, bounds: Sequence[int], place: int) -> ChangePoint:
+    before, after = _groups(launches, bounds, place)
+    difference = _difference(after, before)
+    between, chances = _places(launches, bounds, place)
+    likely = between[_likely(chances)]
+    interval = Ratio(difference.estimate, *difference.ends())
+    return ChangePoint(
+        index=launches.gap(bounds[place])[1],
+        earliest=launches.gap(int(likely.min()))[0],
+        latest=launches.gap(int(likely.max()))[1],
+        ratio=None if launches.in_points else ratio_of_logs(difference),
+        p=min(1.0, difference.p * launches.num_tests),
+        difference=interval if launches.in_points else None,
+    )
+
+
+def _likely(chances: Values) -> Places:
+    """The smallest set of places that holds the change with 95 %."""
+    order = np.argsort(-chances, kind="stable")
+    num = int(np.searchsorted(np.cumsum(chances[order]), CONFIDENCE)) + 1
+    return order[:num]
+
+
+def _level(launches: _Launches, figures: _Launches, first: int, behind: int) -> Level:
+    """The level of the commits from `first` up to `behind`; `figures` may be their means."""
+    num, values = len(launches.of(first, behind)), figures.of(first, behind)
+    if not num:
+        return Level(first, behind - 1, 0, None, None)
+    found = group(values)
+    estimate = found.mean if launches.in_points else float(np.exp(found.mean))
+    if not found.freedom:
+        return Level(first, behind - 1, num, estimate, None)
+    ends = Difference(found.mean, np.sqrt(found.variance / found.num), found.freedom).ends()
+    if launches.in_points:
+        return Level(first, behind - 1, num, estimate, ends)
+    with np.errstate(over="ignore"):
+        low, high = np.exp(ends).tolist()
+    return Level(first, behind - 1, num, estimate, (low, high))
+
+
+SHARED = 0.05
+"""Level of the F test.
+
+A lower one makes histories of ten commits alarm; a higher one delays more changes of the newest
+commit until the next.
+"""
+_HARMLESS = 0.25
+"""Share of the size that matters below which the deviation of commits' means is harmless."""
+
+
+def launches_are_correlated(commits: Sequence[Group], cuts: Sequence[int], size: float) -> bool:
+    """Whether launches of one commit vary less than commits of one level do.
+
+    `cuts` are the commits before which the level changes; `size` is the change that matters: a much
+    smaller deviation between commits is ignored.
+    """
+    bounds = [0, *cuts, len(commits)]
+    levels = [commits[start:end] for start, end in itertools.pairwise(bounds)]
+    freedom = len(commits) - len(levels) - 1
+    within = sum(commit.freedom for commit in commits)
+    if freedom < 1 or within < 1:
+        return False
+    squares, furthest = zip(*(_between(level) for level in levels), strict=True)
+    variance = max(sum(squares) - max(furthest), 0.0) / freedom
+    launches = sum(commit.num for commit in commits) / len(commits)
+    if math.sqrt(variance / launches) < _HARMLESS * size:
+        return False
+    own = max(sum(commit.squares for commit in commits) / within, LEAST_DEVIATION**2)
+    return is_larger(variance, freedom, own, within, SHARED)
+
+
+def _between(level: Sequence[Group]) -> tuple[float, float]:
+    """Squares between the commits of a level, and the part of the furthest commit."""
+    if len(level) < 2:
+        return 0.0, 0.0
+    nums = np.array([commit.num for commit in level])
+    means = np.array([commit.mean for commit in level])
+    total = nums.sum()
+    squares = nums * np.square(means - nums @ means / total)
+    return float(squares.sum()), float((squares * total / (total - nums)).max())
+
+
+def squares_around(values: Values, cuts: Places) -> Values:
+    """For each cut, the sum of squares around the means of what is before it and behind it."""
+    apart = values - values.mean()
+    sums = np.concatenate([[0.0], np.cumsum(apart)])[cuts]
+    squares = float(np.square(apart).sum())
+    num = len(values)
+    between = np.square(sums) * num / (cuts * (num - cuts))
+    return np.asarray(np.maximum(squares - between, 0.0), dtype=float)
+
+
+def cut_chances(
+    values: Values, cuts: Places, weights: Values, noise: Noise | None = None
+) -> Values:
+    """Chance that the level changes at each cut, given that it does at one of them; sums to 1.
+
+    `weights` are prior chances. Priors on both levels and on the logarithm of the spread are flat;
+    a measured noise counts as that many further launches.
+    """
+    freedom = 0 if noise is None else noise.freedom
+    known = 0.0 if noise is None else freedom * noise.deviation**2
+    least = len(values) * LEAST_DEVIATION**2
+    squares = np.maximum(squares_around(values, cuts) + known, least)
+    power = max(len(values) - 2 + freedom, 0) / 2
+    logs = np.log(weights) - np.log(cuts * (len(values) - cuts)) / 2 - power * np.log(squares)
+    chances = np.exp(logs - logs.max())
+    return np.asarray(chances / chances.sum(), dtype=float)

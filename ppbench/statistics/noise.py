@@ -1,0 +1,105 @@
+"""The noise between launches of one commit, and the smallest change detectable in it.
+
+Over several cases, squares are pooled around each case's own mean, on logarithms, so that only the
+spread counts and not the level. The range or the largest difference would grow with the number of
+launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ppbench.statistics.significance import group, t_quantile
+from ppbench.statistics.step_times import CONFIDENCE
+from ppbench.statistics.verdicts import FLOOR, LEVEL_WITH_NOISE, Noise, effective_floor
+
+POWER = 0.8
+_NUM_SPREADS = 400
+_MOST_CHANGE = 10.0
+_CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """The deviation between launches with the ends of its 95 % interval."""
+
+    noise: Noise
+    low: float
+    high: float
+    num_cases: int  # with at least two launches
+
+
+def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) -> NoiseLevel:
+    """Estimate the noise from the figures of each case's launches, all of one commit.
+
+    The deviation is relative; with `in_points`, that of a fraction. With several cases,
+    `num_launches` is that of a single case with the same degrees of freedom. The interval is that
+    of a normal distribution's deviation, by chi-square. Raises ValueError without a case of two
+    launches, and for figures that have no logarithm.
+    """
+    known = [case for case in cases if len(case) > 1]
+    if not known:
+        raise ValueError(f"{len(cases)} cases; expected at least one with two launches")
+    values = [np.asarray(case, dtype=float) for case in known]
+    if not all(np.isfinite(case).all() and (in_points or (case > 0).all()) for case in values):
+        expected = "finite figures" if in_points else "finite figures above 0"
+        raise ValueError(f"launches with {known}; expected {expected}")
+    groups = [group(case if in_points else np.log(case)) for case in values]
+    freedom = sum(found.freedom for found in groups)
+    squares = sum(found.squares for found in groups)
+    low, high = (math.sqrt(squares / _chi_square(freedom, end)) for end in _ENDS)
+    noise = Noise(math.sqrt(squares / freedom), freedom + 1)
+    return NoiseLevel(noise, low, high, len(known))
+
+
+def detectable_change(
+    noise: Noise, num_launches: int, floor: float = FLOOR, num_cases: int = 1
+) -> float:
+    """The change that is found in 80 % of comparisons with that many launches a side: 0.02 is 2 %.
+
+    Found by `compare` with this noise: significant at Holm's strictest level of `num_cases`, and
+    beyond the floor.
+    """
+    low, high = 0.0, _MOST_CHANGE
+    while high - low > _CLOSE * high and high > _CLOSE**2:
+        middle = (low + high) / 2
+        is_found = power(noise, middle, num_launches, floor, num_cases) >= POWER
+        low, high = (low, middle) if is_found else (middle, high)
+    return high
+
+
+def power(
+    noise: Noise, change: float, num_launches: int, floor: float = FLOOR, num_cases: int = 1
+) -> float:
+    """Chance that a relative change is found with that many launches a side.
+
+    This is the mean over the spreads that those launches may show of the chance that the estimate
+    lies beyond both the floor and the significance limit of that spread.
+    """
+    limit = math.log1p(effective_floor(floor, noise))
+    if noise.deviation == 0:
+        return float(math.log1p(change) > limit)
+    own, known = 2 * (num_launches - 1), noise.freedom
+    error = noise.deviation * math.sqrt(2 / num_launches)
+    chances = (np.arange(_NUM_SPREADS) + 0.5) / _NUM_SPREADS
+    spreads = np.array([_chi_square(own, chance) for chance in chances]) if own else np.zeros(1)
+    pooled = np.sqrt((spreads + known) / (own + known))
+    significant = t_quantile(own + known, 1 - LEVEL_WITH_NOISE / num_cases / 2) * pooled * error
+    beyond = (math.log1p(change) - np.maximum(significant, limit)) / error
+    from scipy.special import ndtr
+
+    return float(ndtr(beyond).mean())
+
+
+_ENDS = ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
+
+
+def _chi_square(freedom: int, chance: float) -> float:
+    """Quantile of the chi-square distribution."""
+    from scipy.special import chdtri
+
+    return float(chdtri(freedom, 1 - chance))

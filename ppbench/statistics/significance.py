@@ -1,0 +1,196 @@
+"""Differences and ratios of groups of launches, with intervals: Student, Welch, signed ranks.
+
+Launches are compared by means and variances, not ranks: the figure of a launch is a median over its
+steps already, so outliers are gone, and with five launches a side a rank test cannot reach 1 %. The
+tests take numbers that differ by addition: logarithms, or fractions.
+
+Arms that alternate in rounds give one ratio per round, of two steps that were neighbours in time,
+so that whatever slows the machine for longer than a round slows both. Without a difference, either
+step might as well have been the slower one: the logarithms of the ratios lie symmetrically about
+the true one, however long the tails of the step times are. Hodges and Lehmann's estimate (1963) and
+the interval of Wilcoxon's signed-rank test use that symmetry and need a third fewer rounds than the
+plain median; a t interval would follow the tails.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ppbench.statistics.step_times import CONFIDENCE
+
+FEWEST_LAUNCHES = 3
+"""With fewer launches the spread between them is hardly known."""
+FEWEST_ROUNDS = 6
+"""With fewer ratios not even the two extremes enclose the true one with 95 %."""
+UNEQUAL = 0.01
+"""Level of the test that one group scatters more than the other."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The number, mean and spread of some launches."""
+
+    num: int
+    mean: float
+    squares: float  # the sum of squared distances from the mean
+
+    @property
+    def freedom(self) -> int:
+        return self.num - 1
+
+    @property
+    def variance(self) -> float:
+        """The variance of a launch; 0, for unknown, where there is only one."""
+        return self.squares / self.freedom if self.freedom else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One mean less another, with its standard error."""
+
+    estimate: float
+    error: float
+    freedom: float  # degrees of freedom of the error
+
+    @property
+    def p(self) -> float:
+        """Chance of a difference at least as large, either way, between equal groups."""
+        if self.error == 0 or self.freedom == 0:
+            return 1.0 if self.estimate == 0 or self.freedom == 0 else 0.0
+        from scipy.special import stdtr  # loaded only where there are launches to compare
+
+        return 2 * float(stdtr(self.freedom, -abs(self.estimate) / self.error))
+
+    def ends(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """The interval of the true difference; infinite where the error is unknown."""
+        if self.freedom == 0:
+            return -math.inf, math.inf
+        half = t_quantile(self.freedom, (1 + confidence) / 2) * self.error
+        return self.estimate - half, self.estimate + half
+
+
+def group(values: Sequence[float] | npt.NDArray[np.float64]) -> Group:
+    """Summarise values; equal values have exactly their own mean and no spread."""
+    array = np.sort(np.asarray(values, dtype=float))  # sorted: sums do not depend on the order
+    apart = array - array[0]
+    mean = float(apart.mean())
+    return Group(len(array), float(array[0]) + mean, float(np.square(apart - mean).sum()))
+
+
+def welch(one: Group, other: Group) -> Difference:
+    """Compare two means, each side with its own spread (Welch 1947); two launches a side."""
+    parts = [side.variance / side.num for side in (one, other)]
+    spread = sum(parts)
+    estimate = one.mean - other.mean
+    if spread == 0:
+        return Difference(estimate, 0.0, one.freedom + other.freedom)
+    shares = [part / spread for part in parts]  # of tiny spreads, the squares would vanish
+    freedom = 1 / sum(
+        share**2 / side.freedom for share, side in zip(shares, (one, other), strict=True) if share
+    )
+    return Difference(estimate, math.sqrt(spread), freedom)
+
+
+def student(
+    one: Group, other: Group, known_variance: float = 0.0, known_freedom: int = 0
+) -> Difference:
+    """Compare two means with one spread, pooled with a variance that is known from elsewhere.
+
+    A known variance counts like as many launches as it has degrees of freedom: Smyth's moderated t
+    (2004). One launch a side is enough.
+    """
+    freedom = one.freedom + other.freedom + known_freedom
+    squares = one.squares + other.squares + known_freedom * known_variance
+    variance = squares / freedom if freedom else 0.0
+    error = math.sqrt(variance * (1 / one.num + 1 / other.num))
+    return Difference(one.mean - other.mean, error, freedom)
+
+
+def is_larger(
+    variance: float, freedom: int, than: float, than_freedom: int, level: float = UNEQUAL
+) -> bool:
+    """Whether one variance is larger than another beyond chance: the F test, one-sided."""
+    if freedom == 0 or than_freedom == 0 or variance <= than:
+        return False
+    if than == 0:
+        return True
+    from scipy.special import fdtrc
+
+    return float(fdtrc(freedom, than_freedom, variance / than)) < level
+
+
+def t_quantile(freedom: float, chance: float) -> float:
+    """Quantile of Student's distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, chance))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """An estimate with the ends of its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """numerator / denominator over all rounds: the median of the means of all pairs of rounds.
+
+    Means of logarithms. The interval ends at two of them (Hollander, Wolfe & Chicken, Nonparametric
+    Statistical Methods, section 3.3). Raises ValueError when the sequences differ in length, or
+    have fewer than `FEWEST_ROUNDS`.
+    """
+    if len(numerators) != len(denominators) or len(numerators) < FEWEST_ROUNDS:
+        raise ValueError(
+            f"{len(numerators)} and {len(denominators)} rounds; expected as many of both, at "
+            f"least {FEWEST_ROUNDS}"
+        )
+    logs = np.log(np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float))
+    first, second = np.triu_indices(len(logs))
+    means = np.sort((logs[first] + logs[second]) / 2)
+    outside = _num_outside(len(logs))
+    ends = np.median(means), means[outside], means[-1 - outside]
+    estimate, low, high = (float(np.exp(end)) for end in ends)
+    return Ratio(estimate, low, high)
+
+
+def launch_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """numerator / denominator of figures of separate, unpaired launches.
+
+    The ratio of geometric means, with Welch's interval on the logarithms: the launches of one side
+    may scatter more than those of the other. Raises ValueError for fewer than `FEWEST_LAUNCHES`.
+    """
+    if min(len(numerators), len(denominators)) < FEWEST_LAUNCHES:
+        raise ValueError(
+            f"{len(numerators)} and {len(denominators)} launches; expected at least "
+            f"{FEWEST_LAUNCHES} of each"
+        )
+    return ratio_of_logs(welch(*(group(np.log(side)) for side in (numerators, denominators))))
+
+
+def ratio_of_logs(difference: Difference) -> Ratio:
+    """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
+    with np.errstate(over="ignore"):
+        return Ratio(*np.exp([difference.estimate, *difference.ends()]).tolist())
+
+
+@functools.cache
+def _num_outside(num_rounds: int) -> int:
+    """Number of sorted means outside the interval at each end.
+
+    It is the largest sum of ranks that a signed-rank test rejects: with k outside, the true ratio
+    is beyond an end when the ranks of one sign sum up to k at most.
+    """
+    chances = np.ones(1)
+    for rank in range(1, num_rounds + 1):  # it counts with chance 1/2
+        with_rank = np.concatenate([np.zeros(rank), chances])
+        chances = (with_rank + np.pad(chances, (0, rank))) / 2
+    return int(np.sum(np.cumsum(chances) <= (1 - CONFIDENCE) / 2)) - 1

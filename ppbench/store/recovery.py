@@ -1,0 +1,72 @@
+"""Tables of a run that follow from its spans: read from the store, else recomputed.
+
+So a damaged file of them costs no figure as long as the spans are readable.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from engine.plan.action import SEND_OPS, Op
+from engine.plan.program import Program
+from ppbench.analysis.attribution import Attribution, attribute
+from ppbench.analysis.metrics import step_figures
+from ppbench.analysis.transfers import edges, messages
+from ppbench.analysis.whatif import stored_program
+from ppbench.store import Store
+
+_ENDS = ["source", "target"]
+
+
+def steps_of_run(store: Store, run: pd.Series) -> pd.DataFrame:
+    """The measured steps of a run; recomputed steps have no tokens and losses."""
+    stored = store.table("steps", [run["run_id"]])
+    if len(stored):
+        return stored
+    spans = store.table("spans", [run["run_id"]])
+    if not _has_computed(spans):
+        return stored
+    numbers = {int(number): None for number in spans["step"].unique()}
+    made = step_figures(spans, int(run["world_size"]), numbers).assign(run_id=run["run_id"])
+    return made.reindex(columns=stored.columns)
+
+
+def edges_of_run(store: Store, run: pd.Series) -> pd.DataFrame:
+    """The channels of a run; empty if it has none or they cannot be recovered."""
+    stored = store.table("edges", [run["run_id"]])
+    if is_complete(run, stored):
+        return stored
+    spans = store.table("spans", [run["run_id"]])
+    made = edges(messages(spans)).assign(run_id=run["run_id"]).reindex(columns=stored.columns)
+    return made if is_complete(run, made) else stored.head(0)
+
+
+def is_complete(run: pd.Series, found: pd.DataFrame) -> bool:
+    """Whether the edges have every channel of the run's program, each with its time."""
+    if len(found) != int(found["moving_ns"].notna().sum()):
+        return False
+    return channels_of(stored_program(run)[0]) <= set(
+        found[_ENDS].itertuples(index=False, name=None)
+    )
+
+
+def channels_of(lowered: Program) -> set[tuple[int, int]]:
+    """Sending and receiving stages of a program's messages."""
+    sends = [action for row in lowered.actions for action in row if action.op in SEND_OPS]
+    return {
+        (action.stage, action.stage + (1 if action.op is Op.SEND_F else -1)) for action in sends
+    }
+
+
+def attribution_of_run(store: Store, run: pd.Series) -> Attribution | None:
+    """Recompute the attribution of idle time; None without spans."""
+    spans, steps = store.table("spans", [run["run_id"]]), steps_of_run(store, run)
+    if not _has_computed(spans) or steps["step_ns"].isna().any():
+        return None
+    of_steps = spans[spans["step"].isin(steps["step"])]
+    step_ns = steps.set_index("step")["step_ns"]
+    return attribute(of_steps, stored_program(run)[0], step_ns)
+
+
+def _has_computed(spans: pd.DataFrame) -> bool:
+    return bool(spans["lane"].eq("compute").any())

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import pytest
+from stored_runs import MS, spans
+from tracked import stretched
+
+from ppbench.analysis.breakdown import Kind, Moved, SpanClass, breakdown, launch_figures
+from ppbench.statistics.verdicts import Verdict
+
+STEP_NS = 56 * MS
+F1, B1 = SpanClass(Kind.compute, 1, "F"), SpanClass(Kind.compute, 1, "B")
+OPTIMIZER1 = SpanClass(Kind.optimizer, 1)
+JITTERS = (1.0, 1.001, 0.999, 1.0005, 0.9995)
+
+
+def launches(stretch: Mapping[tuple[int, str], float]) -> list[dict]:
+    return [launch_figures(stretched(stretch, jitter)) for jitter in JITTERS]
+
+
+def moved(base: list[dict], head: list[dict]) -> dict[SpanClass, Moved]:
+    return {one.of: one for one in breakdown(base, head, STEP_NS)}
+
+
+def test_a_launch_has_one_figure_per_class():
+    figures = launch_figures(pd.concat([spans(1), spans(2, 100)], ignore_index=True))
+    told = {one: (of.ns / MS, of.num_per_step) for one, of in figures.items()}
+    assert told == {
+        SpanClass(Kind.compute, 0, "F"): (10, 1),
+        F1: (10, 1),
+        SpanClass(Kind.compute, 0, "B"): (20, 1),
+        B1: (12, 1),
+        SpanClass(Kind.optimizer, 0): (4, 1),
+        OPTIMIZER1: (4, 1),
+        SpanClass(Kind.transfer, 0, target=1): (2, 1),
+        SpanClass(Kind.transfer, 1, target=0): (2, 1),
+        SpanClass(Kind.waiting, 0): (56 - 30, 1),
+        SpanClass(Kind.waiting, 1): (56 - 22, 1),
+    }
+
+
+def test_what_takes_longer_is_named_and_nothing_else():
+    found = moved(launches({}), launches({(1, "F"): 1.08}))
+    assert [one for one, of in found.items() if of.has_moved and of.of.kind != Kind.waiting] == [F1]
+    ratio = found[F1].change.ratio
+    assert ratio is not None
+    assert ratio.estimate == pytest.approx(1.08, abs=1e-6)
+    assert found[F1].contribution_ns == pytest.approx(0.8 * MS, rel=1e-3)
+    assert found[F1].change.verdict is Verdict.slower
+
+
+def test_causes_come_by_what_they_add_and_waiting_comes_last():
+    found = list(moved(launches({}), launches({(1, "F"): 1.1, (1, "B"): 1.2, (-1, "OPT"): 1.5})))
+    optimizers = [SpanClass(Kind.optimizer, 0), OPTIMIZER1]
+    assert found[:4] == [B1, *optimizers, F1]
+    assert {one.kind for one in found[-2:]} == {Kind.waiting}
+
+
+def test_what_a_step_hardly_feels_has_not_moved():
+    found = moved(launches({}), launches({(-1, "OPT"): 1.05}))  # 0.2 of 56 ms
+    assert found[OPTIMIZER1].change.verdict is Verdict.slower
+    assert not found[OPTIMIZER1].has_moved
+
+
+def test_one_launch_a_side_is_shown_and_not_tested():
+    found = moved(launches({})[:1], launches({(1, "F"): 1.5})[:1])
+    assert not any(of.is_tested or of.has_moved for of in found.values())
+    change = found[F1].change
+    assert (change.base, change.head, change.ratio) == (10 * MS, 15 * MS, None)
+
+
+def test_a_class_that_one_side_lacks_is_left_out():
+    without = [{one: of for one, of in f.items() if one != F1} for f in launches({})]
+    assert F1 not in moved(without, launches({}))

@@ -1,0 +1,373 @@
+"""The command line as people run it: a subprocess, its exit code and its words."""
+
+import collections
+import csv
+import gzip
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from command import PATIENCE_S, inside, ppbench
+
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
+from ppbench.config.reader import read_sweep
+from ppbench.run.sweep.plan import Choice, plan_sweep
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+TINY = """\
+name = "tiny"
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+steps = 3
+
+[grid]
+schedule = ["afab", "1f1b"]
+world_size = [1, 2]
+num_microbatches = [4]
+seq_len = [32]
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A folder in which a small sweep has been run, and what it printed."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "tiny.toml").write_text(TINY)
+    return folder, ppbench("sweep", "tiny.toml", folder=folder)
+
+
+def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
+    folder, done = swept
+    assert done.returncode == 0, done.stderr
+    runs = Store(folder / "results").last_sweep()
+    assert list(zip(runs["schedule"], runs["world_size"], strict=True)) == [
+        ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
+    ]  # fmt: skip
+    assert set(runs["status"]) == {"ok"}
+    for column in ("tokens_per_s", "step_ns", "peak_memory_bytes", "schema_version"):
+        assert (runs[column] > 0).all(), column
+    assert runs["bubble_fraction"].between(0, 1).all()
+    assert runs["bubble_fraction_theory"].tolist() == pytest.approx([0, 0.2, 0, 0.2])
+    assert runs["fingerprint"].nunique() == 1
+    assert runs["num_warmup_steps"].between(3, 20).all()  # 1 at least, and until they settle
+    assert runs["first_loss"].nunique() == 1
+    assert runs["last_loss"].nunique() == 1
+    ranks = Store(folder / "results").table("ranks", runs["run_id"])
+    assert len(ranks) == 1 + 2 + 1 + 2
+    assert (ranks["peak_memory_bytes"] > 0).all()
+    assert (ranks["peak_held_microbatches"] == ranks["planned_peak_held_microbatches"]).all()
+
+
+def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
+    folder, done = swept
+    begun = [line for line in done.stderr.splitlines() if line.startswith("case ")]
+    assert [line.split(":")[0] for line in begun] == [f"case {n} of 4" for n in range(1, 5)]
+    assert any("schedule 1f1b, world_size 2, num_microbatches 4" in line for line in begun)
+    assert done.stdout.count("llama") == 0
+    assert len([line for line in done.stdout.splitlines() if " ok " in line]) == 4
+    path = done.stdout.splitlines()[-1].removeprefix("report: ")
+    assert (folder / path).read_text().startswith("<!doctype html>")
+
+
+def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
+    folder, _ = swept
+    before = len(Store(folder / "results").runs())
+    again = ppbench("sweep", "tiny.toml", folder=folder)
+    assert again.returncode == 0
+    assert "4 of 4 runs are done already" in again.stderr
+    assert len(Store(folder / "results").runs()) == before
+    ppbench("sweep", "tiny.toml", "--rerun", "--set", "world_size=1", folder=folder)
+    assert len(Store(folder / "results").runs()) == before + 2
+
+
+@pytest.mark.parametrize(
+    "command", [["ls"], ["show", "last"], ["explain", "last"], ["env"]], ids=lambda c: c[0]
+)
+def test_every_listing_takes_every_format(swept, command):
+    folder, _ = swept
+    printed = {
+        how: inside(*command, "--format", how, folder=folder)
+        for how in ("table", "json", "csv", "markdown")
+    }
+    assert json.loads(printed["json"])
+    header, *rows = csv.reader(io.StringIO(printed["csv"]))
+    assert rows
+    assert all(len(row) == len(header) for row in rows)
+    assert "\n|---" in printed["markdown"]
+
+
+def test_json_of_a_run_holds_its_row_ranks_and_steps(swept):
+    folder, _ = swept
+    shown = json.loads(ppbench("show", "last", "--format", "json", folder=folder).stdout)
+    assert shown["run"]["status"] == "ok"
+    assert shown["run"]["error"] is None
+    assert len(shown["steps"]) == 3
+    assert [rank["rank"] for rank in shown["ranks"]] == list(range(shown["run"]["world_size"]))
+
+
+def test_the_parts_of_every_bubble_add_up_to_the_nanosecond(swept):
+    folder, _ = swept
+    for run_id in Store(folder / "results").runs()["run_id"]:
+        explained = json.loads(inside("explain", run_id, "--format", "json", folder=folder))
+        parts = ("structure", "imbalance", "transfer", "jitter", "launch_gap")
+        assert list(explained["parts"]) == list(parts)
+        for row in [*explained["by_step_and_rank"], *explained["by_step"], explained["all_steps"]]:
+            assert sum(row[f"{part}_ns"] for part in parts) == row["idle_ns"]
+            assert (
+                sum(row[f"{phase}_ns"] for phase in ("warmup", "steady", "cooldown"))
+                == row["idle_ns"]
+            )
+        assert len(explained["by_step_and_rank"]) == 3 * explained["world_size"]
+        assert {answer["question"] for answer in explained["what_if"]} >= {
+            "perfect balance", "free transfers", "zb_h1",
+        }  # fmt: skip
+
+
+def test_report_and_timeline_write_the_file_they_are_told_to(swept):
+    folder, _ = swept
+    for command in (["report", "last"], ["report"], ["timeline", "last"]):
+        target = folder / "out" / f"{len(command)}{command[0]}.html"
+        done = ppbench(*command, "-o", str(target), folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(target)
+        assert "Plotly" in target.read_text()
+
+
+def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    done = ppbench("sweep", "tiny.toml", "--dry-run", "--format", "json", folder=tmp_path)
+    listed = json.loads(done.stdout)
+    assert [(c["schedule"], c["world_size"]) for c in listed] == [
+        ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
+    ]  # fmt: skip
+    assert len({case["case_id"] for case in listed}) == 4
+    assert {case["measure_steps"] for case in listed} == {3}
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+def test_a_dry_run_lists_the_chosen_cases_alone(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json", "--only")
+    done = ppbench(*arguments, "world_size=2", folder=tmp_path)
+    assert [(c["schedule"], c["world_size"]) for c in json.loads(done.stdout)] == [
+        ("afab", 2), ("1f1b", 2),
+    ]  # fmt: skip
+    refused = ppbench(*arguments, "world_size=3", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--only world_size=3: no case has this" in refused.stderr
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    """As SIGHUP under nohup."""
+    program = """\
+import signal
+from ppbench.cli import main
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+try:
+    main()
+finally:
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        print(signal.getsignal(number) is signal.SIG_IGN)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.splitlines()[1:] == ["True", "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TINY.replace("steps = 3", "stepz = 3"), ["bad.toml:8: measure.stepz", '"steps"']),
+        (TINY.replace('"1f1b"]', '"1f1v"]'), ["bad.toml:11: grid.schedule", '"1f1b"', "afab"]),
+        (TINY.replace("[1, 2]", "0"), ["bad.toml:12: grid.world_size: 0", "at least 1"]),
+        (TINY.replace("[4]", '["4"]'), ["bad.toml:13: grid.num_microbatches", '"4" (a string)']),
+        ("{ not toml", ["bad.toml:1: not valid TOML"]),
+        (None, ["bad.toml: cannot read the sweep file: No such file"]),
+    ],
+    ids=["misspelt key", "unknown schedule", "no ranks", "string for number", "no TOML", "no file"],
+)
+def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "bad.toml").write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    done = ppbench("sweep", "bad.toml", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: bad.toml")
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep"],
+        ["nonsense"],
+        ["show", "x"],
+        ["timeline", "last"],
+        ["report"],
+        ["ls", "--format", "x"],
+        ["models"],
+        ["models", "check", "x"],
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments_exit_with_2_and_no_traceback(tmp_path, arguments):
+    done = ppbench(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        return  # there is nothing to refuse here
+    (tmp_path / "tiny.toml").write_text(TINY)
+    done = ppbench("sweep", "tiny.toml", "--set", "device=cuda", folder=tmp_path)
+    assert done.returncode == 2
+    assert "needs an NVIDIA GPU" in done.stderr
+
+
+@pytest.mark.usefixtures("fresh_starts")
+def test_help_starts_without_torch_or_pandas():
+    code = (
+        "import sys; sys.argv = ['ppbench', '--help']\n"
+        "from ppbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'pyarrow', 'plotly', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("sweep", "ls", "show", "report", "timeline", "env", "overhead", "models"):
+        assert command in done.stdout
+
+
+EMULATED = """\
+device = "emulated"
+num_microbatches = 6
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 0
+steps = 2
+profile_steps = 1
+
+[grid]
+schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b"]
+world_size = [3]
+"""
+
+
+def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
+    (tmp_path / "emulated.toml").write_text(EMULATED)
+    done = ppbench("sweep", "emulated.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "planned ms" in done.stdout
+    store = Store(tmp_path / "results")
+    runs = store.last_sweep()
+    assert list(runs["status"]) == ["ok"] * 4
+    assert list(runs["stages_per_rank"]) == [1, 1, 2, 2]
+    assert (runs["step_ns"] >= runs["planned_step_ns"]).all()
+    assert runs["cautions"].str.contains("oversubscribed").sum() == 0
+    ranks = store.table("ranks", runs["run_id"])
+    assert (ranks["peak_held_microbatches"] == ranks["planned_peak_held_microbatches"]).all()
+    (page,) = (tmp_path / "reports").glob("emulated*.html")
+    assert page.name in (tmp_path / "reports" / "index.html").read_text()
+    text = page.read_text()
+    assert "planned ms" in text
+    assert "<h2>Peak memory</h2>" not in text  # nothing was allocated
+    assert "as a multiple of 1f1b" in text
+    for run_id, schedule in zip(runs["run_id"], runs["schedule"], strict=True):
+        for rank in range(3):
+            ranges = ranges_of_rank(store, run_id, rank)
+            assert collections.Counter(ranges) == {
+                "step 3": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
+            }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept_in_a_v(tmp_path_factory):
+    """A folder with one run of a split backward in a V, two of whose steps are profiled."""
+    folder = tmp_path_factory.mktemp("v")
+    (folder / "v.toml").write_text(TINY.replace('["afab", "1f1b"]', '["zbv"]'))
+    settings = ["--set", "world_size=2", "--set", "measure.profile_steps=2"]
+    settings += ["--set", "measure.verify=true"]
+    return folder, ppbench("sweep", "v.toml", *settings, "--format", "json", folder=folder)
+
+
+def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(swept_in_a_v):
+    _, done = swept_in_a_v
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)
+    assert (run["status"], run["stages_per_rank"], run["num_stages"]) == ("ok", 2, 4)
+    assert run["verified"].startswith("against transformers' module, unsplit")
+    assert run["peak_memory_bytes"] > 0
+
+
+def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(swept_in_a_v):
+    folder, done = swept_in_a_v
+    (run,) = json.loads(done.stdout)
+    store = Store(folder / "results")
+    assert run["measure_profile_steps"] == 2
+    assert len(store.table("steps", [run["run_id"]])) == 3  # as without
+    first = run["num_warmup_steps"] + 3 + 1  # after the measured steps and that for memory
+    steps = {f"step {first}": 1, f"step {first + 1}": 1}
+    for rank in range(2):
+        ranges = ranges_of_rank(store, run["run_id"], rank)
+        actions = [*lowered_row("zbv", 2, 4, rank), "OPT"]
+        assert collections.Counter(ranges) == {**steps, **dict.fromkeys(actions, 2)}
+    shown = ppbench("show", "last", folder=folder).stdout.splitlines()
+    (line,) = [line.split() for line in shown if line.split()[:1] == ["profiles"]]
+    assert line[1] == f"results/profiles/{run['run_id']}"
+
+
+def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    keys = set()
+    for num_steps in (0, 1, 2):
+        read = read_sweep(tmp_path / "tiny.toml", [f"measure.profile_steps={num_steps}"], "cpu")
+        keys |= {i.resume_key for i in plan_sweep(read, Store(tmp_path), Choice()).items}
+    assert len(keys) == 3 * len(read.cases)
+
+
+def lowered_row(schedule, world_size, num_microbatches, rank):
+    """The names of what a rank does in a step, messages included."""
+    program = lower(build_program(schedule, world_size, num_microbatches))
+    return [str(action) for action in program.actions[rank]]
+
+
+def ranges_of_rank(store, run_id, rank):
+    """The names of steps and actions in a rank's trace, which also has operators within them."""
+    with gzip.open(store.profiles_of(run_id) / f"rank{rank}.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    ranges = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    return [name for name in ranges if re.fullmatch(r"\d+[A-Z_]+\d+|OPT|step \d+", name)]

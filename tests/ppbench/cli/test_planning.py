@@ -1,0 +1,499 @@
+"""Schedules listed, drawn, checked, exported and simulated from the command line."""
+
+import io
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from command import output_of
+from rich.console import Console
+from torch.distributed.pipelining.schedules import _Action
+
+from engine.plan.schedules.registry import SCHEDULES
+from ppbench.cli import schedules as planning
+from ppbench.cli.simulate import simulate
+from ppbench.display.formats import Format
+from ppbench.errors import UsageError
+from ppbench.prediction import (
+    FREE_TRANSFERS,
+    MOST_ACTIONS,
+    Transfers,
+    predict,
+    program_of,
+    read_costs,
+    read_transfers,
+)
+from ppbench.prediction import ProgramRequest as Wanted
+from ppbench.report.timeline import terminal as drawing
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+AS_EARLY = {"with_communication": True}
+
+
+def ppbench(*arguments, folder, **environment):
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def predicted(name, p, m, v=None, cost="F=1,I=1,W=1", transfers=FREE_TRANSFERS):
+    return predict(program_of(Wanted(name, p, m, v)), read_costs(cost), transfers)
+
+
+def simulated(name, p, m, v=None, **options):
+    return json.loads(output_of(simulate, name, p, m, v, how=Format.json, **options))
+
+
+def refusal(call, *arguments, **options):
+    with pytest.raises(UsageError) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+# simulate
+
+
+def test_1f1b_of_the_papers_has_makespan_22_and_bubble_3_of_11(tmp_path):
+    done = ppbench(
+        "simulate", "--schedule", "1f1b", "--ranks", "4", "--microbatches", "8",
+        "--cost", "F=1,I=0.5,W=0.5", "--format", "json", folder=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = json.loads(done.stdout)
+    assert figures["makespan"] == 22
+    assert figures["bubble_fraction"] == pytest.approx(3 / 11, abs=1e-15)
+    assert figures["bubble_idle_over_ideal"] == pytest.approx(3 / 8, abs=1e-15)
+    assert figures["peak_activations"] == [4, 3, 2, 1]
+    assert figures["num_actions"] == 64
+    assert figures["critical_path"][:5] == ["0F0", "1F0", "2F0", "3F0", "3B0"]
+    assert figures["critical_path"][-1] == "0B7"
+
+
+def test_thirds_and_tenths_stay_exact():
+    assert predicted("interleaved_1f1b", 3, 6, v=3, cost="F=0.1,I=0.2,W=0.7").makespan_s == (
+        6 + Fraction(2, 3)
+    )
+    transfers = read_transfers("0.1", "3", 1, overlaps=True)
+    assert transfers.duration_s == Fraction(1, 10) + Fraction(1, 3)
+    makespan = predicted("1f1b", 2, 1, cost="F=1,I=1,W=1", transfers=transfers).makespan_s
+    assert makespan == 6 + 2 * transfers.duration_s
+
+
+@pytest.mark.parametrize(
+    ("cost", "transfers"),
+    [
+        ("F=1,I=1,W=1", FREE_TRANSFERS),
+        ("F=0.3,I=1.7,W=0", FREE_TRANSFERS),
+        ("F=1,I=0.5,W=0.25", Transfers(Fraction(1, 7))),
+        ("F=0,I=2,W=1", Transfers(Fraction(3, 2), overlaps=False)),
+        ("F=1,I=1,W=1", Transfers(Fraction(9))),
+    ],
+    ids=["units", "no W", "overlapped", "in the way", "slow"],
+)
+def test_the_critical_path_lasts_as_long_as_the_step(cost, transfers):
+    costs = read_costs(cost)
+    for name, (p, m) in itertools.product(SCHEDULES, [(1, 2), (2, 4), (4, 8)]):
+        prediction = predict(program_of(Wanted(name, p, m, None)), costs, transfers)
+        share = Fraction(p, prediction.program.num_stages)
+        lasts = {"F": costs.f * share, "I": costs.i * share, "W": costs.w * share}
+        lasts["B"] = lasts["I"] + lasts["W"]
+        ops = [re.fullmatch(r"\d+([A-Z_]+)\d+", text)[1] for text in prediction.critical_path()]
+        assert sum(lasts.get(op, transfers.duration_s) for op in ops) == prediction.makespan_s, name
+
+
+def test_messages_take_their_latency_and_their_bytes_over_the_bandwidth():
+    free, slow, alone = (
+        simulated("1f1b", 2, 4, **transfers)
+        for transfers in (
+            {},
+            {"latency": "0.5", "bandwidth": "1e6", "message_bytes": 500_000},
+            {"latency": "0.5", "bandwidth": "1e6", "message_bytes": 500_000, "overlap": False},
+        )
+    )
+    assert (free["transfer"], slow["transfer"]) == (0, 1)
+    assert free["makespan"] < slow["makespan"] < alone["makespan"]
+    assert "0SEND_F0" in slow["critical_path"]
+
+
+def test_what_ranks_hold_over_time_is_told_on_request():
+    figures = simulated("zbv", 2, 4, held=True)
+    for peak, held in zip(figures["peak_activations"], figures["held_activations"], strict=True):
+        assert max(amount for _, amount in held) == peak
+        assert held[-1][1] == 0
+        assert [time for time, _ in held] == sorted(time for time, _ in held)
+    assert "held_activations" not in simulated("zbv", 2, 4)
+
+
+def test_all_compares_every_schedule_and_says_why_one_does_not_fit(tmp_path):
+    done = ppbench(
+        "simulate", "--schedule", "all", "-p", "4", "-m", "8", "-v", "2", "--format", "json",
+        folder=tmp_path,
+    )  # fmt: skip
+    compared = json.loads(done.stdout)
+    assert [row["schedule"] for row in compared] == list(SCHEDULES)
+    refused = {row["schedule"] for row in compared if "reason" in row}
+    assert refused == {"afab", "1f1b", "zb_h1", "zb_h2"}
+    assert all(
+        "needs exactly 1 stage per rank" in row["reason"] for row in compared if "reason" in row
+    )
+    by_name = {row["schedule"]: row for row in compared}
+    assert by_name["zbv"] == simulated("zbv", 4, 8)
+    table = output_of(simulate, "all", 4, 8)
+    assert len(table.splitlines()) == 2 + len(SCHEDULES)
+
+
+def test_every_format_of_a_simulation_is_one():
+    for how in Format:
+        for name in ("1f1b", "all"):
+            assert "1f1b" in output_of(simulate, name, 2, 4, how=how)
+
+
+def test_a_plan_of_many_ranks_is_simulated():
+    figures = simulated("interleaved_zb", 64, 64, 8)
+    assert figures["num_actions"] == 3 * 64 * 8 * 64
+    assert len(figures["peak_activations"]) == 64
+
+
+# list
+
+
+def test_the_list_names_every_schedule_what_it_asks_for_and_files(tmp_path):
+    listed = json.loads(ppbench("schedules", "list", "--format", "json", folder=tmp_path).stdout)
+    by_name = {row["name"]: row for row in listed}
+    assert list(by_name) == [*SCHEDULES, "csv:PATH"]
+    assert by_name["afab"]["aliases"] == ["gpipe"]
+    assert by_name["zbv"]["placement"] == "v"
+    assert by_name["zbv"]["stages_per_rank"] == "2"
+    assert by_name["looped_bfs"]["stages_per_rank"] == "any"
+    assert "2 x world_size" in by_name["dualpipev"]["constraint"]
+    assert by_name["1f1b"]["bubble_fraction"] == pytest.approx(3 / 11)
+    assert by_name["v_min"]["peak_activations"] == 2
+
+
+def test_the_list_as_a_table_says_what_its_figures_are_of():
+    table = output_of(planning.list_schedules)
+    assert "simulated with 4 ranks, 8 microbatches" in table.splitlines()[-1]
+    assert len(output_of(planning.list_schedules, Format.csv).splitlines()) == 2 + len(SCHEDULES)
+
+
+# draw
+
+
+def drawn(prediction, width=None):
+    """As a terminal of that width shows it, in colours; without one, as a pipe gets it."""
+    is_terminal = width is not None
+    system = "truecolor" if is_terminal else None
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=system
+    )
+    return drawing.draw_prediction(prediction, console)
+
+
+DRAWING = """\
+1f1b: 3 ranks, 3 microbatches, F=1 I=1 W=1
+F forward   B backward   . idle
+
+time s  0              5              10
+rank 0  F0 F1 F2 .  .  .  .  B0─── .  B1─── .  B2───
+rank 1  .  F0 F1 .  .  B0─── F2 B1─── .  B2─── .  .
+rank 2  .  .  F0 B0─── F1 B1─── F2 B2─── .  .  .  .
+
+makespan 15 s   bubble_fraction 0.4000   bubble_idle_over_ideal 0.6667   bubble_max_stage_span 0.4000
+peak activations by rank: 3, 2, 1 (microbatches of a rank's share)"""  # noqa: E501
+
+
+def test_a_drawing_shows_each_action_as_long_as_it_takes():
+    assert drawn(predicted("1f1b", 3, 3)) == DRAWING
+
+
+def test_a_terminal_gets_colours_and_blocks_that_fit(tmp_path):
+    arguments = ["schedules", "draw", "zbv", "-p", "4", "-m", "8"]
+    piped = ppbench(*arguments, folder=tmp_path)
+    assert piped.returncode == 0
+    assert ANSI.search(piped.stdout) is None
+    assert sum(line.startswith("rank 0") for line in piped.stdout.splitlines()) == 1
+    console = {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "xterm-256color"}
+    coloured = ppbench(*arguments, folder=tmp_path, **console)
+    assert ANSI.search(coloured.stdout)
+    plain = ANSI.sub("", coloured.stdout)
+    assert max(map(len, plain.splitlines())) <= 60
+    rows = [line for line in plain.splitlines() if line.startswith("rank 0")]
+    assert len(rows) > 1
+    labels = " ".join(row.removeprefix("rank 0") for row in rows).split()
+    whole = next(line for line in piped.stdout.splitlines() if line.startswith("rank 0"))
+    assert labels == whole.removeprefix("rank 0").split()
+
+
+@pytest.mark.parametrize("width", [12, 40, 79, 200])
+@pytest.mark.parametrize("cost", ["F=1,I=1,W=1", "F=1,I=1.1,W=0.7", "F=6,I=1,W=1"])
+def test_every_action_is_drawn_once_whatever_the_width_and_costs(cost, width):
+    for name in SCHEDULES:
+        prediction = predicted(name, 3, 6, cost=cost)
+        plain = ANSI.sub("", drawn(prediction, width))
+        rank_0 = "".join(
+            line.removeprefix("rank 0  ") for line in plain.splitlines() if line[:6] == "rank 0"
+        )
+        has_stages = prediction.program.num_stages > 3
+        for stage, op, microbatch in prediction.program.actions[0]:
+            label = f"{stage if has_stages else ''}{op}{microbatch}"
+            assert rank_0.count(label) == 1, (name, label, rank_0)
+
+
+def test_what_is_too_short_to_be_drawn_is_counted():
+    assert "too short" not in drawn(predicted("zb_h1", 2, 3))
+    lines = drawn(predicted("zb_h1", 2, 3, cost="F=1,I=1,W=0")).splitlines()
+    assert lines[-1] == "6 actions are too short to be drawn"
+    assert not re.search(r"W\d", "".join(line for line in lines if line.startswith("rank ")))
+
+
+def test_stages_of_a_rank_have_shades_of_their_own():
+    text = drawn(predicted("interleaved_1f1b", 2, 2, v=4), 200)
+    row = next(line for line in text.splitlines() if "rank 0" in ANSI.sub("", line))
+    backgrounds = set(re.findall(r"48;2;\d+;\d+;\d+", row))
+    assert len(backgrounds) == 2 * 4  # F and B of each of its stages
+
+
+# check and export
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("communication", [None, AS_EARLY], ids=["compute", "with transfers"])
+def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communication):
+    path = tmp_path / "program.csv"
+    output_of(planning.export, name, path, 4, 8, **(communication or {}))
+    cells = [cell for line in path.read_text().splitlines() for cell in line.split(",")]
+    assert [str(_Action.from_str(cell)) for cell in cells] == cells
+    verdict = output_of(planning.check, path)
+    assert verdict.startswith("ok: 4 ranks, ")
+    assert "8 microbatches" in verdict
+    assert "deadlock-free; peak activations by rank: " in verdict
+    assert ("transfers" in verdict) == (communication is not None)
+    again = output_of(planning.export, f"csv:{path}", tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_text() == path.read_text()
+    assert again == str(tmp_path / "again.csv")
+
+
+def test_export_and_check_from_the_command_line(tmp_path):
+    arguments = ["schedules", "export", "zbv", "-p", "4", "-m", "16", "--with-communication"]
+    written = ppbench(*arguments, "-o", "zbv.csv", folder=tmp_path)
+    assert (written.returncode, written.stdout.strip()) == (0, "zbv.csv")
+    checked = ppbench("schedules", "check", "zbv.csv", folder=tmp_path)
+    assert checked.returncode == 0
+    assert checked.stdout == (
+        "ok: 4 ranks, 8 stages (v placement), 16 microbatches, 384 actions, 384 transfers; "
+        "deadlock-free; peak activations by rank: 4, 4, 4, 4 (microbatches of a rank's share)\n"
+    )
+    printed = ppbench(*arguments, "-o", "-", folder=tmp_path)
+    assert printed.stdout == (tmp_path / "zbv.csv").read_text()
+
+
+def test_a_policy_moves_the_receives():
+    texts = {
+        output_of(planning.export, "1f1b", Path("-"), 2, 4, None, True, policy, ahead)
+        for policy, ahead in [("early", 1), ("early", 3), ("just_in_time", None)]
+    }
+    assert len(texts) == 3
+
+
+GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+LOWERED = (
+    "0F0,0SEND_F0,0RECV_B0,0B0\n"
+    "1RECV_F0,1F0,1B0,1SEND_B0\n"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "reason", "marked"),
+    [
+        (GOOD.replace("1F1,", ""), "rank 1, position 3, end of program", "1F1 is never done", None),
+        (GOOD.replace("1F0,1B0", "1B0,1F0"), "rank 1, position 0, 1B0", "can never start", "[1B0]"),
+        (GOOD.replace("0B1", "0B0"), "rank 0, position 3, 0B0", "has been done before", "[0B0]"),
+        (GOOD.replace("1F1", "0F1"), "rank 1, position 2, 0F1", "is placed on rank 0", "[0F1]"),
+        (LOWERED.replace("1B0,", ""), "rank 1, position 3, end of program", "never done", None),
+        (LOWERED.replace("0SEND_F0,", ""), "rank 0, position 3, end", "is missing", None),
+        (LOWERED.replace("1F0,1B0", "1B0,1F0"), "rank 1, position 1, 1B0", "can never", "[1B0]"),
+        (LOWERED.replace("1RECV_F0,1F0", "1F0,1RECV_F0"), "rank 1, position 0, 1F0",
+         "1RECV_F0 is not posted before it", "[1F0]"),
+    ],
+)  # fmt: skip
+def test_an_illegal_program_is_shown_where_it_stands_in_its_file(
+    tmp_path, text, place, reason, marked
+):
+    (tmp_path / "bad.csv").write_text(text)
+    message = refusal(planning.check, tmp_path / "bad.csv", None)
+    first, *grid = message.splitlines()
+    assert first.startswith(f"{tmp_path / 'bad.csv'}: {place}")
+    assert reason in first
+    assert [line[:8] for line in grid] == ["rank 0: ", "rank 1: "]
+    assert marked is None or marked in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"0F0,0X1", 'rank 0, column 1: "0X1" is not an action'),
+        (b"", "holds no actions"),
+        (b"0F0,0B0,2F0,2B0", "nothing for stage 1"),
+        (b"0F0,0F99999,0B0", "nothing for microbatch 1"),
+        (b"\xff\xfe0F0", "can't decode"),
+        (None, "cannot be read: No such file"),
+    ],
+    ids=["no action", "empty", "stage missing", "microbatch missing", "bytes", "no file"],
+)
+def test_a_file_that_is_no_program_is_one_clear_line(tmp_path, text, words):
+    path = tmp_path / "bad.csv"
+    if text is not None:
+        path.write_bytes(text)
+    message = refusal(planning.check, path, None)
+    assert message.startswith(f"{path}: ")
+    assert words in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_bound_on_memory_is_a_rule(tmp_path):
+    (tmp_path / "good.csv").write_text(GOOD)
+    assert output_of(planning.check, tmp_path / "good.csv", 2).startswith(
+        "ok: 2 ranks, 2 stages (loop"
+    )
+    message = refusal(planning.check, tmp_path / "good.csv", 1)
+    assert "rank 0, position 1, 0F1: holds the activations of 2 microbatches" in message
+    assert "must be at least 1" in refusal(planning.check, tmp_path / "good.csv", 0)
+
+
+def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
+    (tmp_path / "torch.csv").write_text("0UNSHARD,0F0,,,0B0\n,1F0,1B0,1REDUCE_GRAD,\n")
+    assert "2 ranks, 2 stages" in output_of(planning.check, tmp_path / "torch.csv", None)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["schedules", "draw", "1f1v", "-p", "4", "-m", "8"], 'did you mean "1f1b"? Known: afab'),
+        (["schedules", "check", "nope.csv"], "nope.csv: cannot be read: No such file"),
+        (["schedules", "export", "1f1b", "-p", "2", "-m", "2", "-o", "."],
+         ".: cannot be written: Is a directory; choose another path with -o FILE"),
+        (["simulate", "--schedule", "1f1b", "--ranks", "2", "--microbatches", "2",
+          "--cost", "F=1,X=2"], '--cost: unknown key "X"; expected seconds'),
+        (["simulate", "--schedule", "csv:nope.csv"], "nope.csv: cannot be read: No such file"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_bad_input_is_one_error_line_and_exit_code_2(tmp_path, arguments, words):
+    done = ppbench(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted("1f1b", None, 8, None), "--ranks: 1f1b needs it"),
+        (Wanted("1f1b", 4, None, None), "--microbatches: 1f1b needs it"),
+        (Wanted("1f1b", 0, 8, None), "--ranks: must be at least 1, got 0"),
+        (Wanted("1f1b", 4, -1, None), "--microbatches: must be at least 1, got -1"),
+        (Wanted("looped_bfs", 4, 8, 0), "--stages-per-rank: must be at least 1, got 0"),
+        (
+            Wanted("1f1b", 4, 8, 2),
+            "--stages-per-rank: 1f1b needs exactly 1 stage per rank, got 2",
+        ),
+        (
+            Wanted("zbv", 4, 8, 1),
+            "needs exactly 2 stages per rank, got 1; leave it out for 2",
+        ),
+        (Wanted("interleaved_1f1b", 4, 9, None), "world_size 4; 8 or 10 would do"),
+        (Wanted("dualpipev", 4, 7, None), "world_size 4; 8 would do"),
+        (
+            Wanted("1f1b", 10**6, 10**6, None),
+            f"at most {MOST_ACTIONS:,}; use smaller numbers",
+        ),
+        (Wanted("1f1b", 10**4, 1, None), "10,000 ranks x 10,000 stages"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_does_not_fit_is_refused_with_what_would(wanted, words):
+    assert words in refusal(program_of, wanted)
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ("", '"" is no KEY=SECONDS'),
+        ("F", '"F" is no KEY=SECONDS'),
+        ("F=1,B=2", 'unknown key "B"'),
+        ("F=1,I=1", "W is missing"),
+        ("F=1,F=1,I=1,W=1", "F is given twice"),
+        ("F=0,I=0,W=0", "all are 0"),
+        ("F=-1,I=1,W=1", 'F: "-1" is no number of seconds'),
+        ("F=nan,I=1,W=1", 'F: "nan" is no number'),
+        ("F=inf,I=1,W=1", 'F: "inf" is no number'),
+        ("F=x,I=1,W=1", 'F: "x" is no number'),
+        ("F=1e-999999999,I=1,W=1", "expected 0, or from 1e-15 to 1e+15"),
+    ],
+)
+def test_costs_that_are_none_are_refused(cost, words):
+    message = refusal(read_costs, cost)
+    assert message.startswith("--cost: ")
+    assert words in message
+
+
+def test_networks_that_are_none_are_refused(capsys):
+    assert "--latency" in refusal(read_transfers, "-1", None, 0, overlaps=True)
+    assert "--message-bytes" in refusal(read_transfers, "0", None, -1, overlaps=True)
+    assert "--bandwidth" in refusal(read_transfers, "0", "0", 1, overlaps=True)
+    assert "--bandwidth" in refusal(read_transfers, "0", "fast", 1, overlaps=True)
+    assert read_transfers("0", "1e9", 0, overlaps=True) == FREE_TRANSFERS
+    assert "add --message-bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("communication", "words"),
+    [
+        ((False, "early", None), "only with --with-communication"),
+        ((False, None, 1), "only with --with-communication"),
+        ((True, "earli", None), 'did you mean "early"'),
+        ((True, None, -1), "at least 0, got -1"),
+        ((True, "just_in_time", 2), "only with --policy early"),
+    ],
+)
+def test_options_of_communication_that_say_nothing_are_refused(communication, words):
+    assert words in refusal(planning.export, "1f1b", Path("-"), 2, 4, None, *communication)
+
+
+def test_too_many_actions_to_draw_and_all_that_fit_nothing_are_refused():
+    assert "too many to draw" in refusal(planning.draw, "1f1b", 64, 2000)
+    assert "--ranks: must be" in refusal(simulate, "all", 0, 1, how=Format.json)
+    assert "--held" in refusal(simulate, "all", 0, 1, how=Format.csv, held=True)
+
+
+def test_planning_needs_neither_torch_nor_plotly():
+    code = (
+        "import sys; sys.argv = ['ppbench', 'simulate', '--schedule=1f1b', '-p2', '-m2']\n"
+        "from ppbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "import ppbench.cli.schedules, ppbench.cli.simulate\n"
+        "heavy = {'torch', 'plotly'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

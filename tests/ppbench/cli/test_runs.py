@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+from command import output_of
+from typer.testing import CliRunner
+
+from ppbench.cli import runs as stored
+from ppbench.cli.app import app
+from ppbench.display.formats import Format
+from ppbench.errors import UsageError
+
+RUNNER = CliRunner()
+
+
+def run(store, *words):
+    return RUNNER.invoke(app, [*words, "--results", str(store.folder)])
+
+
+def listed(store, *words):
+    found = run(store, "ls", "--format", "json", *words)
+    assert found.exit_code == 0
+    return json.loads(found.stdout)
+
+
+def test_runs_are_listed_that_meet_all_conditions(demo):
+    chosen = listed(demo, "--where", "schedule=1f1b and status=ok", "--where", "world_size>1")
+    assert [(run["schedule"], run["world_size"]) for run in chosen] == [("1f1b", 2), ("1f1b", 4)]
+    assert listed(demo, "--where", "world_size>100") == []
+
+
+def test_the_newest_are_listed_oldest_first(demo):
+    every = [run["run_id"] for run in listed(demo)]
+    assert every == sorted(every)
+    assert [run["run_id"] for run in listed(demo, "--limit", "2")] == every[-2:]
+    assert [run["run_id"] for run in listed(demo, "--limit", "0")] == every
+
+
+def test_people_see_the_model_and_are_told_of_what_is_left_out(demo, monkeypatch, capsys):
+    monkeypatch.setattr(stored, "MOST_LISTED", 3)
+    text = output_of(stored.list_runs, [], None, demo.folder, Format.table)
+    assert "model" in text.splitlines()[0]
+    assert len(text.splitlines()) == 2 + 3
+    assert "the newest 3; --limit 0 lists all" in capsys.readouterr().err
+    assert len(json.loads(output_of(stored.list_runs, [], None, demo.folder, Format.json))) == 7
+
+
+def test_a_condition_that_nothing_meets_and_an_empty_store_are_told_apart(demo, tmp_path, capsys):
+    output_of(stored.list_runs, ["world_size=64"], None, demo.folder, Format.table)
+    assert "no run meets the conditions" in capsys.readouterr().err
+    output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", Format.table)
+    assert "no runs here yet" in capsys.readouterr().err
+
+
+def test_a_bad_condition_is_refused():
+    with pytest.raises(UsageError, match="unknown key"):
+        output_of(stored.list_runs, ["colour=red"], None, Path(), Format.table)
+
+
+def test_compacting_tells_what_became_of_the_files(demo):
+    done = {
+        one["table"]: one for one in json.loads(run(demo, "compact", "--format", "json").stdout)
+    }
+    assert (done["runs"]["files_before"], done["runs"]["files_after"]) == (7, 1)
+    text = run(demo, "compact").stdout.splitlines()
+    assert text[-1].split()[0] == "all"
+
+
+def test_sql_is_answered_in_every_format(demo):
+    text = "SELECT schedule, count(*) AS n FROM runs GROUP BY 1 ORDER BY 1"
+    assert json.loads(run(demo, "query", text, "--format", "json").stdout) == [
+        {"schedule": "1f1b", "n": 4},
+        {"schedule": "afab", "n": 3},
+    ]
+    assert run(demo, "query", text, "--format", "csv").stdout == "schedule,n\n1f1b,4\nafab,3\n"

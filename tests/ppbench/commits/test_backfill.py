@@ -1,0 +1,227 @@
+"""Which past commits are measured, in what order, and what is left alone."""
+
+import itertools
+import json
+import platform
+
+import pytest
+from command import output_of, printed
+from measured import FAILS, SWEEP, TWO_CASES, add_measured, sweep_in
+from repositories import commit, commits, git, make_repository
+
+from ppbench.cli import runs as stored
+from ppbench.commits.backfill import commits_of, order_of
+from ppbench.errors import PpbenchError, UsageError
+from ppbench.git import Repository
+from ppbench.store import Store
+
+EXAMPLE = [2, 9, 5, 8, 3, 7, 4, 6, 1]  # as drawn in the module
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = make_repository(tmp_path / "repository")
+    return folder, commits(folder, 5)
+
+
+def listed(folder, file, span, *options):
+    """The rows that are printed as JSON, and the exit code."""
+    done = printed(
+        "backfill", span, file, *options, "--results", folder / "results", "--format", "json"
+    )
+    return json.loads(done.text), done.exit_code
+
+
+def test_the_order_is_as_drawn():
+    order = order_of(9)
+    assert [order.index(place) + 1 for place in range(9)] == EXAMPLE
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 37])
+def test_every_commit_comes_once_and_always_from_the_largest_gap(count):
+    order = order_of(count)
+    assert sorted(order) == list(range(count))
+    for number in range(2, count):
+        before = sorted(order[:number])
+        gaps = [end - start for start, end in itertools.pairwise(before)]
+        start = max(place for place in before if place < order[number])
+        end = min(place for place in before if place > order[number])
+        assert end - start == max(gaps)
+        assert abs((order[number] - start) - (end - order[number])) <= 1
+
+
+def test_a_range_has_both_its_ends_and_may_end_at_head(repository):
+    folder, shas = repository
+    found = Repository.around(folder)
+    assert commits_of(found, f"{shas[1]}..{shas[3]}") == shas[1:4]
+    assert commits_of(found, f"{shas[2]}..") == shas[2:]
+    assert commits_of(found, f"{shas[2]}..{shas[2]}") == [shas[2]]
+
+
+@pytest.mark.parametrize("span", ["main", "..main", "main~2...main", ".."])
+def test_what_is_no_range_is_refused_with_an_example(repository, span):
+    with pytest.raises(UsageError, match=r"expected a range A\.\.B, such as"):
+        commits_of(Repository.around(repository[0]), span)
+
+
+def test_a_dry_run_lists_the_commits_in_the_order_of_measurement(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    add_measured(file, shas[0], [1000.0])
+    rows, exit_code = listed(folder, file, f"{shas[0]}..", "--dry-run")
+    assert [row["commit"] for row in rows] == [shas[n] for n in (4, 0, 2, 3, 1)]
+    assert [row["status"] for row in rows] == ["to measure", "stored"] + ["to measure"] * 3
+    assert exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [(("--max", 3), [4, 0, 2]), (("--every", 3), [4, 0, 1]), (("--max", 9), 5)],
+)
+def test_fewer_commits_may_be_asked_for(repository, wanted, places):
+    folder, shas = repository
+    file = sweep_in(folder)
+    rows, _ = listed(folder, file, f"{shas[0]}..", *wanted, "--dry-run")
+    if isinstance(places, int):
+        assert len(rows) == places
+    else:
+        assert [row["commit"] for row in rows] == [shas[place] for place in places]
+
+
+def test_nothing_is_started_for_what_is_stored_and_all_of_it_is_listed(repository, capsys):
+    folder, shas = repository
+    file = sweep_in(folder)
+    for sha in shas:
+        add_measured(file, sha, [1000.0, 1010.0, 990.0] if sha != shas[2] else [None])
+    rows, exit_code = listed(folder, file, f"{shas[0]}..", "--launches", 3)
+    assert "5 of 5 commits are measured already" in capsys.readouterr().err
+    assert [row["commit"] for row in rows] == shas
+    assert [row["status"] for row in rows] == ["ok", "ok", "error", "ok", "ok"]
+    assert rows[0]["tokens_per_s"] == 1000.0
+    assert rows[2]["error"] == "RuntimeError: made by hand"
+    assert exit_code == 0
+    assert len(Store(folder / "results").runs(["run_id"])) == 13
+
+
+def test_a_launch_that_failed_among_others_that_did_not_is_no_end_of_them(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    add_measured(file, shas[4], [1000.0, None, 1001.0])
+    add_measured(file, shas[3], [None])
+    for count, told in ((3, "stored"), (4, "to measure")):
+        rows, _ = listed(folder, file, "HEAD~1..", "--launches", count, "--dry-run")
+        assert [row["status"] for row in rows] == [told, "stored"]
+
+
+def test_a_failure_of_git_is_told_and_not_stored(repository):
+    folder, _ = repository
+    file = sweep_in(folder)
+    trees = folder / "results" / "worktrees" / platform.node()
+    trees.parent.mkdir(parents=True)
+    trees.write_text("no folder")
+    with pytest.raises(PpbenchError, match=r"worktrees.*: cannot be made"):
+        listed(folder, file, "HEAD..")
+    assert not (folder / "results" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": "of another machine"},
+        {"changes": "0123456789ab", "is_dirty": True},
+        {"measure_steps": 99},
+        {"case_id": "another"},
+        {"launch": 1},
+        {"status": "crash"},
+        {"status": "interrupted"},
+    ],
+)
+def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository, changes):
+    folder, shas = repository
+    file = sweep_in(folder)
+    add_measured(file, shas[4], [1000.0], **changes)
+    rows, _ = listed(folder, file, "HEAD..HEAD", "--dry-run")
+    assert rows[0]["status"] == "to measure"
+
+
+def test_a_commit_counts_as_measured_when_every_case_of_the_sweep_is(repository):
+    folder, shas = repository
+    file = sweep_in(folder, TWO_CASES)
+    add_measured(file, shas[4], [1000.0])
+    assert listed(folder, file, "HEAD..", "--dry-run")[0][0]["status"] == "to measure"
+    add_measured(file, shas[4], [900.0], 1)
+    rows, _ = listed(folder, file, "HEAD..")
+    assert [(row["schedule"], row["tokens_per_s"]) for row in rows] == [
+        ("1f1b", 1000.0),
+        ("afab", 900.0),
+    ]
+
+
+def test_a_commit_that_cannot_be_set_up_has_a_row_and_is_not_tried_again(repository, capsys):
+    folder, shas = repository
+    file, results = sweep_in(folder, FAILS), folder / "results"
+    rows, exit_code = listed(folder, file, "HEAD~1..")
+    assert {row["status"] for row in rows} == {"error"}
+    assert exit_code == 4  # nothing ran at all
+    runs = Store(results).runs()
+    assert set(runs["commit"]) == set(shas[3:])
+    newest = runs[runs["commit"] == shas[4]].iloc[0]
+    assert newest["error"].startswith("[track] setup: echo one; echo two >&2; exit 3: ended with")
+    assert newest["error"].splitlines()[1:] == ["one", "two"]
+    assert (newest["subject"], newest["parent"]) == ("Number 5", shas[3])
+    assert newest["author_date"] == "2026-01-06T00:00:00+00:00"
+    assert shas[4][:9] in output_of(stored.list_runs, [], None, results)
+    capsys.readouterr()
+    listed(folder, file, "HEAD~1..")
+    assert "2 of 2 commits are measured already" in capsys.readouterr().err
+    assert len(Store(results).runs(["run_id"])) == 2
+    listed(folder, file, "HEAD~1..", "--retry-failed")
+    assert len(Store(results).runs(["run_id"])) == 4
+
+
+def test_no_commit_has_its_second_launch_before_all_have_their_first(repository):
+    folder, shas = repository
+    file = sweep_in(folder, FAILS)
+    add_measured(file, shas[4], [1000.0])
+    listed(folder, file, "HEAD~2..", "--launches", 2)
+    made = Store(folder / "results").runs(["commit", "launch"]).iloc[1:]
+    expected = [(shas[2], 0), (shas[3], 0), (shas[4], 1)]
+    assert list(made.itertuples(index=False, name=None)) == expected
+
+
+def test_a_setup_may_not_change_what_git_tracks(repository):
+    folder, _ = repository
+    file = sweep_in(folder, SWEEP + '\n[track]\nsetup = "echo changed > number"\n')
+    rows, _ = listed(folder, file, "HEAD..")
+    assert "changed files that git tracks; have it write others" in rows[0]["error"]
+
+
+def test_no_work_tree_stays_and_those_of_killed_processes_are_cleared_away(repository):
+    folder, shas = repository
+    file = sweep_in(folder, FAILS)
+    trees = folder / "results" / "worktrees"
+    left = Repository.around(folder).worktree(shas[0], trees / platform.node())
+    left.__enter__()
+    listed(folder, file, "HEAD..")
+    assert not trees.exists()
+    assert git(folder, "worktree", "list").count("\n") == 0
+
+
+def test_what_no_file_has_a_say_in_is_refused_before_a_commit_is_tried(repository):
+    folder, _ = repository
+    file, results = sweep_in(folder), folder / "results"
+    with pytest.raises(PpbenchError, match="1f1b needs exactly 1 stage per rank, got 7"):
+        listed(folder, file, "HEAD..", "--set", "stages_per_rank=7")
+    assert not (results / "runs").exists()
+
+
+def test_a_case_whose_files_lie_in_the_commits_is_not_looked_at_here(repository):
+    folder, _ = repository
+    commit(folder, {"costs.toml": "F_ms = 1"}, "Costs", day=8)
+    git(folder, "rm", "--quiet", "costs.toml")
+    emulated = (
+        'device = "emulated"\n[model]\npreset = "mine:build"\n[emulated]\ncosts = "costs.toml"\n'
+    )
+    file = sweep_in(folder, emulated)
+    rows, _ = listed(folder, file, "HEAD..", "--dry-run")
+    assert rows[0]["subject"] == "Costs"

@@ -1,0 +1,223 @@
+"""What a bisection says, from launches that are stored: none of these tests starts a rank."""
+
+import json
+
+import pytest
+from command import printed
+from measured import FAILS, SWEEP, TWO_CASES, add_measured, around, sweep_in
+from repositories import commits, make_repository
+
+from ppbench.commits import bisect
+from ppbench.display.formats import Format
+from ppbench.errors import LaunchError, UsageError
+from ppbench.run.machine.environment import read_environment
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise, write_noise
+
+GOOD, BAD = 1000.0, 930.0
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """Seven commits; the first bad one is the fifth, by its place 4."""
+    folder = make_repository(tmp_path / "repository")
+    return folder, commits(folder, 7)
+
+
+def measured(repository, figures, text=SWEEP, place=0):
+    """The sweep file, with so many launches of each commit stored."""
+    folder, shas = repository
+    file = sweep_in(folder, text)
+    for sha, some in zip(shas, figures, strict=True):
+        add_measured(file, sha, some, place)
+    return file
+
+
+def levels(*speeds):
+    """Four launches of each; None is a commit that does not run."""
+    return [[None] if speed is None else around(speed, 4) for speed in speeds]
+
+
+USUAL = levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, BAD)
+
+
+@pytest.fixture(autouse=True)
+def _no_launches(monkeypatch):
+    """Unless a test allows some, no launch is made."""
+    search = bisect.bisect
+    monkeypatch.setattr(bisect, "bisect", lambda *ends, **options: search(
+        *ends, **{**options, "max_launches": options["max_launches"] or 0}
+    ))  # fmt: skip
+
+
+def asked(repository, file, how=Format.table, *options):
+    _, shas = repository
+    words = ["bisect", shas[0], shas[-1], file, *options, "--format", how.value]
+    return printed(*words, "--results", file.parent / "results")
+
+
+def test_the_first_bad_commit_is_named_with_how_sure_it_is_and_how_to_look_at_it(repository):
+    _, shas = repository
+    outcome = asked(repository, measured(repository, USUAL))
+    assert outcome.exit_code == 0
+    assert f"first bad commit: {shas[4]} 2026-01-06T00:00:00+00:00 Number 5\n" in outcome.text
+    assert "change: tokens_per_s -7.0 % (-7." in outcome.text
+    assert "sure to 99.9 %, 28 launches (0 made now)" in outcome.text
+    assert f"compare: ppbench compare {shas[3]} {shas[4]} --results " in outcome.text
+    runs = Store(repository[0] / "results").runs(["commit", "run_id"])
+    newest = runs.groupby("commit")["run_id"].last()
+    assert f"timelines: ppbench timeline {newest[shas[3]]} {newest[shas[4]]}" in outcome.text
+
+
+def test_as_data_it_has_the_commit_its_chance_and_the_commands(repository):
+    _, shas = repository
+    found = json.loads(asked(repository, measured(repository, USUAL), Format.json).text)
+    assert found["finding"] == "found"
+    assert [one["commit"] for one in found["first_bad"]] == [shas[4]]
+    assert found["confidence"] > 0.99
+    assert found["ratio"]["low"] < 0.93 < found["ratio"]["high"]
+    assert [row["commit"] for row in found["commits"]] == shas
+    assert found["commands"]["compare"].startswith(f"ppbench compare {shas[3]} {shas[4]}")
+    table = asked(repository, repository[0] / "sweep.toml", Format.csv).text
+    assert table.splitlines()[0].startswith("author_date,commit,subject,num_launches,status")
+
+
+def test_commits_that_do_not_run_make_the_answer_a_range(repository):
+    _, shas = repository
+    file = measured(repository, levels(GOOD, GOOD, GOOD, None, BAD, BAD, BAD))
+    outcome = asked(repository, file)
+    assert outcome.exit_code == 0
+    head, *commits_told = outcome.text[outcome.text.index("first bad commit") :].splitlines()[:3]
+    assert head == "first bad commit: one of 2; all but the last do not run"
+    assert [line.split()[0] for line in commits_told] == [shas[3], shas[4]]
+    assert f"skipped: {shas[3][:9]} Number 4: error: RuntimeError: made by hand" in outcome.text
+
+
+def test_a_commit_that_does_not_run_far_from_the_change_is_skipped(repository):
+    _, shas = repository
+    file = measured(repository, levels(GOOD, None, GOOD, GOOD, BAD, None, BAD))
+    outcome = asked(repository, file)
+    assert f"first bad commit: {shas[4]} " in outcome.text
+    assert outcome.text.count("skipped: ") == 2
+
+
+def test_ends_that_do_not_differ_are_said_not_to(repository):
+    outcome = asked(repository, measured(repository, levels(*[GOOD] * 7)))
+    assert outcome.exit_code == 3
+    assert "no difference between " in outcome.text
+    assert "first bad commit" not in outcome.text
+
+
+def test_a_commit_that_ran_once_and_fails_since_does_not_end_the_search(repository):
+    folder, shas = repository
+    figures = [around(GOOD, 4), [], [], [GOOD], [], [], around(BAD, 4)]
+    file = measured(repository, figures, FAILS)
+    outcome = asked(repository, file, Format.table, "--max-launches", 40)
+    assert f"skipped: {shas[3][:9]} Number 4: error: [track] setup: " in outcome.text
+    assert "first bad commit: one of " in outcome.text
+    rows = Store(folder / "results").runs(["commit"])
+    assert list(rows["commit"]).count(shas[3]) == 3  # the one that ran, and two that did not
+
+
+def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
+    folder, shas = repository
+    figures = levels(GOOD, GOOD, None, GOOD, BAD, BAD, BAD)
+    file = measured(repository, [[] if n == 3 else some for n, some in enumerate(figures)], FAILS)
+    asked(repository, file, Format.table, "--max-launches", 9)
+    before = list(Store(folder / "results").runs(["commit"])["commit"])
+    assert before.count(shas[2]) == 1
+    asked(repository, file, Format.table, "--max-launches", 9, "--retry-failed")
+    after = list(Store(folder / "results").runs(["commit"])["commit"])
+    assert after.count(shas[2]) == 2
+    assert after.count(shas[3]) == 2
+
+
+def test_an_end_that_does_not_run_is_told_of(repository):
+    file = measured(repository, levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, None))
+    with pytest.raises(LaunchError, match=r"Number 7: does not run, .* RuntimeError: made by hand"):
+        asked(repository, file)
+
+
+def test_an_end_that_cannot_be_set_up_is_told_of_after_one_try(repository):
+    folder, _ = repository
+    with pytest.raises(LaunchError, match=r"does not run, .* \[track\] setup"):
+        asked(repository, sweep_in(folder, FAILS), Format.table, "--max-launches", 9)
+    assert len(Store(folder / "results").runs(["run_id"])) == 1
+
+
+def test_a_change_for_the_better_is_called_one(repository):
+    _, shas = repository
+    outcome = asked(repository, measured(repository, levels(*[BAD] * 4, *[GOOD] * 3)))
+    assert f"first bad commit: {shas[4]} " in outcome.text
+    assert "+7.5 %" in outcome.text
+    assert "for the better: the bad end is the better one here" in outcome.text
+
+
+def test_of_several_cases_the_one_that_differs_most_is_searched(repository):
+    _, shas = repository
+    slight = levels(GOOD, GOOD, 985.0, 985.0, 985.0, 985.0, 985.0)
+    file = measured(repository, slight, TWO_CASES)
+    measured(repository, USUAL, TWO_CASES, place=1)
+    outcome = asked(repository, file)
+    assert "case: schedule=afab\n" in outcome.text
+    assert f"first bad commit: {shas[4]} " in outcome.text
+    chosen = asked(repository, file, Format.table, "--only", "schedule=1f1b")
+    assert f"first bad commit: {shas[2]} " in chosen.text
+
+
+def test_without_launches_enough_it_says_what_is_likeliest_and_how_to_go_on(repository):
+    _, shas = repository
+    few = [around(GOOD, 4), [], [], [], [], [], around(BAD, 4)]
+    outcome = asked(repository, measured(repository, few), Format.table, "--confidence", "99%")
+    assert outcome.exit_code == 3
+    assert "not sure yet after 8 launches" in outcome.text
+    last = outcome.text.splitlines()[-1]
+    assert last.startswith(f"go on with: ppbench bisect {shas[0]} {shas[-1]} ")
+    assert "--confidence 99%" in last
+    assert json.loads(asked(repository, repository[0] / "sweep.toml", Format.json).text)["go_on"]
+
+
+def test_two_changes_in_the_range_are_searched_one_by_one(repository):
+    _, shas = repository
+    file = measured(repository, levels(GOOD, GOOD, 960.0, 960.0, 960.0, BAD, BAD))
+    outcome = asked(repository, file)
+    assert outcome.exit_code == 3
+    commands = [line for line in outcome.text.splitlines() if line.startswith("ppbench bisect ")]
+    middle = next(sha for sha in shas[2:5] if sha in commands[0])
+    assert commands[0].startswith(f"ppbench bisect {shas[0]} {middle} ")
+    assert commands[1].startswith(f"ppbench bisect {middle} {shas[-1]} ")
+
+
+def test_the_machine_s_stored_noise_is_taken_into_account(repository):
+    folder, _ = repository
+    figures = [[GOOD, 1001.0], [], [], [], [], [], [BAD, 931.0]]
+    file = measured(repository, figures)
+    case_id = Store(folder / "results").runs(["case_id"])["case_id"].iloc[0]
+    machine = read_environment().fingerprint("cpu", 2, 1)
+    ratios = []
+    for deviation in (0.0005, 0.05):
+        noise = StoredNoise(case_id, machine, "", None, 10, {"tokens_per_s": deviation})
+        write_noise(folder / "results", noise)
+        ratios.append(json.loads(asked(repository, file, Format.json).text)["ratio"])
+    assert ratios[0]["high"] < 0.95
+    assert ratios[1]["high"] > 1  # that may as well be noise
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--metric", "tokens"), 'is none that is compared; did you mean "tokens_per_s"'),
+        (("--confidence", "100%"), "expected 50% or more, and less than 100%"),
+        (("--confidence", "sure"), "--confidence sure: expected a fraction"),
+        (("--only", "schedule=gpipe"), "no case has this"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(repository, options, message):
+    with pytest.raises(UsageError, match=message):
+        asked(repository, sweep_in(repository[0]), Format.table, *options)
+
+
+def test_a_good_commit_that_is_not_before_the_bad_one_is_refused(repository):
+    folder, shas = repository
+    with pytest.raises(UsageError, match=r"is newer than .*; swap them"):
+        printed("bisect", shas[3], shas[1], sweep_in(folder))

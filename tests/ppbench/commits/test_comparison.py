@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import Printed, printed
+from repositories import commits, make_repository
+from tracked import CASE, STEADY, add_launches, slower, store_in
+
+from ppbench.cli.compare import split_names
+from ppbench.cli.comparison import moved_sentences
+from ppbench.commits.compare import compare
+from ppbench.commits.comparison import SHOWN, Comparison, break_down, compare_sides, read_metrics
+from ppbench.commits.sides import Places, find_side
+from ppbench.display.formats import Format
+from ppbench.errors import UsageError
+from ppbench.statistics.verdicts import METRICS, Verdict
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise, read_noise, write_noise
+
+AFAB = replace(CASE, schedule="afab")
+BASE, HEAD = "ba5e" * 10, "4ead" * 10
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def compared(store: Store, *metrics: str) -> Comparison:
+    places = Places(store, store.folder)
+    base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
+    return compare_sides(base, head, read_metrics(metrics), [store.folder])
+
+
+def printed_by(store: Store, *names: str, how: Format = Format.table) -> Printed:
+    return printed("compare", *names, "--results", store.folder, "--format", how.value)
+
+
+def verdicts(found: Comparison) -> dict[tuple[str, str, str], str]:
+    return {
+        (line.series.text, line.series.fingerprint, line.metric.name): line.change.verdict
+        for line in found.lines
+    }
+
+
+def test_each_case_has_a_line_per_metric(store):
+    for case in (CASE, AFAB):
+        add_launches(store, STEADY, BASE, case)
+    add_launches(store, STEADY, HEAD, CASE)
+    add_launches(store, slower(0.08), HEAD, AFAB, bubble_fraction=0.29, peak_memory_bytes=9 * 2**20)
+    found = compared(store)
+    assert found.axes == ("schedule",)
+    assert verdicts(found) == {
+        ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
+        ("1f1b", "f1f2", "bubble_fraction"): Verdict.same,
+        ("1f1b", "f1f2", "peak_memory_bytes"): Verdict.same,
+        ("afab", "f1f2", "tokens_per_s"): Verdict.slower,
+        ("afab", "f1f2", "bubble_fraction"): Verdict.slower,
+        ("afab", "f1f2", "peak_memory_bytes"): Verdict.faster,
+    }
+    assert [one.text for one in found.changed()] == ["afab"]
+    assert found.notes == ()
+
+
+def test_fingerprints_are_never_mixed(store):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.5), BASE, fingerprint="slow")
+    add_launches(store, STEADY, HEAD)
+    add_launches(store, slower(0.5), HEAD, fingerprint="slow")
+    add_launches(store, slower(0.7), HEAD, AFAB, fingerprint="third")
+    add_launches(store, slower(0.7), BASE, AFAB)
+    found = compared(store, "tokens_per_s")
+    assert verdicts(found) == {
+        ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
+        ("1f1b", "slow", "tokens_per_s"): Verdict.same,
+    }
+    assert "only base was measured on the machine f1f2 (afab)" in found.notes[0]
+    assert "only head was measured on the machine third (afab)" in found.notes[1]
+
+
+def test_stored_noise_is_the_floor(store):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.04), HEAD)
+    assert compared(store).lines[0].change.verdict is Verdict.slower
+    write_noise(
+        store.folder,
+        StoredNoise(
+            CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}, ["other"]
+        ),
+    )
+    line = compared(store).lines[0]
+    assert line.change.verdict is not Verdict.slower
+    assert line.change.floor == 0.05
+
+
+def test_noise_from_the_launches_that_are_compared_is_not_used(store):
+    base = add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.04), HEAD)
+    for run_ids in (base[:3], None):
+        facts = (CASE.case_id, "f1f2", "2026-01-01", None, 3, {"tokens_per_s": 0.05})
+        write_noise(store.folder, StoredNoise(*facts, run_ids))
+        found = compared(store)
+        assert (found.lines[0].noise, found.lines[0].change.floor) == (None, 0.01)
+        assert found.notes[0].startswith("the stored noise of 1f1b, 2 ranks")
+
+
+@pytest.mark.parametrize(
+    "told", ["null", '{"step_ns": null}', '{"step_ns": NaN}', '{"step_ns": -1}']
+)
+def test_a_file_of_noise_that_holds_no_numbers_is_named_and_left_out(store, told):
+    write_noise(store.folder, StoredNoise("c", "f", "", None, 3, {}))
+    file = store.folder / "noise" / "f-c.json"
+    file.write_text(file.read_text().replace("{}", told))
+    problems = []
+    assert read_noise(store.folder, "f", "c", problems.append) is None
+    assert re.search(r"f-c\.json: damaged, .*; delete it, and measure", problems[0])
+
+
+def test_a_figure_that_no_run_has_makes_no_line(store):
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY, sha, peak_memory_bytes=None)
+    assert {line.metric.name for line in compared(store).lines} == set(SHOWN[:2])
+
+
+def test_times_of_a_file_of_costs_are_no_part_of_a_case(store):
+    case = replace(CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(1.0,))
+    for sha, ms in ((BASE, 1.0), (HEAD, 2.0)):
+        add_launches(store, STEADY, sha, replace(case, emulated_F_ms=(ms,)))
+        add_launches(store, STEADY, sha, replace(case, schedule="afab", emulated_F_ms=(ms,)))
+    assert {line.series.text for line in compared(store).lines} == {"1f1b", "afab"}
+
+
+def test_notes_tell_what_a_reader_must_know(store):
+    add_launches(store, STEADY[:2], BASE, code="01d")
+    add_launches(store, STEADY, BASE, AFAB, code="01d")
+    add_launches(store, STEADY, HEAD, code="4ew", cautions="busy_machine")
+    add_launches(store, [None], HEAD, AFAB, status="oom", error="too big\nmore", code="4ew")
+    add_launches(store, STEADY, HEAD, replace(CASE, world_size=4), code="4ew")
+    told = "\n".join(compared(store).notes)
+    assert "only head has 1f1b, 4 ranks" in told
+    assert "afab, 2 ranks: 1 launch failed at head, oom: too big (ppbench show 2026" in told
+    assert "base was measured by another ppbench (code 01d) than head (4ew)" in told
+    assert "5 of 7 runs carry the caution busy_machine: Other processes" in told
+    assert "a verdict needs 3 launches a side, better 5: 1f1b, 2 ranks (2 at base, 5 at" in told
+    assert "--run --launches 5" in told
+
+
+def test_what_moved_is_said_with_waiting_last(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    add_launches(store, slower(0.05), HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
+    found = compared(store)
+    (one,) = break_down(found, found.changed())
+    cause, waiting = moved_sentences(one)
+    assert cause.startswith(
+        "compute of stage 1 moved: B 12.0 -> 13.2 ms a microbatch, +10.0 % [+9.9, +10.1]; "
+        "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in all +2.00 ms"
+    )
+    assert waiting.startswith("idle time changed as a consequence; idle ms a step: ")
+
+
+def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
+    ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
+    found = compared(store)
+    assert found.lines[0].change.verdict is Verdict.unclear
+    (told,) = [note for note in found.notes if "outlier" in note]
+    assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
+    (one,) = break_down(found, found.changed())
+    assert moved_sentences(one)[0].startswith("compute of stage 1 moved: B 12.0 -> 13.2 ms")
+
+
+def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
+    add_launches(store, STEADY, BASE, stretch={})
+    add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
+    found = compared(store)
+    (one,) = break_down(found, found.changed())
+    told = moved_sentences(one)
+    assert told[0] == "no compute, optimizer or transfer time changed significantly"
+
+
+def test_one_launch_a_side_shows_what_moved_as_untested(store):
+    add_launches(store, STEADY[:1], BASE, stretch={})
+    add_launches(store, STEADY[:1], HEAD, stretch={(1, "F"): 1.08})
+    found = compared(store)
+    assert found.changed() == []
+    (one,) = break_down(found, found.series())
+    told = moved_sentences(one)
+    assert told[0] == "untested, since that takes 3 launches a side; the largest differences:"
+    assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
+
+
+def test_what_moved_is_told_of_a_case_whose_step_changed(store):
+    add_launches(store, STEADY, BASE, step_ns=5e7)
+    for ns in (5.5e7, 5.501e7, 5.499e7):
+        add_launches(store, STEADY[:1], HEAD, step_ns=ns, fingerprint="f1f2", launch=int(ns))
+    assert [one.case_id for one in compared(store, "step_ns").changed()] == [CASE.case_id]
+    assert compared(store, "bubble_fraction").changed() == []
+
+
+def test_metrics_are_chosen_by_name():
+    assert read_metrics(["step_ns"]) == [METRICS["step_ns"]]
+    with pytest.raises(UsageError, match='unknown metric "tokens"; did you mean "tokens_per_s"'):
+        read_metrics(["tokens"])
+
+
+def test_names_and_a_sweep_file_are_told_apart():
+    assert split_names(["main", "HEAD", "a.toml"]) == ("main", "HEAD", Path("a.toml"))
+    assert split_names(["main"]) == ("main", None, None)
+    assert split_names(["a.toml"]) == (None, None, Path("a.toml"))
+    with pytest.raises(UsageError, match="3 sides are named"):
+        split_names(["a", "b", "c"])
+
+
+def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
+    store, tmp_path, monkeypatch, capsys
+):
+    first, second = commits(make_repository(tmp_path / "repository"), 2)
+    add_launches(store, STEADY, first, stretch={})
+    add_launches(store, slower(0.05), second, stretch={(0, "F"): 1.1}, peak_memory_bytes=2**20)
+    monkeypatch.chdir(tmp_path / "repository")
+    text = printed_by(store, "HEAD~1", "HEAD").text
+    assert text.startswith(
+        f"base  HEAD~1 = {first[:9]} Number 1, 5 runs\nhead  HEAD = {second[:9]}"
+    )
+    assert [line.split()[-3] for line in text.splitlines() if line.endswith("5, 5")] == [
+        *("slower", "same", "less")
+    ]
+    assert "What moved in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
+    found = json.loads(printed_by(store, "HEAD~1", "HEAD", how=Format.json).text)
+    assert [one["verdict"] for one in found["changes"]] == ["slower", "same", "faster"]
+    assert {one["kind"] for one in found["moved"] if one["has_moved"]} >= {"compute"}
+    assert found["head"]["commit"] == second
+    rows = printed_by(store, "HEAD~1", "HEAD", how=Format.csv).text.splitlines()
+    assert len(rows) == 1 + 3
+    assert rows[0].startswith("case_id,case,fingerprint,metric,base,head,ratio")
+    page = printed_by(store, "HEAD~1", "HEAD", how=Format.markdown).text
+    assert "**What moved in 1f1b" in page
+
+
+def test_sides_that_have_nothing_in_common_are_not_enough_data(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY[:1], BASE)
+    add_launches(store, STEADY[:1], HEAD, fingerprint="other")
+    monkeypatch.chdir(tmp_path)
+    outcome = printed_by(store, BASE, HEAD)
+    assert outcome.exit_code == 3
+    assert "nothing to compare: no case was measured on both sides on the same" in outcome.text
+
+
+def test_without_a_base_and_run_the_base_is_asked_for(store):
+    with pytest.raises(UsageError, match="BASE: is missing; name it, or measure both sides"):
+        printed_by(store, "a.toml")
+    with pytest.raises(UsageError, match="--run: needs SWEEP"):
+        printed_by(store, "main", "--run", "--launches", "3")
+
+
+def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_its_own(store):
+    long, short = {"measure_steps": 50, "measure_verify": True}, {"measure_steps": 1}
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY, sha, **long)
+    add_launches(store, slower(0.2)[:3], HEAD, **short)
+    found = compared(store, "tokens_per_s")
+    (line,) = found.lines
+    assert (line.change.verdict, line.change.num_head) == (Verdict.same, 5)
+    assert found.notes[0].startswith("only head was measured with measure.steps=1, measure.verify=")
+    add_launches(store, STEADY[:3], BASE, **short)
+    first, second = compared(store, "tokens_per_s").lines
+    assert (first.change.verdict, second.change.verdict) == (Verdict.same, Verdict.slower)
+    assert "measure.steps=50" in first.series.text
+    assert "measure.steps=1," in second.series.text
+
+
+def test_a_comparison_without_any_verdict_is_not_enough_data(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY[:2], BASE)
+    add_launches(store, STEADY, HEAD)
+    monkeypatch.chdir(tmp_path)
+    assert printed_by(store, BASE, HEAD).exit_code == 3
+    add_launches(store, STEADY, BASE)
+    assert printed_by(store, BASE, HEAD).exit_code == 0
+
+
+def test_a_comparison_is_data_for_a_notebook(store, monkeypatch, tmp_path):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, slower(0.08), HEAD)
+    monkeypatch.chdir(tmp_path)
+    comparison = compare(BASE, HEAD, metrics=["tokens_per_s"], results=store.folder)
+    rows = json.loads(printed_by(store, BASE, HEAD, how=Format.json).text)["changes"]
+    assert list(comparison.frame) == list(rows[0])
+    assert list(comparison.frame["verdict"]) == ["slower"]
+    assert repr(comparison) == f"<Comparison of {BASE} with {HEAD}: 1 slower>"
+
+
+def test_sides_that_were_measured_at_other_times_are_told_apart(store):
+    add_launches(store, STEADY, BASE, created_at="2026-01-01T10:00:00+00:00")
+    add_launches(store, STEADY[:4], HEAD, created_at="2026-01-01T10:50:00+00:00")
+    assert compared(store).notes == ()
+    add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
+    told = "base and head were measured 3 days from each other: the difference includes drift of "
+    fix = "the machine; interleave the launches with: ppbench compare --run"
+    assert compared(store).notes == (f"{told}{fix}",)

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import Printed, printed
+from repositories import commit, commits, git, make_repository
+from tracked import CASE, STEADY, SWEEP, add_launches, slower, store_in
+
+from ppbench.commits.check import check
+from ppbench.display.formats import Format
+from ppbench.errors import ExitCode, NotMeasuredError, UsageError
+from ppbench.git import Repository
+from ppbench.store import Store
+
+AFAB = replace(CASE, schedule="afab")
+ROOT = Path(__file__).parents[3]
+TOO_MANY_CHANGES = {"peak_memory_bytes": 104 * 2**20}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a sweep file and two commits on main; we are in it."""
+    folder = make_repository(tmp_path / "repository")
+    commit(folder, {"demo.toml": SWEEP}, "The sweep")
+    commits(folder, 2)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def sha_of(root: Path, name: str) -> str:
+    return git(root, "rev-parse", name)
+
+
+def measure(store: Store, root: Path, name: str, figures=STEADY, case=CASE, **changes) -> None:
+    add_launches(store, figures, sha_of(root, name), case, **changes)
+
+
+def checked(store: Store, how: Format = Format.table, sweep=(), metrics=(), **asked) -> Printed:
+    options = [word for name, value in asked.items() for word in (f"--{name}", value)]
+    options += [word for name in metrics for word in ("--metric", name)]
+    files = [sweep] if sweep else []
+    return printed("check", *files, *options, "--results", store.folder, "--format", how.value)
+
+
+def test_nothing_worse_passes(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    outcome = checked(store)
+    assert outcome.exit_code == 0
+    assert outcome.text.startswith(
+        "ppbench check: passed: nothing worse than allowed (1 case compared)\n\n"
+        f"base  {sha_of(root, 'HEAD~1')[:9]} Number 1, 5 runs\n"
+        f"head  worktree = {sha_of(root, 'HEAD')[:9]} Number 2, 5 runs\n"
+    )
+
+
+def test_what_is_slower_beyond_the_threshold_is_a_regression(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.08))
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 1
+    assert "regression: 1f1b, 2 ranks, 8 microbatches, 128 tokens: tokens/s -7.9 %" in outcome.text
+    assert f'[[accept]]\ncommit = "{sha_of(root, "HEAD")[:12]}"' in outcome.text
+    assert 'up_to = "9%"' in outcome.text
+    assert checked(store, threshold="10%").exit_code == 0
+    assert checked(store, threshold="0.05").exit_code == 1
+
+
+def test_the_result_of_the_gate_is_data_for_a_script(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.08))
+    result = check(threshold=0.05, metrics=["tokens_per_s"], results=store.folder)
+    rows = json.loads(checked(store, Format.json).text)["changes"]
+    assert list(result.frame) == list(rows[0])
+    assert result.exit_code is ExitCode.regression
+    assert repr(result) == "<GateResult regression: 1 regressed>"
+    assert check(threshold="10%", results=store.folder).exit_code is ExitCode.ok
+
+
+def test_what_is_faster_or_shown_alone_passes(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(-0.08), bubble_fraction=0.5, peak_memory_bytes=2**20)
+    assert checked(store).exit_code == 0
+    assert checked(store, metrics=["bubble_fraction"]).exit_code == 1
+
+
+def test_more_memory_is_a_regression(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", **TOO_MANY_CHANGES)
+    assert checked(store).exit_code == 1
+    assert checked(store, metrics=["tokens_per_s"]).exit_code == 0
+
+
+def test_thresholds_of_the_sweep_file_hold_for_its_cases(root, store):
+    track = '[track.thresholds]\ndefault = "9%"\n"schedule=afab" = "3%"\n'
+    (root / "demo.toml").write_text(f"{SWEEP}{track}")
+    commit(root, {}, "Thresholds")
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+        measure(store, root, "HEAD", slower(0.05), case)
+    found = json.loads(checked(store, Format.json, sweep=Path("demo.toml")).text)
+    wrong = {one["case"]: one["threshold"] for one in found["changes"] if one["is_regression"]}
+    assert wrong == {"afab": 0.03}
+    # One that is typed stands in for the default, not for what was said of some cases.
+    asked = {"sweep": Path("demo.toml"), "threshold": "4%"}
+    found = json.loads(checked(store, Format.json, **asked).text)
+    wrong = {one["case"]: one["threshold"] for one in found["changes"] if one["is_regression"]}
+    assert wrong == {"1f1b": 0.04, "afab": 0.03}
+
+
+def test_the_sweep_file_of_heads_runs_is_found(root, store):
+    (root / "demo.toml").write_text(f'{SWEEP}[track.thresholds]\ndefault = "9%"\n')
+    commit(root, {}, "Thresholds")
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.05), sweep_file="demo.toml")
+    outcome = checked(store)
+    assert outcome.exit_code == 0
+    assert " 9 % " in outcome.text
+
+
+def test_a_threshold_below_the_floor_finds_less_than_one_percent(root, store):
+    measure(store, root, "HEAD~1", [s / 10 + 900 for s in STEADY])
+    measure(store, root, "HEAD", [s / 10 + 892 for s in STEADY])
+    assert checked(store).exit_code == 0
+    assert checked(store, threshold="0.5%").exit_code == 1
+
+
+def test_an_accepted_regression_is_listed_and_passes_until_the_base_has_it(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name, case=AFAB)
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.08))
+    entry = '[[accept]]\ncommit = "HEAD"\nreason = "exact <b>"\nup_to = "9%"\n'
+    (root / "demo.accept.toml").write_text(entry)
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert "passed: 1 metric worse as accepted" in outcome.text
+    assert f"with {sha_of(root, 'HEAD')[:9]}: exact <b>" in outcome.text
+    (root / "demo.accept.toml").write_text(entry.replace("9%", "5%"))
+    assert checked(store, sweep=Path("demo.toml")).exit_code == 1
+    (root / "demo.accept.toml").write_text(entry.replace('"HEAD"', '"HEAD~1"'))
+    assert checked(store, sweep=Path("demo.toml")).exit_code == 1
+
+
+def test_a_case_that_ran_at_the_base_and_fails_at_head_is_a_failure(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", [None], AFAB, status="oom", error="too big")
+    outcome = checked(store)
+    assert outcome.exit_code == 4
+    assert "failed at head: afab: oom" in outcome.text
+
+
+def test_a_regression_comes_before_a_failure_and_that_before_too_little(root, store):
+    other = replace(CASE, world_size=4)
+    for case in (CASE, AFAB, other):
+        measure(store, root, "HEAD~1", case=case)
+    measure(store, root, "HEAD", STEADY[:2], other)
+    outcome = checked(store)
+    assert outcome.exit_code == 3
+    assert "too few launches (5 at base, 2 at head)" in outcome.text
+    measure(store, root, "HEAD", [None], AFAB, status="oom", error="too big")
+    assert checked(store).exit_code == 4
+    measure(store, root, "HEAD", slower(0.08))
+    assert checked(store).exit_code == 1
+
+
+def test_what_is_unclear_passes_and_is_said(root, store):
+    measure(store, root, "HEAD~1", [1000.0, 1100.0, 900.0, 1050.0])
+    measure(store, root, "HEAD", [950.0, 1060.0, 880.0, 1000.0])
+    outcome = checked(store)
+    assert outcome.exit_code == 0
+    assert "1 metric unclear, which passes" in outcome.text
+
+
+def test_a_case_of_the_sweep_that_head_did_not_measure_is_too_little(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+    measure(store, root, "HEAD")
+    assert checked(store).exit_code == 0
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 3
+    assert "not enough data: afab: not measured at head" in outcome.text
+
+
+def test_sides_of_different_machines_are_not_judged(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.5), fingerprint="slow")
+    outcome = checked(store, base="HEAD~1")
+    assert outcome.exit_code == 3
+    assert "no case was measured on both sides on the same machine" in outcome.text
+
+
+def test_the_base_is_the_nearest_ancestor_that_was_measured(root, store):
+    measure(store, root, "HEAD~2")
+    measure(store, root, "HEAD")
+    outcome = checked(store)
+    assert outcome.exit_code == 0
+    told = f"base would be {sha_of(root, 'HEAD~1')[:9]}, which is not measured; "
+    assert told in outcome.text
+    assert f"base  {sha_of(root, 'HEAD~2')[:9]} The sweep" in outcome.text
+
+
+def test_on_a_branch_the_base_is_where_it_left_main(root, store):
+    git(root, "checkout", "--quiet", "-b", "topic")
+    commits(root, 2, first=3)
+    git(root, "checkout", "--quiet", "main")
+    commits(root, 1, first=9)
+    git(root, "checkout", "--quiet", "topic")
+    measure(store, root, "HEAD~2")
+    measure(store, root, "main")
+    measure(store, root, "HEAD")
+    assert f"base  {sha_of(root, 'HEAD~2')[:9]} " in checked(store).text
+
+
+def test_what_was_not_measured_is_not_enough_data(root, store):
+    measure(store, root, "HEAD~1")
+    with pytest.raises(NotMeasuredError, match=r"worktree = .*: not measured"):
+        checked(store)
+    with pytest.raises(NotMeasuredError, match=r"base .* The sweep: not measured"):
+        checked(store, head="HEAD~1")
+
+
+def test_a_side_against_itself_is_refused(root, store):
+    measure(store, root, "HEAD")
+    with pytest.raises(UsageError, match="are the same runs; name two"):
+        checked(store, base="HEAD")
+
+
+def test_a_bad_threshold_is_refused(store):
+    with pytest.raises(UsageError, match='--threshold much: expected a fraction such as "2%"'):
+        checked(store, threshold="much")
+
+
+def test_the_page_for_a_pull_request_holds_no_markup_of_others(root, store, tmp_path):
+    commit(root, {}, "<script>alert(1)</script> `x` @someone | pipe")
+    measure(store, root, "HEAD~1")
+    failing = replace(CASE, schedule="afab")
+    measure(store, root, "HEAD~1", case=failing)
+    measure(store, root, "HEAD", slower(0.08), sweep_file="demo.toml")
+    measure(store, root, "HEAD", [None], failing, status="crash", error="<img src=x> @team [a](b)")
+    page = tmp_path / "page.md"
+    outcome = checked(store, Format.csv, summary=page)
+    assert outcome.exit_code == 1
+    text = page.read_text()
+    assert text.startswith(
+        "## ppbench check: regression: 1 metric regressed beyond its threshold; "
+    )
+    assert "`head worktree = " in text
+    assert "<script>alert(1)</script> 'x' @someone | pipe, 5 runs, 1 failed`" in text
+    (note,) = (line for line in text.splitlines() if "<img" in line)
+    assert note.startswith("- `afab: 1 launch failed at head, crash: <img src=x> @team [a](b) (")
+    assert note.endswith("`")
+    assert note.count("`") == 2
+    for part in ("**Why**", "**Notes**", "How to reproduce", "<summary>Is it intended?</summary>"):
+        assert part in text, part
+    head, base = sha_of(root, "HEAD")[:12], sha_of(root, "HEAD~1")[:12]
+    assert f"ppbench check demo.toml --base {base} --head {head} --results {store.folder}" in text
+
+
+def command(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from ppbench.cli import main; main()", *map(str, words)],
+        cwd=root, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_the_command_ends_with_the_code_of_its_ruling(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", slower(0.08))
+    done = command(root, "check", "--results", store.folder)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("ppbench check: regression")
+    done = command(root, "check", "--head", "HEAD~1", "--results", store.folder)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: base ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_case_that_broke_fails_even_if_one_launch_had_failed_at_the_base(root, store):
+    measure(store, root, "HEAD~1", case=AFAB)
+    measure(store, root, "HEAD", case=AFAB)
+    measure(store, root, "HEAD~1", STEADY[:4])
+    measure(store, root, "HEAD~1", [None], launch=4, status="crash", error="killed")
+    measure(store, root, "HEAD", STEADY[:4])
+    measure(store, root, "HEAD", [None], launch=4, status="crash", error="killed")
+    assert checked(store).exit_code == 0
+    measure(store, root, "HEAD", [None] * 5, status="error", error="ImportError")
+    outcome = checked(store)
+    assert outcome.exit_code == 4
+    assert "failed at head: 1f1b: error" in outcome.text
+
+
+def test_a_failure_on_a_machine_that_the_base_never_used_is_none(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", [None], fingerprint="small", status="oom", error="too small")
+    assert checked(store).exit_code == 0
+
+
+def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
+    def missing() -> tuple[int, list[str]]:
+        outcome = checked(store, Format.json, sweep=Path("demo.toml"))
+        return outcome.exit_code, json.loads(outcome.text)["missing"]
+
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    assert missing() == (3, ["afab: not measured"])
+    measure(store, root, "HEAD", case=AFAB)
+    assert missing() == (3, ["afab: not measured at base"])
+    measure(store, root, "HEAD~1", [None], AFAB, status="oom", error="too big")
+    assert missing() == (3, ["afab: failed at base"])
+    measure(store, root, "HEAD~1", case=AFAB, fingerprint="other")
+    assert missing() == (3, ["afab: measured on different machines"])
+    measure(store, root, "HEAD~1", case=AFAB, measure_steps=1)
+    assert missing() == (3, ["afab: measured with different settings"])
+    measure(store, root, "HEAD~1", case=AFAB)
+    assert missing() == (0, [])
+
+
+def test_a_case_that_fails_on_both_sides_is_no_worse(root, store):
+    for name in ("HEAD~1", "HEAD"):
+        measure(store, root, name)
+        measure(store, root, name, [None], AFAB, status="oom", error="too big")
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert "afab, 2 ranks" in outcome.text or "afab: 1 launch failed at head" in outcome.text
+
+
+def test_thresholds_of_a_sweep_file_are_never_lost_silently(root, store):
+    measure(store, root, "HEAD~1", sweep_file="demo.toml")
+    measure(store, root, "HEAD", sweep_file="demo.toml")
+    (root / "demo.toml").write_text(f"{SWEEP}typo = 3\n")
+    with pytest.raises(UsageError, match=r"demo\.toml:4: grid\.typo"):
+        checked(store, base="HEAD~1", head="HEAD")
+    (root / "demo.toml").unlink()
+    told = "accepted changes of demo.toml not used; name one: ppbench check SWEEP"
+    assert (
+        f"note: no sweep file: it is not there; thresholds and {told}"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
+    measure(store, root, "HEAD", case=AFAB, sweep_file="other.toml")
+    assert (
+        "no sweep file: head's runs come from 2; thresholds"
+        in checked(store, base="HEAD~1", head="HEAD").text
+    )
+
+
+def test_an_entry_of_a_commit_that_is_gone_is_a_note(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+        measure(store, root, "HEAD", case=case)
+    (root / "demo.accept.toml").write_text('[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 0
+    assert 'demo.accept.toml: an entry is not in force: "beefbeef": no such' in outcome.text
+
+
+def test_uncommitted_changes_are_committed_before_they_are_accepted(root, store):
+    (root / "number").write_text("changed\n")
+    changes = Repository.around(root).state().changes
+    measure(store, root, "HEAD")
+    measure(store, root, "HEAD", slower(0.08), changes=changes, is_dirty=True)
+    text = checked(store, base="HEAD").text
+    assert "If this is intended, commit first, then name that commit and put it into" in text
+    assert 'commit = "the commit that it came with"' in text

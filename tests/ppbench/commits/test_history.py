@@ -1,0 +1,224 @@
+"""What a series tells, and `ppbench history`: its tables, its exit codes, what programs get."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command import Printed, ppbench, printed
+from histories import CASE, OTHER, Runs, Told, five, repository
+
+from ppbench.commits.series import history
+from ppbench.display.formats import Format
+from ppbench.errors import UsageError
+from ppbench.statistics.series import Launch, Point, Series, State, analyse
+from ppbench.statistics.verdicts import METRICS
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+TOKENS, BUBBLE = METRICS["tokens_per_s"], METRICS["bubble_fraction"]
+NUM_COMMITS, BAD = 14, 8
+
+
+def series(levels: Sequence[Sequence[float]], gaps: dict[int, int] | None = None) -> Series:
+    """Commits 0, 1, 2, ... with these launches; `gaps` are the commits not measured before one."""
+    points = tuple(
+        Point(
+            f"{number:x}" * 40,
+            launches=tuple(Launch(f"{number}-{n}", "ok", value) for n, value in enumerate(values)),
+            num_before=(gaps or {}).get(number, 0),
+        )
+        for number, values in enumerate(levels)
+    )
+    return Series("c", "a case", "f", points)
+
+
+def falling(first_bad: int, num: int = 12) -> list[list[float]]:
+    return [five(1000.0 if n < first_bad else 920.0, n) for n in range(num)]
+
+
+def test_a_step_is_found_where_it_is_and_has_its_size() -> None:
+    told = analyse(series(falling(7)), TOKENS)
+    [step] = told.steps
+    assert (step.good, step.first, step.last) == (6, 7, 7)
+    assert (step.num_commits, step.num_unmeasured) == (1, 0)
+    assert step.size.low < -0.08 < step.size.high
+    assert not step.is_better
+    assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
+    assert told.current is not None
+    assert told.current.estimate == pytest.approx(920, rel=0.002)
+    assert told.state is State.changed
+
+
+def test_commits_that_were_not_measured_are_among_those_that_may_have_made_a_change() -> None:
+    levels = falling(7)
+    levels[5] = []  # tried, did not run
+    told = analyse(series(levels, gaps={3: 2, 7: 4}), TOKENS)
+    [step] = told.steps
+    assert (step.good, step.first, step.last) == (6, 7, 7)
+    assert (step.num_commits, step.num_unmeasured) == (5, 4)
+    assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
+
+
+def test_a_commit_that_did_not_run_before_the_change_may_have_made_it() -> None:
+    levels = falling(7)
+    levels[6] = []
+    [step] = analyse(series(levels), TOKENS).steps
+    assert (step.good, step.first, step.last) == (5, 7, 7)
+    assert (step.num_commits, step.num_unmeasured) == (2, 1)
+
+
+def test_a_lower_bubble_is_better_and_its_change_is_in_points() -> None:
+    levels = [[value / 4000 for value in values] for values in falling(7)]
+    [step] = analyse(series(levels), BUBBLE).steps
+    assert step.is_better is True
+    assert step.ratio is None
+    assert step.size.estimate == pytest.approx(-0.02, rel=0.1)
+
+
+def test_a_state_says_how_much_a_series_can_tell() -> None:
+    states = {
+        State.steady: [five(1000.0, n) for n in range(6)],
+        State.unclear: [[1000.0, 1080.0], [1060.0, 1010.0]],
+        State.alone: [five(1000.0, 0)],
+        State.few: [[1000.0], [1001.0]],
+        State.failed: [[], []],
+        State.dirty: [],
+    }
+    for state, levels in states.items():
+        assert analyse(series(levels), TOKENS).state is state
+
+
+def test_the_launch_that_stands_for_a_commit_is_a_middle_one() -> None:
+    point = series([[5.0, 1.0, 4.0, 2.0]]).points[0]
+    assert point.middle == Launch("0-3", "ok", 2.0)
+    assert point.value == 3.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository in which the ninth of 14 commits makes a case 8 % slower, and its results."""
+    place = tmp_path_factory.mktemp("history")
+    shas = repository(place, [f"change {n}" for n in range(NUM_COMMITS)])
+    runs = Runs(place / "results")
+    for number, sha in enumerate(shas):
+        told = Told(sha, number, f"change {number}")
+        if number not in (4, BAD - 1):
+            level = 1000.0 if number < BAD else 920.0
+            runs.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:3])
+        if number % 4 == 1:
+            runs.add_launches(told, OTHER, five(2000.0, number)[:3])
+    return place
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def told_by(how: Format = Format.table, *options: str) -> Printed:
+    return printed("history", "--no-page", "--format", how.value, *options)
+
+
+def test_the_command_names_the_commit_and_writes_a_page(folder: Path) -> None:
+    done = ppbench("history", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert f"change {BAD}" in done.stdout
+    assert re.search(r" -[78]\.\d %, worse ", done.stdout)
+    assert "page: reports/history-tokens_per_s.html" in done.stdout
+    assert (folder / "reports" / "history-tokens_per_s.html").exists()
+    assert "history-tokens_per_s.html" in (folder / "reports" / "index.html").read_text()
+
+
+def test_with_nothing_measured_it_says_so_and_exits_with_3(tmp_path: Path) -> None:
+    done = ppbench("history", "--format", "json", folder=tmp_path)
+    assert done.returncode == 3
+    assert "no runs here yet; measure with: ppbench sweep FILE" in done.stderr
+    assert json.loads(done.stdout)["series"] == []
+    assert not (tmp_path / "reports").exists()
+
+
+def test_the_range_of_a_change_says_how_to_narrow_it(here: Path) -> None:
+    outcome = told_by()
+    [note] = [note for note in outcome.notes if "backfill" in note]
+    assert "2 commits may have made the change at" in note
+    assert "1 of them not measured: ppbench backfill" in note
+    assert note.endswith(" sweeps/demo.toml")
+
+
+def test_json_has_every_launch_and_every_change(here: Path) -> None:
+    told = json.loads(told_by(Format.json).text)
+    changed, steady = sorted(told["series"], key=lambda one: one["state"])
+    assert (changed["state"], steady["state"]) == ("changed", "steady")
+    assert len(changed["points"]) == NUM_COMMITS - 2
+    assert [len(point["launches"]) for point in changed["points"]] == [3, 3, 1, *[3] * 9]
+    [change] = changed["changes"]
+    assert change["subject"] == f"change {BAD}"
+    assert (change["num_commits"], change["num_unmeasured"]) == (2, 1)
+    assert change["low"] < change["change"] < change["high"] < 0
+    assert [level["num_launches"] for level in changed["levels"]] == [15, 18]
+    assert changed["points"][-1]["commit"] == changed["levels"][-1]["last"]
+
+
+def test_a_history_is_data_for_a_notebook(here: Path) -> None:
+    found = history(where=[f"num_microbatches={CASE.num_microbatches}"])
+    rows = csv.DictReader(io.StringIO(told_by(Format.csv).text))
+    assert list(found.frame) == rows.fieldnames
+    assert repr(found) == "<History of tokens_per_s: changed>"
+    assert found.analyses[0].steps[0].num_commits == 2
+
+
+def test_csv_has_a_row_per_launch_and_per_change(here: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(told_by(Format.csv).text)))
+    kinds = [row["kind"] for row in rows]
+    assert (kinds.count("launch"), kinds.count("change")) == (11 * 3 + 1 + 4 * 3, 1)
+    [failed] = [row for row in rows if row["status"] == "error"]
+    assert failed["value"] == ""
+
+
+def test_markdown_is_two_tables(here: Path) -> None:
+    text = told_by(Format.markdown).text
+    assert text.count("\n|---") == 2
+
+
+def test_a_condition_leaves_the_series_that_meet_it(here: Path) -> None:
+    outcome = told_by(Format.json, "--where", f"num_microbatches={OTHER.num_microbatches}")
+    [one] = json.loads(outcome.text)["series"]
+    assert one["state"] == "steady"
+    assert "no change found" in told_by(Format.table, "--where", "num_microbatches=16").text
+
+
+def test_another_figure_has_its_own_unit_and_direction(here: Path) -> None:
+    outcome = told_by(Format.table, "--metric", "peak_memory_bytes")
+    assert "100.0 MiB" in outcome.text
+    assert "no change found" in outcome.text
+    assert outcome.exit_code == 0
+
+
+def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "results")
+    runs.add_launches(Told("a" * 40, 0), CASE, five(1000.0, 0))
+    outcome = printed("history", "--no-page", "--results", tmp_path / "results")
+    assert outcome.exit_code == 0
+    assert "one commit" in outcome.text
+    assert "only one commit is measured, and a change takes two" in outcome.notes
+
+
+def test_where_nothing_ran_it_exits_with_3_and_says_how_to_see_why(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "results")
+    runs.add(Told("a" * 40, 0), CASE, None)
+    outcome = printed("history", "--no-page", "--results", tmp_path / "results")
+    assert outcome.exit_code == 3
+    assert "1 run failed: ppbench ls, ppbench show RUN" in outcome.notes[-1]
+
+
+def test_the_page_does_not_take_the_place_of_the_index(here: Path) -> None:
+    index = Path("reports") / "index.html"
+    with pytest.raises(UsageError, match="this is the index of the reports"):
+        printed("history", "-o", index)

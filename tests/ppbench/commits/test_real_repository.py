@@ -1,0 +1,188 @@
+"""Bisect, backfill, compare, check and history on one repository of nine commits: the seventh
+makes a stage 8 % slower, and the fifth does not run.
+
+The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
+Steps are long and few: a rank that wakes up some milliseconds late is late by little, so that few
+launches tell. Starts take seconds each, so all tests look at one store, and no commit is measured
+more often than need be.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repositories import commit, make_repository
+
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+NUM_COMMITS, SLOWER, BROKEN = 9, 7, 5  # a bisection tries the fifth first
+SWEEP = """\
+name = "tracked"
+device = "emulated"
+schedule = "1f1b"
+world_size = 2
+num_microbatches = 4
+seq_len = 32
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+
+[emulated]
+costs = "costs.toml"
+"""
+COSTS = "F_ms = [90, {F}]\nI_ms = [45, {half}]\nW_ms = [45, {half}]\n"
+SPREAD = (1, 3, 5, 6, 7, 8, 9)
+"""The commits that `backfill --max 7` measures; the bisection has measured most of them."""
+PATIENCE_S = 570
+
+
+def costs(number: int) -> str:
+    if number == BROKEN:
+        return "F_ms = [90, oops\n"
+    factor = 1.08 if number >= SLOWER else 1.0
+    return COSTS.format(F=90 * factor, half=45 * factor)
+
+
+def ppbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """Its folder, and its commits by their numbers from 1."""
+    folder = make_repository(tmp_path_factory.mktemp("real") / "repository")
+    files = {"sweep.toml": SWEEP, ".gitignore": "results/\nreports/\n"}
+    numbers = range(1, NUM_COMMITS + 1)
+    shas = {
+        n: commit(folder, {**files, "costs.toml": costs(n), "n": f"{n}"}, f"Number {n}", day=n)
+        for n in numbers
+    }
+    return folder, shas
+
+
+@pytest.fixture(scope="module")
+def bisected(repository):
+    """The bisection of all commits, into an empty store."""
+    folder, shas = repository
+    words = ("bisect", shas[1], shas[NUM_COMMITS], "sweep.toml", "--confidence", "95%")
+    return ppbench(folder, *words)
+
+
+@pytest.fixture(scope="module")
+def backfilled(repository, bisected):
+    """A backfill: what the bisection has measured is there already."""
+    folder, shas = repository
+    words = (f"{shas[1]}..", "sweep.toml", "--max", str(len(SPREAD)), "--format", "json")
+    return ppbench(folder, "backfill", *words)
+
+
+def test_bisect_names_the_commit_that_made_the_stage_slower(repository, bisected):
+    _, shas = repository
+    assert bisected.returncode == 0, bisected.stderr
+    line = next(one for one in bisected.stdout.splitlines() if one.startswith("first bad"))
+    day = f"2026-01-{SLOWER + 1:02}T00:00:00+00:00"
+    assert line == f"first bad commit: {shas[SLOWER]} {day} Number {SLOWER}"
+    assert "change: tokens_per_s -" in bisected.stdout
+
+
+def test_bisect_goes_round_the_commit_that_does_not_run(repository, bisected):
+    _, shas = repository
+    told = f"skipped: {shas[BROKEN][:9]} Number {BROKEN}: error: "
+    assert told in bisected.stdout
+    assert "costs.toml:1: not valid TOML" in bisected.stdout
+
+
+def test_bisect_shows_how_to_look_at_the_change(repository, bisected):
+    _, shas = repository
+    assert f"compare: ppbench compare {shas[SLOWER - 1]} {shas[SLOWER]}" in bisected.stdout
+    assert "timelines: ppbench timeline " in bisected.stdout
+
+
+def test_backfill_measures_commits_and_lists_the_one_that_does_not_run(repository, backfilled):
+    _, shas = repository
+    assert backfilled.returncode == 0, backfilled.stderr
+    rows = {row["commit"]: row for row in json.loads(backfilled.stdout)}
+    assert list(rows) == [shas[number] for number in SPREAD]  # oldest first
+    assert {sha: row["status"] for sha, row in rows.items()} == {
+        shas[number]: "error" if number == BROKEN else "ok" for number in SPREAD
+    }
+    fast = [rows[shas[number]]["tokens_per_s"] for number in SPREAD if number < SLOWER]
+    slow = [rows[shas[number]]["tokens_per_s"] for number in SPREAD if number >= SLOWER]
+    assert min(one for one in fast if one is not None) > max(slow)
+
+
+def test_a_commit_that_does_not_run_is_a_row_that_says_why(repository, backfilled):
+    folder, shas = repository
+    stored = Store(folder / "results").runs()
+    failed = stored[stored["commit"] == shas[BROKEN]]
+    assert list(failed["status"]) == ["error"]
+    assert list(failed["subject"]) == [f"Number {BROKEN}"]
+    assert list(failed["parent"]) == [shas[BROKEN - 1]]
+
+
+def test_bisect_and_backfill_start_nothing_for_what_is_stored(repository, backfilled):
+    folder, shas = repository
+    before = len(Store(folder / "results").runs(["run_id"]))
+    words = (shas[1], shas[NUM_COMMITS], "sweep.toml", "--confidence", "95%", "--format", "json")
+    again = ppbench(folder, "bisect", *words)
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert [one["commit"] for one in found["first_bad"]] == [shas[SLOWER]]
+    assert found["num_made"] == 0
+    words = (f"{shas[1]}..", "sweep.toml", "--max", str(len(SPREAD)))
+    whole = ppbench(folder, "backfill", *words)
+    assert f"{len(SPREAD)} of {len(SPREAD)} commits are measured already" in whole.stderr
+    assert len(Store(folder / "results").runs(["run_id"])) == before
+
+
+def test_no_work_tree_is_left_behind(repository, backfilled):
+    folder, _ = repository
+    assert not (folder / "results" / "worktrees").exists()
+    assert not (folder / ".git" / "worktrees").exists()
+
+
+@pytest.fixture(scope="module")
+def compared(repository, backfilled):
+    """The commit and the one before it; of both there are two launches, and three are asked for."""
+    folder, shas = repository
+    words = (shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run", "--launches", "3")
+    return ppbench(folder, "compare", *words)
+
+
+def test_compare_says_that_compute_of_that_stage_moved(compared):
+    assert compared.returncode == 0, compared.stderr
+    assert "slower" in compared.stdout
+    assert "compute of stage 1 moved: " in compared.stdout
+    assert "stage 0 moved" not in compared.stdout
+
+
+def test_check_ends_with_1_for_that_commit(repository, compared):
+    folder, shas = repository
+    done = ppbench(folder, "check", "--base", shas[SLOWER - 1], "--head", shas[SLOWER])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert shas[SLOWER][:9] in done.stdout
+    assert f"Number {SLOWER}" in done.stdout
+
+
+def test_history_names_that_commit(repository, compared):
+    folder, shas = repository
+    done = ppbench(folder, "history", "--no-page")
+    assert done.returncode == 0, done.stderr
+    changes = [line for line in done.stdout.splitlines() if ", worse" in line]
+    assert len(changes) == 1
+    assert shas[SLOWER][:9] in changes[0]
+    assert f"Number {SLOWER}" in changes[0]

@@ -1,0 +1,289 @@
+"""Series over commits: which runs are in them, in which order, and what is said of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from histories import CASE, OTHER, Runs, Told, five, repository
+from repositories import git
+from stored_runs import run_row
+
+from ppbench.commits.series import History, metric_called, read_history
+from ppbench.errors import RepositoryError, UsageError
+from ppbench.statistics.verdicts import FLOOR
+from ppbench.store import read_conditions
+from ppbench.store.noise import StoredNoise, write_noise
+
+TOKENS = metric_called("tokens_per_s")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """An empty store, and a working directory that is in no repository."""
+    monkeypatch.chdir(tmp_path)
+    return Runs(tmp_path / "results")
+
+
+def made(folder: Path, num_commits: int) -> list[str]:
+    return repository(folder, [f"change {number}" for number in range(num_commits)])
+
+
+def asked(runs: Runs, repo: Path | None = None, **changes) -> History:
+    return read_history(runs.store, TOKENS, repo=repo, **changes)
+
+
+def commits(history: History, number: int = 0) -> list[str]:
+    return [point.commit for point in history.series[number].points]
+
+
+def test_commits_stand_in_the_repositorys_order_whenever_they_were_measured(
+    runs: Runs, tmp_path: Path
+) -> None:
+    shas = made(tmp_path / "repo", 4)
+    for number in (3, 0, 2, 1):
+        runs.add(Told(shas[number], 100 - number), CASE, 1000.0 + number)
+    history = asked(runs, tmp_path / "repo")
+    assert commits(history) == shas
+    assert [point.value for point in history.series[0].points] == [1000, 1001, 1002, 1003]
+    assert history.line == "first-parent line of main"
+    assert history.notes == ()
+
+
+def test_commits_that_were_not_measured_are_counted_where_they_are(
+    runs: Runs, tmp_path: Path
+) -> None:
+    shas = made(tmp_path / "repo", 10)
+    for number in (1, 2, 6):
+        runs.add(Told(shas[number], number), CASE, 1000.0)
+    [series] = asked(runs, tmp_path / "repo").series
+    assert [point.num_before for point in series.points] == [0, 0, 3]
+    assert (series.num_unmeasured, series.num_behind) == (3, 3)
+
+
+def test_a_failed_run_is_a_point_without_a_figure(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 2)
+    runs.add(Told(shas[0], 0), CASE, 1000.0)
+    failed = runs.add(Told(shas[1], 1), CASE, None)
+    [series] = asked(runs, tmp_path / "repo").series
+    first, second = series.points
+    assert (first.figures, first.failures) == ((1000.0,), ())
+    assert (second.figures, second.value) == ((), None)
+    assert [(one.run_id, one.status) for one in second.failures] == [(failed, "error")]
+
+
+def test_a_launch_that_was_run_again_counts_once_by_its_newest_run(runs: Runs) -> None:
+    for figure in (900.0, None, 1000.0):
+        runs.add(Told("a" * 40, 0), CASE, figure, launch=0)
+    runs.add(Told("a" * 40, 0), CASE, None, launch=0, status="interrupted")
+    [series] = asked(runs).series
+    assert [point.figures for point in series.points] == [(1000.0,)]
+    assert series.num_failures == 0
+
+
+def test_fingerprints_are_never_mixed_and_the_last_that_measured_comes_first(runs: Runs) -> None:
+    told = Told("a" * 40, 0)
+    runs.add(told, CASE, 1000.0, fingerprint="old")
+    runs.add(told, OTHER, 1100.0, fingerprint="new")
+    runs.add(told, CASE, 2000.0, fingerprint="new")
+    history = asked(runs)
+    found = [(one.fingerprint, one.case, one.points[0].value) for one in history.series]
+    assert found == [
+        ("new", "16 microbatches", 1100.0),
+        ("new", "8 microbatches", 2000.0),
+        ("old", "8 microbatches", 1000.0),
+    ]
+    assert any("2 fingerprints, which cannot be compared" in note for note in history.notes)
+    assert history.series[0].machine == "cpu, Some <CPU>, 2 cores"
+
+
+def test_uncommitted_changes_are_left_out_and_said_unless_they_are_asked_for(runs: Runs) -> None:
+    runs.add(Told("a" * 40, 0), CASE, 1000.0)
+    for changes in ("c1", "c1", "c2"):
+        runs.add(Told("a" * 40, 0, is_dirty=True, changes=changes), CASE, 900.0)
+    history = asked(runs)
+    assert history.series[0].dirty == ()
+    assert "3 runs with uncommitted changes: excluded; --dirty shows them" in history.notes
+    shown = asked(runs, has_dirty=True)
+    found = [(point.changes, point.figures) for point in shown.series[0].dirty]
+    assert found == [("c1", (900.0, 900.0)), ("c2", (900.0,))]
+    assert shown.series[0].num_launches == 1
+
+
+def merged(folder: Path) -> tuple[list[str], str, str]:
+    """Two commits on main, a branch from the first, and its merge: line, branch's commit, merge."""
+    line = made(folder, 2)
+    git(folder, "checkout", "--quiet", "-b", "side", line[0])
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "on a branch")
+    side = git(folder, "rev-parse", "HEAD")
+    git(folder, "checkout", "--quiet", "main")
+    git(folder, "merge", "--quiet", "--no-ff", "--message", "merge", "side")
+    return line, side, git(folder, "rev-parse", "HEAD")
+
+
+def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
+    runs: Runs, tmp_path: Path
+) -> None:
+    (first, second), side, merge = merged(tmp_path / "repo")
+    for number, sha in enumerate((first, side, second, merge)):
+        runs.add(Told(sha, number), CASE, 1000.0)
+    history = asked(runs, tmp_path / "repo")
+    assert commits(history) == [first, second, merge]
+    assert history.notes == (
+        "1 run of 1 commit off the first-parent line of main: excluded; --all shows them",
+    )
+    every = asked(runs, tmp_path / "repo", has_all=True)
+    assert set(commits(every)) == {first, second, side, merge}
+    assert (commits(every)[0], commits(every)[-1]) == (first, merge)
+    assert every.notes[0].startswith("1 commit of other branches: shown among those of main")
+
+
+def test_a_detached_head_is_the_end_of_the_line(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 3)
+    for number, sha in enumerate(shas):
+        runs.add(Told(sha, number), CASE, 1000.0)
+    git(tmp_path / "repo", "checkout", "--quiet", shas[1])
+    history = asked(runs, tmp_path / "repo")
+    assert commits(history) == shas[:2]
+    assert history.line == f"first-parent line of {shas[1][:9]} (no branch is checked out)"
+
+
+def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
+    runs: Runs, tmp_path: Path
+) -> None:
+    shas = made(tmp_path / "repo", 4)
+    for number, sha in enumerate(shas):
+        runs.add(Told(sha, number), CASE, 1000.0)
+    runs.add(Told("f" * 40, 2, "gone"), CASE, 900.0)
+    line = asked(runs, tmp_path / "repo")
+    assert commits(line) == shas
+    assert line.notes[0].startswith("1 run of 1 commit not in ")
+    assert line.notes[0].endswith("excluded; --all shows them")
+    history = asked(runs, tmp_path / "repo", has_all=True)
+    assert commits(history) == [*shas[:3], "f" * 40, shas[3]]
+    assert [point.is_known for point in history.series[0].points] == [True] * 3 + [False, True]
+    assert "(rebased?): placed by author date" in history.notes[0]
+
+
+def test_a_trial_over_other_steps_is_not_mixed_in(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 2)
+    for number, sha in enumerate(shas):
+        runs.add_launches(Told(sha, number), CASE, [1000.0] * 3, measure_steps=50)
+    runs.add_launches(Told(shas[1], 1), CASE, [500.0] * 3, measure_steps=1)
+    history = asked(runs, tmp_path / "repo")
+    assert [point.figures for point in history.series[0].points] == [(1000.0,) * 3] * 2
+    assert history.notes == ("3 runs with other measurement settings: excluded",)
+
+
+def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 4)
+    for number, sha in enumerate(shas):
+        runs.add(Told(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
+    [note] = asked(runs, tmp_path / "repo").notes
+    assert note.startswith("measured by 2 versions of ppbench, which changes at ")
+    assert f" at {shas[2][:9]}: " in note
+
+
+def test_a_shallow_clone_says_how_to_get_the_rest(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 4)
+    for number, sha in enumerate(shas):
+        runs.add(Told(sha, number), CASE, 1000.0)
+    git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{tmp_path}/repo", "shallow")
+    history = asked(runs, tmp_path / "shallow")
+    assert commits(history) == shas
+    assert "2 commits not in" in history.notes[0]
+    assert "git fetch --unshallow" in history.notes[0]
+
+
+def test_without_a_repository_commits_are_in_the_order_of_their_dates(runs: Runs) -> None:
+    for number in (2, 0, 1):
+        runs.add(Told(f"{number}" * 40, number), CASE, 1000.0)
+    history = asked(runs)
+    assert commits(history) == ["0" * 40, "1" * 40, "2" * 40]
+    assert all(point.is_known for point in history.series[0].points)
+    assert "no git repository here knows these commits" in history.notes[0]
+    with pytest.raises(RepositoryError):
+        asked(runs, Path())
+
+
+def test_the_repository_is_the_one_around_here_or_that_of_the_sweep(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [sha] = made(tmp_path / "repo", 1)
+    sweep = tmp_path / "repo" / "sweep.toml"
+    sweep.write_text('[grid]\nschedule = "1f1b"\n')
+    runs.add(Told(sha, 0), CASE, 1000.0, sweep_file=str(sweep))
+    assert asked(runs).line == "first-parent line of main"
+    sweep.unlink()
+    assert asked(runs).line == "by author date"
+    monkeypatch.chdir(tmp_path / "repo")
+    assert asked(runs).line == "first-parent line of main"
+
+
+def test_runs_of_older_versions_have_their_commit_described_by_the_repository(
+    runs: Runs, tmp_path: Path
+) -> None:
+    shas = made(tmp_path / "repo", 1)
+    runs.add(Told(shas[0], 9), CASE, 1000.0, author_date=None, subject=None)
+    [point] = asked(runs, tmp_path / "repo").series[0].points
+    assert point.subject == "change 0"
+    assert str(point.author_date).startswith("2026-01-01T00:00:00")
+
+
+def test_runs_without_a_commit_or_without_the_figure_are_left_out_and_counted(runs: Runs) -> None:
+    runs.add(Told("a" * 40, 0), CASE, 1000.0)
+    runs.add(Told("a" * 40, 0), CASE, 1000.0, commit=None)
+    runs.add(Told("a" * 40, 0), CASE, 1000.0, tokens_per_s=None)
+    history = asked(runs)
+    assert history.series[0].num_launches == 1
+    assert history.notes[:2] == (
+        "1 run without a commit: excluded",
+        "1 run without tokens_per_s: excluded",
+    )
+
+
+def test_conditions_choose_the_runs(runs: Runs) -> None:
+    runs.add(Told("a" * 40, 0), CASE, 1000.0)
+    runs.add(Told("a" * 40, 0), replace(CASE, schedule="afab"), 900.0)
+    history = asked(runs, where=read_conditions(["schedule=afab"]))
+    assert [one.points[0].value for one in history.series] == [900.0]
+    none = asked(runs, where=read_conditions(["world_size=64"]))
+    assert none.series == ()
+    assert "no run meets the conditions" in none.notes[0]
+
+
+def test_costs_that_are_code_under_test_do_not_part_a_case(runs: Runs) -> None:
+    for number, time_ms in enumerate((1.0, 2.0)):
+        case = replace(
+            CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(time_ms,)
+        )
+        runs.add(Told(f"{number}" * 40, number), case, 1000.0)
+    runs.add(Told("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
+    history = asked(runs)
+    assert sorted(len(one.points) for one in history.series) == [1, 2]
+
+
+def test_the_noise_that_was_measured_is_the_floor(runs: Runs) -> None:
+    for number in range(2):
+        runs.add(Told(f"{number}" * 40, number), CASE, 1000.0)
+    assert asked(runs).series[0].floor == FLOOR
+    fingerprint = str(run_row(1, CASE)["fingerprint"])
+    noise = StoredNoise(CASE.case_id, fingerprint, "", None, 10, {"tokens_per_s": 0.03})
+    write_noise(runs.store.folder, noise)
+    assert asked(runs).series[0].floor == 0.03
+
+
+def test_a_metric_is_a_column_with_figures() -> None:
+    assert metric_called("peak_memory_bytes").higher_is_better is False
+    assert metric_called("bubble_transfer").in_points
+    with pytest.raises(UsageError, match='did you mean "tokens_per_s"'):
+        metric_called("token_per_s")
+    for name in ("commit", "num_microbatches", "measure_steps", "launch"):
+        with pytest.raises(UsageError, match="no figure is called"):
+            metric_called(name)
+
+
+def test_the_made_up_launches_have_a_steady_level() -> None:
+    levels = [sum(five(1000.0, number)) / 5 for number in range(20)]
+    assert max(levels) / min(levels) < 1.004

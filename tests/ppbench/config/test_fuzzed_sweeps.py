@@ -1,0 +1,173 @@
+"""Thousands of broken sweep files: each is accepted, or refused in one line that tells where."""
+
+import collections
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toml_mutations import BASES, Mutation, mutate
+
+from ppbench.cli import app as cli
+from ppbench.config import model_facts as models
+from ppbench.config.reader import read_sweep
+from ppbench.errors import SweepFileError, UsageError
+
+NUM_MUTATIONS = 2200
+NUM_COMMANDS = 40
+PATIENCE_S = 60
+ANSWER = """\
+import json, sys
+facts = dict(num_layers=6, max_positions=512, vocab_size=300, num_parameters=1,
+             tokenizer_size=None, problem=None)
+print(json.dumps([facts for one in json.load(sys.stdin)]))
+"""
+LOCATED = re.compile(r"sweep\.toml:\d+: |--set")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with a process at hand that knows every model at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "COMMAND", (sys.executable, "-S", "-c", ANSWER))
+    return tmp_path
+
+
+def refusal(mutation: Mutation) -> UsageError | None:
+    Path("sweep.toml").write_bytes(mutation.content)
+    try:
+        sweep = read_sweep(Path("sweep.toml"), mutation.overrides, "cpu")
+    except UsageError as error:
+        return error
+    assert 1 <= len(sweep.cases) == len(set(sweep.cases))
+    case, measure = sweep.cases[-1]
+    json.dumps([case.settings(), measure.settings()], ensure_ascii=False).encode()
+    return None
+
+
+@pytest.mark.parametrize("text", BASES, ids=range(len(BASES)))
+def test_what_is_mutated_is_valid(folder, text):
+    assert refusal(Mutation(text.encode(), (), ())) is None
+
+
+def test_a_mutation_is_accepted_or_refused_in_one_line_that_tells_where(folder, capsys):
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in range(NUM_MUTATIONS):
+        error = refusal(mutate(seed))
+        counts[type(error).__name__] += 1
+        if error is not None:
+            message = str(error)
+            assert LOCATED.match(message), (seed, message)
+            assert message.isprintable(), (seed, message)
+            assert error.exit_code == 2
+    assert list(Path().iterdir()) == [Path("sweep.toml")]
+    with capsys.disabled():
+        print(f"\n{NUM_MUTATIONS} mutations: {counts['NoneType']} accepted, {dict(counts)}")
+    assert counts["NoneType"] > NUM_MUTATIONS // 10
+    assert counts["SweepFileError"] > NUM_MUTATIONS // 2
+
+
+def run_main(monkeypatch, *arguments):
+    """The command's own entry point, in this process; returns its exit code."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["ppbench", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def test_the_command_writes_nothing_when_it_refuses(folder, monkeypatch, capsys):
+    for seed in range(NUM_COMMANDS):
+        mutation = mutate(seed)
+        error = refusal(mutation)
+        overrides = [word for text in mutation.overrides for word in ("--set", text)]
+        listing = ("sweep", "sweep.toml", "--dry-run", *overrides)
+        assert run_main(monkeypatch, *listing) == (0 if error is None else 2), seed
+        printed = capsys.readouterr()
+        if error is not None:
+            assert (printed.out, printed.err) == ("", f"error: {error}\n")
+            assert run_main(monkeypatch, "sweep", "sweep.toml", *overrides) == 2
+            assert capsys.readouterr().err == f"error: {error}\n"
+        assert list(Path().iterdir()) == [Path("sweep.toml")]
+
+
+def test_the_installed_command_refuses_with_exit_code_2(folder):
+    refused = [mutation for mutation in map(mutate, range(20)) if refusal(mutation)]
+    for mutation in refused[:2]:
+        Path("sweep.toml").write_bytes(mutation.content)
+        overrides = [word for text in mutation.overrides for word in ("--set", text)]
+        command = [sys.executable, "-c", "from ppbench.cli import main; main()", "sweep"]
+        done = subprocess.run(
+            [*command, "sweep.toml", *overrides],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert re.fullmatch(r"error: (sweep\.toml:\d+: |--set).*\n", done.stderr)
+        assert done.stdout == ""
+        assert list(Path().iterdir()) == [Path("sweep.toml")]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"[emulated]\nF_ms = " + b"9" * 400, ":2: emulated.F_ms: expected milliseconds"),
+        (b'\n[data]\nsource="text:/"', ":3: data.source: no such file: /"),
+        (b'data.source="text:' + b"a/*/" * 2000 + b'"', ":1: data.source: no such file: a/*/"),
+        (b'name = "a\\nb"', r':1: name: "a\nb" (a string) may hold'),
+        (b'"a\\nb" = "\\u001b[2J"', r':1: "a\nb": unknown key, set to "\u001b[2J"'),
+        (b"a = 1\nseq_len = " + b"9" * 5000, ":2: a number has too many digits"),
+        (b"a = 1\n\nseq_len = " + b"[" * 5000, ":3: nested too deeply"),
+        (b"seq_len = 8\rworld_size = 2", ":1: not valid TOML: "),
+        (b"name = 'x'\n\xff\xfe", ":2: not a text file in UTF-8: invalid start byte at byte 11"),
+        (b"[grid]\nseq_len = [\n 8,\n # 9,\n 'a,]',\n]", ":5: grid.seq_len: expected 1 to"),
+        (b'name = """a\xe2\x80\xa8b"""\nseq_len = 0', ':1: name: "a\\u2028b" (a string) may'),
+        (b"name = '''\nx'''\nseq_len = 0", ":3: seq_len: "),
+        (b"[grid]\n'train.recompute' = [true]\ntrain.recompute = [false]",
+         ":2: grid.train.recompute: is given twice"),
+        (b"'train.recompute' = true", "write this key without quotes: train.recompute = true"),
+        (b"[train]\nwarmup_steps = 3", "; warmup_steps belongs in [measure]"),
+        (b"[train]\nworld_size = 3", "; world_size belongs at the top, before the first [section]"),
+        (b"world_size = [1, 2]", "expected one value, got [1, 2] (an array); list several values"),
+        (b"grid = {seq_len = [", ":1: not valid TOML: invalid value at the end of the file: grid"),
+        (b"[grid]\nworld_size = [\n1,\n2,\n\nname = 3",
+         ":6: not valid TOML: invalid value at column 1 (in the statement that begins on line 2)"),
+        (b"\n[" + b"a." * 400_000 + b"a]", ":2: nested too deeply: a key of more than 100 parts"),
+        (b"\n" + b"'a'." * 200_000 + b"a = 1", ":2: nested too deeply: a key of more than 100"),
+        (b"seq_len = [" + b"1.5," * 200_000 + b"]", ":1: seq_len: expected one value, got [1.5"),
+        (b"stages_per_rank = 0", 'stages, or "auto"; got 0 (an integer)'),
+        (b"[grid]\nW_ms = [1]", ', set to [1] (an array); did you mean "emulated.W_ms"?'),
+        (b"[train]\nLEARNING_RATE = 1.0", 'did you mean "learning_rate"? Known: optimizer, '),
+        (b"[model]\npartition = [" + b"1," * 999 + b"]", "1,... names 999 stages; there are 2"),
+        (b"x" * 2_000_000, "sweep.toml: too large for a sweep file (at most 1 MiB)"),
+    ],
+    ids=range(27),
+)  # fmt: skip
+def test_what_mutations_found(folder, content, what):
+    error = refusal(Mutation(content, (), ()))
+    assert what in str(error)
+    assert str(error).isprintable()
+
+
+def test_thousands_of_exclusions_of_thousands_of_cases_are_no_hang(folder):
+    lengths = range(1, 2001)
+    exclude = "\n".join(f"[[exclude]]\nseq_len = {n}\nworld_size = 1" for n in lengths)
+    Path("sweep.toml").write_text(
+        f"[grid]\nseq_len = {list(lengths)}\nworld_size = [1, 2]\n{exclude}"
+    )
+    sweep = read_sweep(Path("sweep.toml"), [], "cpu")
+    assert [case.world_size for case, _ in sweep.cases] == [2] * len(lengths)
+
+
+def test_an_override_holds_one_value_and_no_second_line(folder):
+    Path("sweep.toml").touch()
+    with pytest.raises(SweepFileError, match=r'--set: seq_len: .*got "8\\nname = 9"'):
+        read_sweep(Path("sweep.toml"), ["seq_len=8\nname = 9"], "cpu")
+
+
+def test_a_file_whose_own_name_is_no_name_is_told_to_set_one(folder):
+    Path("my sweep.toml").touch()
+    with pytest.raises(SweepFileError, match=r'my sweep\.toml: name: "my sweep".*set one'):
+        read_sweep(Path("my sweep.toml"), [], "cpu")

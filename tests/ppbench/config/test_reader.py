@@ -1,0 +1,651 @@
+"""Sweep files: what they expand to, and how each mistake is located."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.model.descriptions import Facts
+from engine.plan.schedules.registry import ProgramFileError
+from ppbench.config import model_facts as models
+from ppbench.config.case import Case, Measure
+from ppbench.config.feasibility import local_files, problems_of_fit
+from ppbench.config.programs import check_file_unchanged, link_ns_of
+from ppbench.config.reader import read_sweep
+from ppbench.config.schema import known_keys
+from ppbench.config.toml import line_of
+from ppbench.errors import SweepFileError, UsageError
+from ppbench.run.job import Job, PlannedRun, read_job, write_job
+
+SWEEPS = Path(__file__).parents[3] / "sweeps"
+VALID = """\
+name = "trial"
+
+[model]
+preset = "llama-8m"
+
+[train]
+microbatch_size = 1
+
+[measure]
+steps = 8
+
+[grid]
+schedule = ["afab", "1f1b"]
+world_size = [1, 2]
+num_microbatches = [
+    4,
+    8,
+]
+
+[[exclude]]
+world_size = 1
+schedule = "afab"
+"""
+
+
+def read(tmp_path, text, *overrides):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return read_sweep(path, overrides, "cpu")
+
+
+def cases(sweep):
+    return [(c.schedule, c.world_size, c.num_microbatches) for c, _ in sweep.cases]
+
+
+def test_the_grid_is_expanded_in_order_without_what_is_excluded(tmp_path):
+    sweep = read(tmp_path, VALID)
+    assert cases(sweep) == [
+        ("afab", 2, 4), ("afab", 2, 8),
+        ("1f1b", 1, 4), ("1f1b", 1, 8), ("1f1b", 2, 4), ("1f1b", 2, 8),
+    ]  # fmt: skip
+    assert sweep.axes == ("schedule", "world_size", "num_microbatches")
+    assert sweep.cases[0][1] == Measure(steps=8)
+
+
+def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
+    sweep = read(tmp_path, "")
+    assert sweep.cases == ((Case(), Measure()),)
+    assert sweep.name == "sweep"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        k
+        for k in known_keys()
+        if k not in ("name", "device", "measure.launches", "measure.order_seed") and k[-3:] != "_ms"
+    ],
+)
+def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
+    default = {**Case().settings(), **Measure().settings()}
+    value = default[key.replace(".", "_")]
+    is_word = isinstance(value, str) and not value.startswith("[")
+    text = f'"{value}"' if is_word else str(value).lower()
+    for written in (key, f'"{key}"'):
+        sweep = read(tmp_path, f"[grid]\n{written} = [{text}]")
+        assert len(sweep.cases) == 1
+        assert sweep.axes == (key.replace(".", "_"),)
+
+
+def test_aliases_are_resolved_and_device_auto_is_what_is_there(tmp_path):
+    ((case, _),) = read(tmp_path, '[grid]\nschedule = ["gpipe"]').cases
+    assert (case.schedule, case.device) == ("afab", "cpu")
+
+
+def test_overrides_replace_an_axis_or_set_a_key(tmp_path):
+    sweep = read(tmp_path, VALID, "world_size=4", "train.microbatch_size=3", 'schedule=["1f1b"]')
+    assert cases(sweep) == [("1f1b", 4, 4), ("1f1b", 4, 8)]
+    assert {case.train_microbatch_size for case, _ in sweep.cases} == {3}
+
+
+def test_an_override_that_is_not_toml_is_a_string(tmp_path):
+    assert {c.schedule for c, _ in read(tmp_path, "", "schedule=gpipe").cases} == {"afab"}
+
+
+def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
+    ids = {c.case_id for c, _ in read(tmp_path, "[grid]\nmeasure.steps = [1, 2]").cases}
+    assert ids == {Case().case_id}
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("name", "it names the whole sweep"),
+        ("measure.launches", "all cases have the same number of launches"),
+        ("measure.order_seed", "it sets the order of the cases of a launch"),
+    ],
+)
+@pytest.mark.parametrize("table", ["[grid]", "[[exclude]]"])
+def test_what_concerns_the_whole_sweep_is_no_axis(tmp_path, table, key, why):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, f"{table}\n{key} = [1, 2]")
+    assert f":2: {table.strip('[]')}.{key}: cannot be an axis: {why}" in str(caught.value)
+
+
+GRID = """\
+[grid]
+schedule = ["afab", "dualpipev"]
+world_size = [2, 4]
+num_microbatches = [4, 8]
+seq_len = [64, 128]
+"""
+
+
+def test_the_combination_that_cannot_run_is_named_by_the_axes_that_matter(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, GRID)
+    named = 'schedule = "dualpipev", world_size = 4, num_microbatches = 4'
+    assert ":4: grid.num_microbatches: dualpipev: num_microbatches must" in str(caught.value)
+    assert f"(in the combination {named}; leave it out with [[exclude]]" in str(caught.value)
+    without = GRID + "[[exclude]]\n" + named.replace(", ", "\n")
+    assert len(read(tmp_path, without).cases) == 14
+
+
+def test_a_problem_of_every_combination_names_none(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, GRID, "seq_len=4096", "schedule=afab")
+    assert str(caught.value) == (
+        "--set: grid.seq_len: 4096 is longer than the 2048 positions of llama-8m"
+    )
+
+
+def test_excluding_is_no_remedy_where_no_combination_is_fine(tmp_path):
+    text = 'world_size = 4\n[grid]\nschedule = ["zbv", "dualpipev"]\nnum_microbatches = [7]'
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text, "stages_per_rank=3", 'schedule=["1f1b", "csv:no.csv"]')
+    assert str(caught.value).endswith('got 3 (in the combination schedule = "1f1b")')
+
+
+def test_a_key_left_at_its_default_is_reported_where_it_is_asked_for(tmp_path):
+    with pytest.raises(SweepFileError, match=r":2: num_microbatches: dualpipev: .*got num_micro"):
+        read(tmp_path, 'world_size = 8\nschedule = "dualpipev"')
+    with pytest.raises(SweepFileError, match=r":3: num_microbatches: .*combination world_size = 8"):
+        read(tmp_path, 'schedule = "dualpipev"\n[grid]\nworld_size = [2, 8]')
+
+
+def test_two_spellings_of_one_case_are_refused_with_the_case(tmp_path):
+    with pytest.raises(
+        SweepFileError, match=r"grid: two combinations give the same case, .*= \"cpu\""
+    ):
+        read(tmp_path, '[grid]\ndevice = ["auto", "cpu"]\nseq_len = [8, 9]')
+
+
+def test_emulating_without_times_shows_how_to_give_them(tmp_path):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, VALID, "device=emulated")
+    _, _, example = str(caught.value).partition("emulated.F_ms is missing: ")
+    times = example.replace("--set ", "").split()
+    assert len(read(tmp_path, VALID, "device=emulated", *times).cases) == 6
+
+
+def test_an_axis_takes_the_place_of_the_same_key_in_its_section(tmp_path):
+    sweep = read(tmp_path, "seq_len = 7\n[grid]\nseq_len = [8, 9]")
+    assert [case.seq_len for case, _ in sweep.cases] == [8, 9]
+
+
+def test_partitions_may_be_listed_in_an_override(tmp_path):
+    sweep = read(tmp_path, "", "model.partition=[[3, 5], [4, 4]]")
+    assert [case.model_partition for case, _ in sweep.cases] == [(3, 5), (4, 4)]
+    assert read(tmp_path, "", "model.partition=[3, 5]").axes == ()
+
+
+def test_split_points_may_be_listed_too(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    text = "model.split = 'trace'"
+    one = read(tmp_path, text, 'model.split_points=["blocks.2"]')
+    assert one.axes == ()
+    assert one.cases[0][0].model_split_points == ("blocks.2",)
+    several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
+    assert several.axes == ("model_split_points",)
+    assert [c.model_split_points for c, _ in several.cases] == [("blocks.2",), ("blocks.3",)]
+
+
+def test_lists_survive_the_way_to_the_workers(tmp_path):
+    case = Case(model_partition=(3, 5), model_split_points=("a.b", "c"), seq_len="variable")
+    job = Job(
+        "l",
+        "r",
+        "s",
+        "n",
+        "f",
+        None,
+        (PlannedRun(case, Measure(), 0, "k"), PlannedRun(Case(), Measure(), 0, "l")),
+    )
+    assert read_job(write_job(tmp_path / "launch", job)) == job
+
+
+def test_a_length_may_be_variable_beside_numbers(tmp_path):
+    sweep = read(tmp_path, '[grid]\nseq_len = [64, "variable"]')
+    assert [case.seq_len for case, _ in sweep.cases] == [64, "variable"]
+    assert [case.tokens_per_step for case, _ in sweep.cases] == [8 * 64, None]
+    assert sweep.cases[1][0].max_tokens_per_step == 8 * 2048
+    assert sweep.cases[1][0].settings()["seq_len"] == "variable"
+
+
+def test_a_variable_length_gives_way_to_the_model_unless_its_bound_was_set(tmp_path):
+    short = "seq_len = 'variable'\nmodel.preset = 'llama-tiny'"  # 1024 positions
+    assert read(tmp_path, short).cases
+    with pytest.raises(SweepFileError, match=r":3: data.max_seq_len: 2048 is longer than the 1024"):
+        read(tmp_path, f"{short}\ndata.max_seq_len = 2048")
+    with pytest.raises(SweepFileError, match=r":4: grid.data.max_seq_len: 1025 is longer"):
+        read(tmp_path, f"{short}\n[grid]\ndata.max_seq_len = [1024, 1025]")
+
+
+def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    names = [
+        "owner/name",
+        "checkpoint",
+        "./checkpoint",
+        str(tmp_path / "checkpoint"),
+        "my.code:make",
+    ]
+    sweep = read(tmp_path, f"[grid]\nmodel.preset = {names}")
+    assert [case.model_preset for case, _ in sweep.cases] == names
+
+
+ANSWERS = """\
+import json, sys
+asked = json.load(sys.stdin)
+with open("asked.json", "a") as file:
+    print(json.dumps(asked), file=file)
+print("a module that prints when it is imported")
+keys = ("num_layers", "max_positions", "vocab_size", "num_parameters", "tokenizer_size", "problem")
+wrong = {"key": "model.preset", "message": "no such model"}
+print(json.dumps([
+    {**dict.fromkeys(keys), "num_layers": 6, "max_positions": 512, "vocab_size": 300,
+     "problem": wrong if "none" in one["model"] else None}
+    for one in asked
+]))
+"""
+
+
+def stand_in(tmp_path, monkeypatch, code):
+    """A process that answers at once: what models are is the engine's to know and to test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "COMMAND", (sys.executable, "-c", code))
+
+
+def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    text = "[grid]\nmodel.preset = ['llama-8m', 'a/b', 'c/d']\nschedule = ['afab', '1f1b']"
+    assert len(read(tmp_path, text).cases) == 6
+    (asked,) = [json.loads(line) for line in (tmp_path / "asked.json").read_text().splitlines()]
+    assert [one["model"] for one in asked] == ["a/b", "c/d"]
+    assert asked[0] == {
+        "model": "a/b", "split": "auto", "split_points": [], "weights": "auto",
+        "trust_remote_code": False, "dtype": "float32", "tokenizer": "auto",
+    }  # fmt: skip
+
+
+def test_presets_alone_start_no_process(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "raise SystemExit(9)")
+    assert read(tmp_path, VALID).cases
+    with pytest.raises(UsageError, match="exit code 9"):
+        read(tmp_path, "data.tokenizer = 'some/tokenizer'")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("model.preset = 'a/none'", ":1: model.preset: no such model"),
+        ("[grid]\nmodel.preset = ['a/b', 'a/none']", ":2: grid.model.preset: no such model"),
+        ("model.preset = 'a/b'\nseq_len = 513", ":2: seq_len: 513 is longer than the 512 pos"),
+        ("model.preset = 'a/b'\nmodel.partition = [3, 5]", ":2: model.partition: [3, 5] sums"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_do_is_located(tmp_path, monkeypatch, text, what):
+    stand_in(tmp_path, monkeypatch, ANSWERS)
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "raise RuntimeError('the disk is full')")
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, "model.preset = 'a/b'")
+    message = "a/b: cannot be inspected; python -m engine.model.facts ended with exit code 1: "
+    place = f"{tmp_path / 'sweep.toml'}:1: model.preset: "
+    assert str(caught.value) == f"{place}{message}RuntimeError: the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("case", "facts", "key", "what"),
+    [
+        (Case(), Facts(vocab_size=255), "model.preset", "text as bytes needs a vocabulary of 256"),
+        (Case(data_source="synthetic"), Facts(vocab_size=2), None, ""),
+        (Case(data_source="hf:x"), Facts(vocab_size=99, tokenizer_size=100), "model.preset",
+         "a vocabulary of 100"),
+        (Case(data_source="hf:x"), Facts(vocab_size=100, tokenizer_size=100), None, ""),
+        (Case(data_source="hf:x", data_tokenizer="t"), Facts(vocab_size=9, tokenizer_size=10),
+         "data.tokenizer", "tokenizer t needs a vocabulary of 10"),
+        (Case(data_tokenizer="t"), Facts(vocab_size=300, tokenizer_size=400), None, ""),
+        (Case(seq_len=9999), Facts(), None, ""),
+        (Case(model_partition=(1, 1)), Facts(), None, ""),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_holds_what_the_text_becomes(case, facts, key, what):
+    found = list(problems_of_fit(case, facts, is_max_seq_len_set=False))
+    assert [problem.key for problem in found] == ([] if key is None else [key])
+    assert all(what in problem.message for problem in found)
+
+
+def test_a_text_is_long_enough_only_if_its_tokens_are_bytes(tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    case = Case(data_source=f"text:{tmp_path / 'short.txt'}")
+    (problem,) = problems_of_fit(case, Facts(), is_max_seq_len_set=False)
+    assert (problem.key, "has 5 bytes; seq_len 128" in problem.message) == ("data.source", True)
+    assert not list(problems_of_fit(case, Facts(tokenizer_size=9), is_max_seq_len_set=False))
+    assert len(local_files(f"json:{tmp_path}/*.txt")) == 1
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    assert read(tmp_path, "\ufeffname = 'marked'").name == "marked"
+
+
+def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
+    text = '[grid]\nworld_size = [1, 2]\n[[exclude]]\ndevice = "cpu"\nworld_size = 1'
+    assert len(read(tmp_path, text).cases) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"seq_len = {'9' * 5000}",
+        f"seq_len = 0x{'f' * 5000}",
+        f"seq_len = {'[' * 5000}{']' * 5000}",
+        f"[grid.{'.'.join('a' * 3000)}]\nb = 1",
+        f"{'.'.join('a' * 3000)} = 1",
+        f'data.source = "text:{"x" * 5000}"',
+        'data.source = "text:a\\u0000b"',
+        "[grid]\nseq_len = [nan, inf]",
+        '"" = 1',
+        '[grid]\n"" = [1]',
+    ],
+    ids=range(10),
+)
+def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_case_id_depends_on_the_workload():
+    assert Case(seq_len=64).case_id == "a67ef6505992" != Case().case_id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "what"),
+    [
+        ("steps = 8", "stepz = 8", "10: measure.stepz", 'did you mean "steps"?'),
+        ("[grid]", "[grit]", "12: grit", 'did you mean "grid"?'),
+        ('"1f1b"]', '"1f1v"]', "13: grid.schedule", '"1f1b"? Known: afab, 1f1b, interleaved_1f1b'),
+        ("[1, 2]", "0", "14: grid.world_size", "0 is out of range; must be at least 1"),
+        ("[1, 2]", "[1, -3]", "14: grid.world_size", "-3 is out of range"),
+        ("[1, 2]", '[1, "two"]', "14: grid.world_size", 'an integer, got "two" (a string)'),
+        ("[1, 2]", "[]", "14: grid.world_size", "at least one value"),
+        ("[1, 2]", "[2, 2]", "14: grid.world_size", "listed twice"),
+        ("[1, 2]", "[1, 2", "15", "not valid TOML"),
+        ("    8,", '    "8",', "17: grid.num_microbatches", 'got "8" (a string)'),
+        ("microbatch_size = 1", 'microbatch_size = "1"', "7: train.microbatch_size", "an integer"),
+        ("microbatch_size = 1", "microbatch_size = 1.5", "7: train.microbatch_size", "a float"),
+        ("microbatch_size = 1", "microbatch_size = true", "7: train.microbatch_size", "a boolean"),
+        ("steps = 8", "steps = 8\nsteps = 9", "11", "not valid TOML"),
+        ('"llama-8m"', '"llama-9m"', "4: model.preset", 'did you mean "llama-8m"?'),
+        ('preset = "llama-8m"', 'dtype = "float23"', "4: model.dtype", 'did you mean "float32"?'),
+        ('preset = "llama-8m"', "partition = [3, 6]", "4: model.partition", "sums to 9"),
+        ('preset = "llama-8m"', "partition = 3", "4: model.partition", "number of layers"),
+        ('name = "trial"', 'name = "../x"', "1: name", "letters, digits"),
+        ('"llama-8m"', '"llama"', "4: model.preset", 'or a hub id "owner/name", a checkpoint'),
+        ('"llama-8m"', '"./none"', "4: model.preset", 'no such folder: "./none"'),
+        ('"llama-8m"', '""', "4: model.preset", "unknown preset"),
+        ('preset = "llama-8m"', 'partition = "x"', "4: model.partition", '"measured" or the'),
+        ('preset = "llama-8m"', 'split = "trace"', "3: model.split_points", "is empty; world_size"),
+        ('preset = "llama-8m"', 'split_points = ["a"]', "4: model.split_points", 'split = "trace"'),
+        ('preset = "llama-8m"', 'split_points = "a"', "4: model.split_points", "list of module"),
+        ('preset = "llama-8m"', 'split_points = ["a", "a"]', "4: model.split_points", "twice"),
+        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a", "b"]',
+         "5: model.split_points", "2 split points make 3 stages; world_size 2 has 2"),
+        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a"]\npartition = [4, 4]',
+         "6: model.partition", "model.split_points decide"),
+        ('preset = "llama-8m"', 'weights = "mine"', "4: model.weights", "Known: auto, random"),
+        ('preset = "llama-8m"', "trust_remote_code = 1", "4: model.trust_remote_code", "got 1"),
+        ("microbatch_size = 1", 'lr_schedule = "cosine"', "6: train.lr_decay_steps",
+         "0 must be greater than train.lr_warmup_steps 0"),
+        ("microbatch_size = 1", "momentum = 1.0", "7: train.momentum", "must be less than 1"),
+        ("microbatch_size = 1", "clip_norm = -1.0", "7: train.clip_norm", "at least 0"),
+        ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
+        ('name = "trial"', 'seq_len = "varying"', "1: seq_len", 'or "variable"; got "varying"'),
+        ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
+        ('name = "trial"', 'data.source = "jsn:x"', "1: data.source", 'mean "json:PATH"'),
+        ('name = "trial"', 'data.source = "json:no"', "1: data.source", "no such file: no"),
+        ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "at least 1 character"),
+        ('name = "trial"', "model = 3", "3", "not valid TOML"),
+        ('name = "trial"', "seq_len = 4096", "1: seq_len", "longer than the 2048 positions"),
+        ('name = "trial"', "[train]\nlearning_rate = nan", "7", "not valid TOML"),
+        ('schedule = "afab"\n', 'scheduel = "afab"\n', "22: exclude.scheduel", "schedule"),
+        ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "every case"),
+        ('schedule = "afab"\n', 'schedule = "gpipes"\n', "22: exclude.schedule", "gpipe"),
+        ('schedule = "afab"\n', "[[exclude]]\nworld_size = 2\n", "20: exclude", "nothing to run"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, what):
+    assert old in VALID
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, VALID.replace(old, new, 1))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
+    assert what in message
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("world_size", "expected KEY=VALUE"),
+        ("wrold_size=2", 'did you mean "world_size"?'),
+        ("world_size=none", '--set: grid.world_size: expected an integer, got "none"'),
+        ("grid.world_size=[0]", "--set: grid.world_size: 0 is out of range"),
+        ("measure.steps=0", "--set: measure.steps: 0 is out of range"),
+    ],
+)
+def test_a_bad_override_is_named(tmp_path, override, what):
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, VALID, override)
+    assert what in str(caught.value)
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        read_sweep(tmp_path / "none.toml", [], "cpu")
+    with pytest.raises(UsageError, match="directory"):
+        read_sweep(tmp_path, [], "cpu")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not a text file"):
+        read_sweep(tmp_path / "binary", [], "cpu")
+
+
+def test_a_missing_text_source_is_found_before_anything_runs(tmp_path):
+    with pytest.raises(SweepFileError, match=r":2: data.source: no such file: no/such"):
+        read(tmp_path, '[data]\nsource = "text:no/such"')
+
+
+def test_a_grid_that_is_too_large_is_refused_without_expanding_it(tmp_path):
+    axis = list(range(1, 400))
+    text = f"[grid]\nnum_microbatches = {axis}\nseq_len = {axis}\nworld_size = {axis}"
+    with pytest.raises(SweepFileError, match="63,521,199 cases; at most 100,000"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.toml")), ids=lambda path: path.name)
+def test_the_shipped_sweeps_are_valid(path):
+    assert read_sweep(path, [], "cpu").cases
+
+
+def test_the_demo_compares_both_schedules_over_the_promised_axes():
+    sweep = read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu")
+    found = {axis: {getattr(c, axis) for c, _ in sweep.cases} for axis in sweep.axes}
+    assert found["schedule"] == {"afab", "1f1b"}
+    assert found["world_size"] == {1, 2, 4}
+    assert len(found["num_microbatches"]) == len(found["seq_len"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("name",), 1),
+        (("model", "preset"), 4),
+        (("grid", "num_microbatches", 1), 17),
+        (("x",), None),
+    ],
+)
+def test_a_key_is_found_on_its_line(path, line):
+    assert line_of(VALID, path) == line
+
+
+def only_case(sweep):
+    ((case, _),) = sweep.cases
+    return case
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2), ("zbv", 2)]
+)
+def test_a_schedule_has_its_own_number_of_stages_where_nobody_says(tmp_path, schedule, stages):
+    case = only_case(read(tmp_path, f'schedule = "{schedule}"'))
+    assert case.stages_per_rank == stages
+
+
+def test_a_case_that_names_the_schedules_own_number_of_stages_is_the_same_case(tmp_path):
+    auto, said = (
+        only_case(read(tmp_path, 'schedule = "zbv"' + text))
+        for text in ("", "\nstages_per_rank = 2")
+    )
+    assert auto == said
+    assert only_case(read(tmp_path, "stages_per_rank = 1")).case_id == Case().case_id
+
+
+EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 2\nI_ms = 1.5\nW_ms = [1, 2]\n'
+
+
+def test_emulated_times_are_one_number_or_one_per_stage(tmp_path):
+    case = only_case(read(tmp_path, EMULATED))
+    times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
+    assert times == ((2.0,), (1.5,), (1.0, 2.0))
+    sweep = read(tmp_path, EMULATED, "emulated.F_ms=[3, 4]")
+    assert only_case(sweep).emulated_F_ms == (3.0, 4.0)
+    linked = read(tmp_path, EMULATED + "link_ms = 3\n", "world_size=4", "emulated.W_ms=1")
+    assert link_ns_of(only_case(linked)) == (3_000_000,) * 3
+    axis = read(tmp_path, EMULATED + '[grid]\n"emulated.F_ms" = [3, [4, 5]]')
+    assert [case.emulated_F_ms for case, _ in axis.cases] == [(3.0,), (4.0, 5.0)]
+
+
+def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")
+    text = f'schedule = "csv:{file}"\nnum_microbatches = 1'
+    before = only_case(read(tmp_path, text))
+    assert before.stages_per_rank == 2
+    file.write_text("0F0,2F0,2I0,0B0,2W0\n1F0,1B0\n")
+    assert only_case(read(tmp_path, text)).case_id != before.case_id
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("stages_per_rank = 2", "1: stages_per_rank", "1f1b needs exactly 1 stage per rank, got 2"),
+        ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1024 stages, or "auto"'),
+        ("stages_per_rank = true", "1: stages_per_rank", "got true"),
+        (
+            'schedule = "dualpipev"\nworld_size = 4\nnum_microbatches = 7',
+            "3: num_microbatches",
+            "at least 2 x world_size; got num_microbatches 7, world_size 4",
+        ),
+        (
+            'num_microbatches = 9\n[grid]\nschedule = ["interleaved_zb"]\nworld_size = [4]',
+            "1: num_microbatches",
+            "multiple of max(1, num_microbatches // world_size)",
+        ),
+        ('schedule = "csv:no.csv"', "1: schedule", "no.csv: cannot be read"),
+        ('schedule = "csv:"', "1: schedule", 'unknown schedule "csv:"'),
+        ('device = "emulated"', "1: device", "needs F_ms, I_ms and W_ms; emulated.F_ms is missing"),
+        (EMULATED.replace("2]", "2, 3]"), "5: emulated.W_ms", "3 times for 2 stages"),
+        (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
+        (EMULATED.replace("= 2", "= 1e-7"), "3: emulated.F_ms", "0 or 0.001 to"),
+        (EMULATED.replace("= 2", "= [2]"), "3: emulated.F_ms", "give one number for all ranks"),
+        (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "give one number for all ranks"),
+        (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
+        (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
+        (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 stages have 1 links"),
+        ("[emulated]\nlink_ms = 1", "2: emulated.link_ms", 'only with device = "emu'),
+        (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
+        (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),
+        ("seq_len = 'variable'\n" + EMULATED, "1: seq_len", "no data is read"),
+        (EMULATED + "[model]\npartition = 'measured'", "7: model.partition", "no time of their"),
+        ("[transfer]\npolicy = 'late'", "2: transfer.policy", "just_in_time"),
+        (
+            "[transfer]\npolicy = 'just_in_time'\nlook_ahead = 3",
+            "3: transfer.look_ahead",
+            'only with transfer.policy = "early"',
+        ),
+        (
+            "world_size = 2\nstages_per_rank = 2\nschedule = 'zbv'\n[model]\npartition = [4, 4]",
+            "5: model.partition",
+            "world_size 2, stages_per_rank 2",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_schedule_or_emulation_can_do_is_located(tmp_path, text, where, what):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
+    assert what in message
+
+
+def test_an_illegal_program_file_is_shown_with_the_place_marked(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1')
+    assert "rank 1, position 0, 1B0: can never start" in str(caught.value)
+    assert "[1B0]" in str(caught.value)
+
+
+def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text(
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
+    )
+    text = f'schedule = "csv:{file}"\nnum_microbatches = 2'
+    with pytest.raises(SweepFileError, match=r"1: schedule: .*would deliver microbatch 0 to it"):
+        read(tmp_path, text)
+    legal = file.read_text().replace("1RECV_F1,1RECV_F0", "1RECV_F0,1RECV_F1")
+    file.write_text(legal)
+    assert only_case(read(tmp_path, text)).program_digest
+    with pytest.raises(SweepFileError, match=r"transfer\.policy: .*has its own transfers"):
+        read(tmp_path, text + '\ntransfer.policy = "just_in_time"')
+
+
+def test_a_rank_without_a_stage_is_refused(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n,\n1F0,1B0\n")
+    with pytest.raises(SweepFileError, match="rank 1 has no actions; every rank needs a stage"):
+        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1\nworld_size = 3')
+
+
+def test_a_program_file_that_changes_under_a_sweep_is_noticed(tmp_path):
+    file = tmp_path / "program.csv"
+    file.write_text("0F0,0B0\n1F0,1B0\n")
+    case = only_case(read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1'))
+    check_file_unchanged(case)
+    file.write_text("0F0,0I0,0W0\n1F0,1B0\n")
+    with pytest.raises(ProgramFileError, match="changed since the sweep began"):
+        check_file_unchanged(case)

@@ -1,0 +1,144 @@
+"""`[track]`, and costs that are code under test."""
+
+from pathlib import Path
+
+import pytest
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import Track, read_fraction, read_threshold
+from ppbench.errors import SweepFileError, UsageError
+
+TRACKED = """\
+schedule = "1f1b"
+[track]
+repo = "model"
+accept = "intended.toml"
+setup = "make"
+[track.thresholds]
+default = "2%"
+"schedule=1f1b and world_size=4" = 0.05
+"""
+COSTS = "F_ms = 2\nI_ms = [1, 2]\nW_ms = 1.5\n"
+EMULATED = 'device = "emulated"\n[emulated]\ncosts = "costs.toml"\n'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps" / "model").mkdir(parents=True)
+    return tmp_path
+
+
+def read(folder, text, *overrides):
+    path = folder / "sweeps" / "a.toml"
+    path.write_text(text)
+    return read_sweep(path, overrides, "cpu")
+
+
+def test_paths_are_relative_to_the_sweep_file(folder):
+    track = read(folder, TRACKED).track
+    assert track.repo == folder / "sweeps" / "model"
+    assert track.accept == folder / "sweeps" / "intended.toml"
+    assert track.setup == "make"
+
+
+def test_the_repository_is_the_one_around_the_sweep_file_unless_it_is_named(folder):
+    assert read(folder, 'schedule = "1f1b"').track == Track(folder / "sweeps")
+    elsewhere = read(folder, TRACKED, f"track.repo={folder}")
+    assert elsewhere.track.repo == folder
+
+
+def test_the_last_threshold_that_fits_a_case_counts(folder):
+    track = read(folder, TRACKED).track
+    assert track.threshold_of(Case(), Measure(), 0.1) == 0.02
+    assert track.threshold_of(Case(world_size=4), Measure(), 0.1) == 0.05
+    assert Track().threshold_of(Case(), Measure(), 0.1) == 0.1
+
+
+def test_what_is_tracked_is_no_part_of_a_case(folder):
+    (plain, _), *_ = read(folder, 'schedule = "1f1b"').cases
+    (tracked, _), *_ = read(folder, TRACKED).cases
+    assert plain == tracked
+
+
+@pytest.mark.parametrize(("written", "fraction"), [("2%", 0.02), (".5 %", 0.005), (0.1, 0.1)])
+def test_a_share_is_a_percentage_or_a_fraction(written, fraction):
+    assert read_fraction(written) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("written", ["2", "-1%", "101%", 2, True, None, "x%", float("nan")])
+def test_what_is_no_share_is_refused(written):
+    with pytest.raises(ValueError, match=r'such as "2%" or 0\.02'):
+        read_fraction(written)
+
+
+def test_a_threshold_for_an_unknown_key_is_refused():
+    with pytest.raises(ValueError, match='did you mean "schedule"'):
+        read_threshold("shedule=1f1b", "2%")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"model"', '"nowhere"', 'a.toml:3: track.repo: no such folder: "nowhere"'),
+        ("setup", "steup", "a.toml:5: track.steup: unknown key"),
+        ("0.05", "5", 'a.toml:8: track.thresholds."schedule=1f1b and world_size=4": expected'),
+        ("=1f1b", "=1f2b", 'unknown schedule "1f2b"'),
+        ("0.05", "[1]", "a.toml:8: track.thresholds"),
+    ],
+)
+def test_a_mistake_is_located(folder, old, new, told):
+    with pytest.raises(SweepFileError) as raised:
+        read(folder, TRACKED.replace(old, new))
+    assert told in str(raised.value)
+
+
+def test_it_is_no_axis(folder):
+    with pytest.raises(
+        SweepFileError, match="cannot be an axis: it sets what is tracked over commits"
+    ):
+        read(folder, '[grid]\n"track.setup" = ["a", "b"]')
+    with pytest.raises(UsageError, match="cannot be an axis"):
+        read(folder, TRACKED, "grid.track.repo=x")
+
+
+def test_a_file_of_costs_tells_the_times_and_is_no_part_of_the_case(folder):
+    Path("costs.toml").write_text(COSTS)
+    (before, _), *_ = read(folder, EMULATED).cases
+    assert (before.emulated_F_ms, before.emulated_I_ms) == ((2.0,), (1.0, 2.0))
+    Path("costs.toml").write_text(COSTS.replace("[1, 2]", "[1, 2.2]"))
+    (after, _), *_ = read(folder, EMULATED).cases
+    assert after.emulated_I_ms == (1.0, 2.2)
+    assert after.case_id == before.case_id
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot read the costs file: No such file"),
+        ("F_ms = ", "costs.toml:1: not valid TOML"),
+        (
+            COSTS.replace("F_ms", "Fms"),
+            'costs.toml: Fms: unknown key, set to 2 (an integer); did you mean "F_ms"? ',
+        ),
+        (COSTS.replace("= 2", '= "2"'), "costs.toml: F_ms: expected milliseconds"),
+        (COSTS.replace("[1, 2]", "[1, 2, 3]"), "3 times for 2 stages"),
+        ("F_ms = 2\nI_ms = 1\n", "emulated.W_ms is missing"),
+    ],
+)
+def test_a_file_of_costs_that_cannot_be_used_is_one_clear_error(folder, content, told):
+    if content is not None:
+        Path("costs.toml").write_text(content)
+    with pytest.raises(SweepFileError) as raised:
+        read(folder, EMULATED)
+    assert told in str(raised.value)
+    assert "a.toml" in str(raised.value)
+
+
+def test_times_beside_a_file_of_costs_are_refused(folder):
+    Path("costs.toml").write_text(COSTS)
+    with pytest.raises(SweepFileError, match=r"a.toml:4: emulated.F_ms: emulated.costs names a"):
+        read(folder, EMULATED + "F_ms = 3\n")
+    with pytest.raises(SweepFileError, match="applies only with"):
+        read(folder, EMULATED, "device=cpu")

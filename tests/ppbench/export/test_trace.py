@@ -1,0 +1,281 @@
+"""Traces, read back by other means than those that wrote them, against the store."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import output_of
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+from stored_runs import MS, demo_store, run_row, spans, store_with
+
+from ppbench.cli.export import trace
+from ppbench.config.case import Case
+from ppbench.errors import StoreError, UsageError
+from ppbench.export.trace import trace_of
+from ppbench.store import Store
+
+LANES = {"compute": "compute", "send": "send", "recv": "receive"}
+NS_PER_US = 1000
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """One run on two ranks, three steps, with memory and names of machines."""
+    store = Store(tmp_path / "results")
+    timed = pd.concat([spans(1), spans(2, 100), spans(3, 203)], ignore_index=True)
+    timed.loc[timed["step"] == 2, "end_ns"] += 1  # no whole number of microseconds
+    ranks = pd.DataFrame({"rank": [0, 1], "hostname": ['a "b"', "ü"], "device": ["cpu", "cuda:1"]})
+    memory = pd.DataFrame({"rank": [0, 0, 1], "time_ns": [0, 7001, 5], "num_bytes": [10, 20, 30]})
+    ends = [{"step": n, "step_with_optimizer_ns": MS * (n if n < 3 else 0)} for n in (1, 2, 3)]
+    tables = {"spans": timed, "ranks": ranks, "memory": memory, "steps": pd.DataFrame(ends)}
+    store.write_run(run_row(1, Case()), tables)
+    return tmp_path / "results"
+
+
+def stored(results: Path, steps=(1, 2, 3)) -> dict:
+    """(rank, lane) -> the durations of its spans, in ns."""
+    found = defaultdict(list)
+    table = Store(results).table("spans", list(Store(results).runs()["run_id"]))
+    for span in table[table["step"].isin(steps)].itertuples():
+        found[span.rank, LANES[span.lane]].append(span.end_ns - span.start_ns)
+    return {key: sorted(values) for key, values in found.items()}
+
+
+def written(results: Path, step: str = "all") -> str:
+    path = results.parent / "trace.json.gz"
+    trace("last", path, step, perfetto=False, results=results)
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def chrome(results: Path, step: str = "all") -> dict:
+    return json.loads(written(results, step), parse_float=Decimal)
+
+
+def events(data: dict, kind: str) -> list[dict]:
+    return [event for event in data["traceEvents"] if event["ph"] == kind]
+
+
+def slices(data: dict) -> list[dict]:
+    return events(data, "X")
+
+
+def names(data: dict, what: str) -> dict:
+    return {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events(data, "M")
+        if event["name"] == what
+    }
+
+
+def test_each_rank_is_a_process_with_the_spans_of_each_lane_to_the_nanosecond(results):
+    data = chrome(results)
+    tracks = names(data, "thread_name")
+    found = defaultdict(list)
+    for event in slices(data):
+        duration_ns = event["dur"] * NS_PER_US
+        assert duration_ns == int(duration_ns)
+        lane = tracks[event["pid"], event["tid"]].split()[0]
+        found[event["pid"] - 1, lane].append(int(duration_ns))
+    assert {key: sorted(values) for key, values in found.items()} == stored(results)
+    assert sorted(names(data, "process_name").values()) == [
+        'rank 0 (a "b", cpu)',
+        "rank 1 (ü, cuda:1)",
+    ]
+
+
+def test_a_slice_tells_its_action_and_its_circumstances(results):
+    known = {(e["pid"], e["name"], e["args"]["step"]): e for e in slices(chrome(results))}
+    sent = known[1, "0SEND_F0", 2]
+    assert (sent["ts"], sent["dur"]) == (Decimal("115000.000"), Decimal("2000.001"))
+    assert sent["args"] == {
+        "step": 2, "op": "SEND_F", "stage": 0, "microbatch": 0, "bytes": 4096, "waiting_ns": 0,
+    }  # fmt: skip
+    # Posted at 17 ms, and the send at its other end begins at 39.
+    assert known[1, "0RECV_B0", 1]["args"]["waiting_ns"] == 22 * MS
+    assert known[2, "OPT", 1]["args"] == {"step": 1, "op": "OPT"}
+    assert known[2, "1B0", 1]["cat"] == "B"
+
+
+def test_an_arrow_leads_from_every_send_into_the_receive_of_its_message(results):
+    data = chrome(results)
+    spans = slices(data)
+
+    def owner(end):
+        place = (end["pid"], end["tid"])
+        (found,) = [
+            s for s in spans
+            if (s["pid"], s["tid"]) == place and s["ts"] <= end["ts"] < s["ts"] + s["dur"]
+        ]  # fmt: skip
+        return found["args"]["step"], found["name"]
+
+    starts = {end["id"]: owner(end) for end in events(data, "s")}
+    finishes = {end["id"]: owner(end) for end in events(data, "f")}
+    pairs = {"0SEND_F0": "1RECV_F0", "1SEND_B0": "0RECV_B0"}
+    assert len(starts) == len(finishes) == 6
+    for flow, (step, name) in starts.items():
+        assert finishes[flow] == (step, pairs[name])
+
+
+def test_an_arrow_ends_in_the_last_nanosecond_of_a_receive_however_early_it_was_posted(results):
+    data = chrome(results, "1")
+    # 1RECV_F0 and 0RECV_B0: the sends begin at 15 and 39 ms, the receives end at 17 and 41.
+    assert [(end["pid"], end["ts"]) for end in events(data, "s")] == [(1, 15000), (2, 39000)]
+    assert [(end["pid"], end["ts"]) for end in events(data, "f")] == [
+        (1, Decimal("40999.999")),
+        (2, Decimal("16999.999")),
+    ]
+    assert {end["bp"] for end in events(data, "f")} == {"e"}  # of the slice around it
+
+
+@pytest.mark.parametrize(("end_ns", "has_arrow"), [(9, False), (10, False), (11, True)])
+def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow):
+    ends = pd.DataFrame(
+        [(0, 0, "SEND_F", "send", 10, 20), (1, 1, "RECV_F", "recv", 1, end_ns)],
+        columns=["rank", "stage", "op", "lane", "start_ns", "end_ns"],
+    ).assign(step=0, microbatch=0, num_bytes=1)
+    made = trace_of({}, ends, _no_rows("rank", "hostname", "device"), _no_memory())
+    assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
+
+
+def test_names_are_written_as_they_are_for_viewers_that_read_no_escapes(results):
+    assert "rank 1 (ü, cuda:1)" in written(results)
+
+
+def test_slices_of_one_track_never_overlap_however_early_receives_are_posted():
+    posted = pd.DataFrame(
+        [(0, 0, 10), (1, 2, 12), (2, 4, 14), (3, 10, 20), (4, 12, 12), (5, 13, 15)],
+        columns=["microbatch", "start_ns", "end_ns"],
+    ).assign(step=0, rank=1, lane="recv", stage=1, op="RECV_F", num_bytes=1)
+    made = trace_of({}, posted, _no_rows("rank", "hostname", "device"), _no_memory())
+    assert [track.name for track in made.tracks] == [
+        "receive activations",
+        "receive activations 2",
+        "receive activations 3",
+    ]
+    microbatches = made.slice_rows.groupby("track")["microbatch"].apply(list).to_list()
+    assert microbatches == [[0, 3], [1, 4, 5], [2]]
+    for _, rows in made.slice_rows.groupby("track"):
+        assert (rows["start_ns"].to_numpy()[1:] >= rows["end_ns"].to_numpy()[:-1]).all()
+
+
+def test_memory_is_a_counter_from_the_start_of_the_first_step(results):
+    levels = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events(chrome(results), "C")]
+    assert levels == [
+        (1, Decimal("5000.000"), 10),
+        (1, Decimal("5007.001"), 20),
+        (2, Decimal("5000.005"), 30),
+    ]
+    assert "extra step" in chrome(results)["otherData"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"), [("2", {2}), ("median", {1}), ("slowest", {2}), ("all", {1, 2, 3})]
+)
+def test_steps_are_chosen_by_number_or_by_what_they_are(results, step, shown):
+    assert {event["args"]["step"] for event in slices(chrome(results, step))} == shown
+
+
+def perfetto(results: Path, name: str = "trace.pftrace") -> perfetto_trace_pb2.Trace:
+    path = results.parent / name
+    trace("last", path, "all", perfetto=True, results=results)
+    content = path.read_bytes()
+    read = gzip.decompress(content) if path.suffix == ".gz" else content
+    return perfetto_trace_pb2.Trace.FromString(read)
+
+
+def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
+    pb = perfetto_trace_pb2
+    read = perfetto(results, "trace.pftrace.gz")
+    described = [p.track_descriptor for p in read.packet if p.HasField("track_descriptor")]
+    processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
+    tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
+    assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
+    found, opened = defaultdict(list), {}
+    timed = [packet for packet in read.packet if packet.HasField("track_event")]
+    for packet in sorted(timed, key=lambda packet: packet.timestamp):
+        event = packet.track_event
+        if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+            assert event.track_uuid not in opened  # one at a time, none within another
+            opened[event.track_uuid] = packet.timestamp
+        elif event.type == pb.TrackEvent.TYPE_SLICE_END:
+            process, name = tracks[event.track_uuid]
+            lane = (list(processes).index(process), name.split()[0])
+            found[lane].append(packet.timestamp - opened.pop(event.track_uuid))
+    assert {key: sorted(values) for key, values in found.items()} == stored(results)
+
+
+def test_perfetto_has_an_arrow_for_each_message_and_bytes_as_counters(results):
+    pb = perfetto_trace_pb2
+    read = [p for p in perfetto(results).packet if p.HasField("track_event")]
+    begun = [flow for p in read for flow in p.track_event.flow_ids]
+    ended = [flow for p in read for flow in p.track_event.terminating_flow_ids]
+    assert sorted(begun) == sorted(ended) == list(range(1, 7))
+    counters = [p for p in read if p.track_event.type == pb.TrackEvent.TYPE_COUNTER]
+    levels = [(p.timestamp, p.track_event.counter_value) for p in counters]
+    assert levels == [(5 * MS, 10), (5 * MS + 7001, 20), (5 * MS + 5, 30)]
+
+
+def test_the_same_run_gives_the_same_bytes(results, tmp_path):
+    for name, is_perfetto in (("a.json.gz", False), ("a.pftrace.gz", True)):
+        contents = set()
+        for folder in ("one", "two"):
+            path = tmp_path / folder / name
+            trace("last", path, "all", perfetto=is_perfetto, results=results)
+            contents.add(path.read_bytes())
+        assert len(contents) == 1
+
+
+def test_the_default_file_is_named_by_the_run(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(output_of(trace, "last", None, "median", results=results))
+    assert path == Path("reports") / f"trace-{run_row(1, Case())['run_id']}.json.gz"
+    assert gzip.decompress(path.read_bytes()).startswith(b'{"displayTimeUnit":"ms"')
+
+
+@pytest.mark.parametrize(
+    ("name", "is_perfetto", "said"),
+    [
+        ("t.html", False, r"t\.html: .* end in \.json\.gz or \.json, or add --perfetto"),
+        ("t.json", True, r"t\.json: .* end in \.pftrace or \.pftrace\.gz"),
+    ],
+)
+def test_a_file_of_another_name_is_refused(results, tmp_path, name, is_perfetto, said):
+    with pytest.raises(UsageError, match=said):
+        trace("last", tmp_path / name, "all", perfetto=is_perfetto, results=results)
+
+
+def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
+    with pytest.raises(UsageError, match=r"pip install 'ppbench\[perfetto\]'"):
+        trace("last", tmp_path / "a.pftrace", "all", perfetto=True, results=results)
+    assert not (tmp_path / "a.pftrace").exists()
+    trace("last", tmp_path / "a.json", "all", perfetto=False, results=results)
+
+
+def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
+    with pytest.raises(UsageError, match=r"--step 9: .* median, slowest, all or one of 1 to 3"):
+        trace("last", None, "9", perfetto=False, results=results)
+    failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
+    with pytest.raises(UsageError, match="status is oom; it has no spans"):
+        trace("last", None, "all", perfetto=False, results=failed.folder)
+    bare = demo_store(tmp_path / "bare")
+    for path in (bare.folder / "spans").iterdir():
+        path.unlink()
+    name = bare.runs()["run_id"].iloc[0]
+    with pytest.raises(StoreError, match="its spans are not in the store"):
+        trace(name, None, "all", perfetto=False, results=bare.folder)
+
+
+def _no_rows(*columns: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=list(columns))
+
+
+def _no_memory() -> pd.DataFrame:
+    return _no_rows("rank", "time_ns", "num_bytes").astype("int64")

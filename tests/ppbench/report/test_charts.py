@@ -1,0 +1,394 @@
+"""Charts over cases, from runs made by hand."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+from stored_runs import run_row, store_with, traces
+
+from ppbench.config.case import Case
+from ppbench.display.cases import by_case, varying_axes
+from ppbench.display.colors import PART_COLORS
+from ppbench.report import charts
+from ppbench.report.charts.catalogue import charts_of
+from ppbench.report.charts.panels import Panels, arrangement
+from ppbench.report.charts.speed import has_scaling
+from ppbench.report.pages.conclusions import answer
+from ppbench.store import Store
+
+
+def bars_of(figure, name: str) -> list[tuple[float, float]]:
+    return [
+        (float(x), float(y))
+        for trace in figure.data
+        if trace.name == name and trace.x[0] is not None
+        for x, y in zip(*_along_and_value(trace), strict=True)
+    ]
+
+
+def _along_and_value(trace) -> tuple:
+    return (trace.y, trace.x) if trace.orientation == "h" else (trace.x, trace.y)
+
+
+def test_charts_put_ranks_on_x_and_schedules_side_by_side(demo: Store) -> None:
+    runs = demo.runs()
+    figure = charts.throughput(runs, ("schedule", "world_size"))
+    assert list(figure.layout.xaxis.ticktext) == ["1 rank", "2 ranks", "4 ranks"]
+    afab, other = bars_of(figure, "afab"), bars_of(figure, "1f1b")
+    assert [y for _, y in afab] == [600.0, 1000.0, 9000.0]
+    assert [round(x) for x, _ in other] == [0, 1, 2]
+    assert all(a < b for (a, _), (b, _) in zip(afab, other, strict=True))
+
+
+def test_theory_stands_on_the_bar_it_belongs_to(demo: Store) -> None:
+    figure = charts.bubble(demo.runs(), ("schedule", "world_size"))
+    measured = bars_of(figure, "afab") + bars_of(figure, "1f1b")
+    theory = bars_of(figure, "theory")
+    assert sorted(x for x, _ in theory) == sorted(x for x, _ in measured)
+    assert {y for _, y in theory} == {1 / 9}
+
+
+def test_peak_memory_shows_every_rank_on_its_bar(demo: Store) -> None:
+    runs = demo.runs()
+    ranks = demo.table("ranks", runs["run_id"])
+    figure = charts.peak_memory(runs, ranks, ("schedule", "world_size"))
+    assert figure.layout.yaxis.title.text == "MiB"
+    assert [y for _, y in bars_of(figure, "afab")] == [100.0, 200.0, 100.0]
+    assert len(bars_of(figure, "each rank")) == 2 * (1 + 2 + 4)
+    assert {y for _, y in bars_of(figure, "each rank")} == {200.0, 199.0, 100.0, 99.0, 98.0, 97.0}
+
+
+def test_oversubscribed_cases_are_hatched_and_say_why(demo: Store) -> None:
+    figure = charts.bubble(demo.runs(), ("schedule", "world_size"))
+    (afab,) = [trace for trace in figure.data if trace.name == "afab"]
+    assert list(afab.marker.pattern.shape) == ["", "", "/"]
+    assert "so the schedule cannot be judged" in afab.customdata[2][1]
+    assert "oversubscribed" in traces(figure)
+
+
+def test_a_case_shows_the_median_over_its_launches(tmp_path: Path) -> None:
+    rows = [
+        run_row(n, Case(), launch=n, tokens_per_s=speed)
+        for n, speed in enumerate([100.0, 300.0, 900.0])
+    ]
+    figure = charts.throughput(store_with(tmp_path, rows).runs(), ())
+    assert [y for _, y in bars_of(figure, "1f1b")] == [300.0]
+    assert "median of 3 launches" in figure.data[0].customdata[0][1]
+
+
+def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
+    cases = [
+        Case(schedule=s, world_size=p, num_microbatches=m, seq_len=t)
+        for s in ("afab", "1f1b")
+        for p in (1, 2, 4)
+        for m in (4, 8)
+        for t in (64, 128, 256, 512, 1024)
+    ]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    figure = charts.throughput(runs, varying_axes(runs))
+    titles = [annotation.text for annotation in figure.layout.annotations]
+    assert len(titles) == 10
+    assert titles[0] == "4 microbatches, 64 tokens"
+    assert figure.layout.yaxis10.matches == "y"
+    assert figure.layout.meta["panels"]["titles"] == titles
+    assert figure.layout.xaxis4.domain[1] == 1.0
+    assert figure.layout.xaxis5.domain[0] == 0.0
+    assert figure.layout.height == 3 * 220 + 2 * 70 + 64 + 32
+
+
+def test_switches_are_axes_with_words_on_them(tmp_path: Path) -> None:
+    cases = [Case(train_recompute=on, schedule=s) for on in (False, True) for s in ("afab", "1f1b")]
+    runs = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)]).runs()
+    figure = charts.throughput(runs, varying_axes(runs))
+    assert list(figure.layout.xaxis.ticktext) == ["no recompute", "recompute"]
+    assert "no recompute" in answer(runs, varying_axes(runs))[0]
+
+
+def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) -> None:
+    rows = [
+        run_row(n, Case(), launch=n, tokens_per_s=speed, tokens_per_s_low=1.0)
+        for n, speed in enumerate([100.0, 300.0, 900.0])
+    ]
+    figure = charts.throughput(store_with(tmp_path, rows).runs(), ())
+    (bar,) = figure.data
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([600.0], [200.0])
+    assert "launches: 100 to 900" in bar.customdata[0][1]
+
+
+def test_launches_of_two_sweeps_are_launches_though_both_are_numbered_zero() -> None:
+    rows = [
+        run_row(n, Case(), sweep_id=f"s{n}", tokens_per_s=speed, tokens_per_s_low=1.0)
+        for n, speed in enumerate([100.0, 200.0])
+    ]
+    runs = pd.DataFrame(rows)
+    (bar,) = charts.throughput(runs, ()).data
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([50.0], [50.0])
+    assert "median of 2 launches<br>launches: 100 to 200" in bar.customdata[0][1]
+    assert "Each case was launched 2 times or more" in answer(runs, ())[-1]
+
+
+def test_error_bars_of_one_launch_are_what_its_steps_tell() -> None:
+    interval = {"tokens_per_s_low": 950.0, "tokens_per_s_high": 1020.0}
+    runs = pd.DataFrame([run_row(0, Case(), **interval)])
+    (bar,) = charts.throughput(runs, ()).data
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([20.0], [50.0])
+    assert "95 % interval over the steps of one launch:<br>950 to 1,020" in bar.customdata[0][1]
+    (bare,) = charts.throughput(runs.drop(columns=list(interval)), ()).data
+    assert bare.error_x.array is None
+
+
+def speeds(*cases: tuple[Case, float]) -> pd.DataFrame:
+    return pd.DataFrame([run_row(n, case, tokens_per_s=s) for n, (case, s) in enumerate(cases)])
+
+
+def efficiency(figure) -> dict[str, list[float]]:
+    return {
+        name: [round(float(y), 3) for y in trace.y]
+        for name, trace in traces(figure).items()
+        if trace.ids is not None
+    }
+
+
+AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
+
+
+def test_efficiency_is_tokens_per_s_of_a_rank_over_those_of_a_rank_alone() -> None:
+    runs = speeds(
+        (replace(AFAB, world_size=4), 1200.0),
+        (replace(AFAB, world_size=1), 500.0),
+        (AFAB, 800.0),
+        (OTHER, 900.0),  # no 1f1b on one rank: any schedule computes the same there
+    )
+    figure = charts.scaling(runs, varying_axes(runs))
+    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.9]}
+    assert list(traces(figure)["ideal"].y) == [1.0, 1.0]
+    assert figure.layout.yaxis.title.text == "efficiency, 1 rank = 100 %"
+
+
+def test_without_one_rank_efficiency_is_relative_to_the_fewest_and_says_so() -> None:
+    runs = speeds((AFAB, 800.0), (replace(AFAB, world_size=4), 1200.0), (OTHER, 700.0))
+    runs = pd.concat([runs, speeds((replace(OTHER, world_size=4), 1400.0))])
+    figure = charts.scaling(runs, varying_axes(runs))
+    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 1.0]}
+    assert figure.layout.yaxis.title.text == "efficiency, 2 ranks = 100 %"
+
+
+def test_a_schedule_without_the_fewest_ranks_of_all_has_its_own_fewest_as_base() -> None:
+    runs = speeds(
+        (AFAB, 800.0),
+        (replace(AFAB, world_size=4), 1200.0),
+        (replace(OTHER, world_size=4), 1000.0),
+        (replace(OTHER, world_size=8), 1500.0),
+    )
+    figure = charts.scaling(runs, varying_axes(runs))
+    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 0.75]}
+    assert figure.layout.yaxis.title.text == "efficiency, fewest ranks = 100 %"
+    alone = pd.concat([runs, speeds((replace(AFAB, world_size=1), 500.0))])
+    figure = charts.scaling(alone, varying_axes(alone))
+    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.5, 0.375]}
+
+
+def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_other() -> None:
+    runs = speeds((replace(AFAB, world_size=1), 500.0), (replace(AFAB, num_microbatches=4), 900.0))
+    cases = by_case(runs, varying_axes(runs))
+    assert not has_scaling(cases, varying_axes(runs))
+    assert not has_scaling(cases, ())
+
+
+def test_emulated_ranks_bring_their_own_work_so_tokens_per_s_should_not_fall() -> None:
+    emulated = replace(AFAB, device="emulated", world_size=1)
+    runs = speeds((emulated, 500.0), (replace(emulated, world_size=4), 400.0))
+    assert efficiency(charts.scaling(runs, varying_axes(runs))) == {"afab": [1.0, 0.8]}
+
+
+def test_a_rank_is_shown_beside_its_prediction() -> None:
+    runs = pd.DataFrame([run_row(0, Case())])
+    run_id, mib = runs["run_id"][0], 2**20
+    ranks = pd.DataFrame(
+        {
+            "run_id": run_id,
+            "rank": [0, 1],
+            "peak_memory_bytes": [100 * mib, 80 * mib],
+            "predicted_peak_memory_bytes": [90 * mib, 85 * mib],
+        }
+    )
+    drawn = traces(charts.peak_memory(runs, ranks, ()))
+    assert list(drawn["each rank"].x) == [100.0, 80.0]
+    assert list(drawn["predicted"].x) == [90.0, 85.0]
+    assert list(drawn["predicted"].y) == list(drawn["each rank"].y)
+    assert "rank 1" in drawn["predicted"].text[1]
+
+
+def with_memory(*cases: tuple[Case, float, int, str]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            run_row(n, case, tokens_per_s=speed, peak_memory_bytes=mib * 2**20, cautions=cautions)
+            for n, (case, speed, mib, cautions) in enumerate(cases)
+        ]
+    )
+
+
+def fronts(figure) -> list[list[tuple[float, float]]]:
+    lines = [trace for trace in figure.data if trace.meta and trace.meta.get("isFront")]
+    return [list(zip(line.x, line.y, strict=True)) for line in lines]
+
+
+def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscribed() -> None:
+    runs = with_memory(
+        (AFAB, 1000.0, 400, ""),
+        (OTHER, 900.0, 100, ""),
+        (replace(AFAB, num_microbatches=4), 800.0, 200, ""),
+        (replace(OTHER, world_size=4), 9000.0, 50, "oversubscribed"),
+    )
+    figure = charts.pareto(runs, varying_axes(runs))
+    assert fronts(figure) == [[(100.0, 900.0), (400.0, 1000.0)]]
+    assert traces(figure)["front"].text[0] == "1f1b, 2 ranks, 8 microbatches"
+    sound = [s for t in figure.data if t.meta and "isSound" in t.meta for s in t.meta["isSound"]]
+    assert sound.count(False) == 1
+
+
+def test_the_front_says_which_cases_do_not_count(demo: Store) -> None:
+    (front,) = (c for c in charts_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
+    assert "Oversubscribed cases (open markers) are ignored unless all" in front.explanation
+
+
+def test_work_that_differs_has_fronts_of_its_own() -> None:
+    runs = with_memory((AFAB, 1000.0, 400, ""), (replace(AFAB, seq_len=512), 100.0, 900, ""))
+    figure = charts.pareto(runs, varying_axes(runs))
+    assert fronts(figure) == [[(400.0, 1000.0)], [(900.0, 100.0)]]
+    assert [note.text for note in figure.layout.annotations] == ["128 tokens", "512 tokens"]
+
+
+PARTS = {
+    "bubble_structure": 0.2,
+    "bubble_imbalance": 0.1,
+    "bubble_transfer": 0.05,
+    "bubble_jitter": -0.02,
+    "bubble_launch_gap": 0.03,
+    "bubble_mean": 0.36,
+}
+
+
+def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> None:
+    rows = [run_row(n, AFAB, launch=n, **PARTS, run_id=str(n)) for n in (0, 1)]
+    rows[1]["bubble_jitter"] = 0.04
+    rows.append(run_row(5, OTHER))
+    drawn = traces(charts.idle(pd.DataFrame(rows), ("schedule",)))
+    assert [name for name, bar in drawn.items() if bar.ids == (AFAB.case_id,)] == list(drawn)
+    shares = {name: round(float(bar.x[0]), 3) for name, bar in drawn.items()}
+    assert shares == {
+        "schedule": 0.2,
+        "imbalance": 0.1,
+        "transfers": 0.05,
+        "jitter": 0.01,
+        "launch gaps": 0.03,
+    }
+    assert [bar.marker.color for bar in drawn.values()] == list(PART_COLORS.values())
+
+
+def times_of(times_ms: list[int]) -> go.Figure:
+    """One run with such steps, the last of which stands apart."""
+    runs = pd.DataFrame([run_row(0, Case())])
+    count = len(times_ms)
+    steps = pd.DataFrame(
+        {
+            "run_id": runs["run_id"][0],
+            "step": range(count),
+            "step_with_optimizer_ns": [t * 1_000_000 for t in times_ms],
+            "is_outlier": [n == count - 1 for n in range(count)],
+        }
+    )
+    return charts.step_times(runs, steps, ())
+
+
+def test_few_steps_are_points_since_their_quartiles_say_nothing() -> None:
+    figure = times_of([10, 12, 40])
+    assert not [trace for trace in figure.data if trace.type == "box"]
+    points, median, outlier = figure.data
+    assert list(points.x) == [10.0, 12.0]
+    assert list(outlier.x) == [40.0]
+    assert "of 3 steps" in median.customdata[0][1]
+
+
+def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> None:
+    figure = times_of([10, 11, 12, 13, 14, 15, 16, 17, 40])
+    (box,) = [trace for trace in figure.data if trace.type == "box"]
+    assert [float(end[0]) for end in (box.q1, box.median, box.q3)] == [12.0, 14.0, 16.0]
+    assert [float(end[0]) for end in (box.lowerfence, box.upperfence)] == [10.0, 17.0]
+    outlier = traces(figure)["outlier"]
+    assert (list(outlier.x), list(outlier.ids)) == ([40.0], [Case().case_id])
+
+
+def test_every_point_of_a_case_names_it_and_no_two_points_have_one_name(demo: Store) -> None:
+    runs = demo.runs()
+    known = set(runs["case_id"])
+    for chart in charts_of(demo, runs, varying_axes(runs)):
+        for trace in (trace for trace in chart.figure.data if trace.ids is not None):
+            values = trace.median if trace.type == "box" else trace.x
+            assert len(trace.ids) == len(set(trace.ids)) == len(values)
+            assert {point.split("/")[0] for point in trace.ids} <= known
+
+
+def test_a_report_of_measured_cases_has_the_charts_that_it_can_fill(demo: Store) -> None:
+    runs = demo.runs()
+    names = [chart.name for chart in charts_of(demo, runs, varying_axes(runs))]
+    assert names == ["throughput", "scaling", "bubble", "memory", "pareto", "steps"]
+    emulated = runs.assign(peak_memory_bytes=None, world_size=2)
+    names = [chart.name for chart in charts_of(demo, emulated, ("schedule",))]
+    assert names == ["throughput", "bubble", "steps"]
+    assert charts_of(demo, runs[runs["status"] != "ok"], ()) == []
+
+
+def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None:
+    names = ["afab", "csv:some/where/deep/down/the/best_one.csv"]
+    runs = pd.DataFrame([run_row(n, Case(schedule=name)) for n, name in enumerate(names)])
+    figure = charts.throughput(runs, ("schedule",))
+    assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
+    assert figure.layout.yaxis.automargin
+    assert not any(bar.showlegend for bar in figure.data)
+
+
+def test_no_panels_leave_room_for_one() -> None:
+    none, one = (Panels(pd.DataFrame(), titles, {}) for titles in ((), ("",)))
+    assert arrangement(none, 0, "") == {"height": arrangement(one, 1, "")["height"]}
+
+
+LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
+MANY = tuple(float(ms) for ms in range(100, 180))
+
+
+def test_long_titles_take_several_lines_that_panels_make_room_for() -> None:
+    cases = [Case(world_size=p, model_preset=m) for p in (2, 4) for m in ("llama-8m", LONG)]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    figure = charts.throughput(runs, varying_axes(runs))
+    short, long = (note.text for note in figure.layout.annotations)
+    lines = [html.unescape(line) for line in long.split("<br>")]
+    assert (short, "".join(lines)) == ("llama-8m", LONG)
+    assert max(len(line) for line in lines) <= 32
+    assert figure.layout.margin.t == 64 + (len(lines) - 1) * 15
+    assert figure.layout.meta["panels"]["gapPx"] == 70 + (len(lines) - 1) * 15
+
+
+def test_a_title_that_is_too_long_for_any_panel_is_whole_when_hovered_over() -> None:
+    cases = [
+        Case(device="emulated", world_size=ranks, emulated_F_ms=times)
+        for ranks in (2, 4)
+        for times in ((10.0,), MANY)
+    ]
+    runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
+    one, many = charts.throughput(runs, varying_axes(runs)).layout.annotations
+    assert (one.hovertext, len(many.text.split("<br>"))) == (None, 8)
+    assert many.text.endswith(" …")
+    assert "178.0, 179.0" in many.hovertext
+
+
+def test_long_names_on_the_front_are_cut_so_that_their_settings_are_read() -> None:
+    long = replace(AFAB, schedule="csv:some/where/deep/down/the/best_one.csv")
+    runs = with_memory((long, 100.0, 100, ""), (replace(long, num_microbatches=4), 90.0, 50, ""))
+    runs = pd.concat([runs, with_memory((OTHER, 80.0, 80, ""))])
+    (front,) = (t for t in charts.pareto(runs, varying_axes(runs)).data if t.name == "front")
+    assert front.text[1] == "…p/down/the/best_one.csv, 8<br>microbatches"

@@ -1,0 +1,203 @@
+"""The page of a history: its charts, what stands behind a commit, which timelines it carries."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from histories import CASE, OTHER, Runs, Told, five
+from stored_runs import NASTY, traces
+
+from ppbench.commits.series import read_history
+from ppbench.report.charts.history import history_chart
+from ppbench.report.pages import history as page_of
+from ppbench.report.pages.history import HistoryPage, render_history, write_history
+from ppbench.report.pages.index import render_index
+from ppbench.report.pages.provenance import read_about
+from ppbench.statistics.series import Launch, Point, Series, analyse
+from ppbench.statistics.verdicts import METRICS, Metric
+
+TOKENS = METRICS["tokens_per_s"]
+BAD = 4
+
+
+def sha(number: int) -> str:
+    return f"{number:x}" * 40
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Two cases over seven commits, of which the fifth makes one case slower; one did not run."""
+    made = Runs(tmp_path_factory.mktemp("page") / "results")
+    for number in range(7):
+        told = Told(sha(number), number, NASTY if number == BAD else f"change {number}")
+        level = 1000.0 if number < BAD else 900.0
+        made.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:3])
+    made.add_launches(Told(sha(6), 6), OTHER, five(2000.0, 0)[:2])
+    made.add(Told(sha(6), 6, is_dirty=True, changes="c1c2"), CASE, 950.0)
+    return made
+
+
+@pytest.fixture
+def page(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HistoryPage:
+    monkeypatch.chdir(tmp_path)  # in no repository
+    found = read_history(runs.store, TOKENS, has_dirty=True)
+    told = [analyse(series, TOKENS) for series in found.series]
+    return HistoryPage(TOKENS, told, found.notes, found.line, "ppbench history")
+
+
+def panels(html: str) -> list[dict]:
+    blocks = re.findall(r'class="panels">(.*?)</script>', html, flags=re.DOTALL)
+    return [json.loads(block) for block in blocks]
+
+
+def commands(panel: dict) -> dict[str, str]:
+    return dict(map(tuple, panel["commands"]))
+
+
+def embedded(html: str) -> list[str]:
+    return re.findall(r'x-ppbench-figure" id="([^"]+)"', html)
+
+
+def test_a_change_tells_its_commit_the_compare_command_and_both_timelines(
+    runs: Runs, page: HistoryPage
+) -> None:
+    html = render_history(runs.store, page)
+    [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]
+    assert change["title"].endswith(f"at {sha(BAD)[:9]}")
+    told = commands(change)
+    assert told["commit"] == sha(BAD)
+    assert told["compare"] == f"ppbench compare {sha(3)[:12]} {sha(BAD)[:12]}"
+    assert len(told["both timelines"].split()) == 4
+    assert change["figure"] in embedded(html)
+
+
+def test_commands_name_the_results_that_are_elsewhere(runs: Runs, page: HistoryPage) -> None:
+    html = render_history(runs.store, replace(page, options="--results there"))
+    [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]
+    told = commands(change)
+    assert told["commit"] == sha(BAD)
+    assert told["compare"].endswith(f"{sha(BAD)[:12]} --results there")
+    assert told["both timelines"].endswith("--results there")
+
+
+def test_a_commit_tells_its_figure_and_the_difference_to_the_one_before_that_ran(
+    runs: Runs, page: HistoryPage
+) -> None:
+    [panel] = [one for one in panels(render_history(runs.store, page)) if "change 0" in one]
+    facts = dict(map(tuple, panel["3"]["facts"]))
+    assert facts["author date"] == "2026-01-04 00:00"
+    assert facts["difference"].endswith(f"% on {sha(1)[:9]}")
+    assert facts["tokens per s"].endswith("tokens/s, median of 3")
+    assert panel["2"]["sentences"] == ["1 launch did not run: error."]
+    assert commands(panel["2"])["why it did not run"].startswith("ppbench show 2026")
+    assert panel["7"]["title"].endswith("and uncommitted changes")
+
+
+def test_timelines_are_of_changes_and_newest_commits_each_once(
+    runs: Runs, page: HistoryPage
+) -> None:
+    html = render_history(runs.store, page)
+    assert embedded(html) == ["pair-1", "pair-2", "pair-3"]
+    others = [panel[key] for panel in panels(html) for key in panel]
+    assert sum(one["figure"] is not None for one in others) == 4  # the change, and its commit too
+
+
+def test_timelines_that_have_no_room_are_left_out_and_said(
+    runs: Runs, page: HistoryPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_of, "MOST_PAIRS", 1)
+    html = render_history(runs.store, page)
+    assert embedded(html) == ["pair-1"]
+    assert "2 more pairs of timelines are left out to limit the size of this page" in html
+    monkeypatch.setattr(page_of, "MOST_BYTES", 10)
+    assert embedded(render_history(runs.store, page)) == []
+
+
+def test_runs_without_spans_have_panels_without_timelines(tmp_path: Path) -> None:
+    made = Runs(tmp_path / "results")
+    for number in range(2):
+        made.add(Told(sha(number), number), CASE, 1000.0)
+    told = [analyse(one, TOKENS) for one in read_history(made.store, TOKENS).series]
+    html = render_history(made.store, HistoryPage(TOKENS, told, (), "", "ppbench history"))
+    [panel] = panels(html)
+    assert panel["1"]["figure"] is None
+    assert "both timelines" in commands(panel["1"])
+
+
+def test_what_a_commit_says_is_text_and_the_page_is_the_same_each_time(
+    runs: Runs, page: HistoryPage
+) -> None:
+    html = render_history(runs.store, page)
+    assert "<script>alert" not in html
+    assert "<b>bold</b>" not in html
+    assert html == render_history(runs.store, page)
+
+
+def test_the_page_says_what_changed_and_lists_every_series(runs: Runs, page: HistoryPage) -> None:
+    html = render_history(runs.store, page)
+    assert "1 of 2 series changed. The newest change: -" in html
+    assert html.count('<tr data-series="series-') == 2
+    assert 'data-state="changed"' in html
+    assert 'data-state="one commit"' in html
+
+
+def test_the_index_lists_histories_by_themselves(
+    runs: Runs, page: HistoryPage, tmp_path: Path
+) -> None:
+    write_history(tmp_path / "h.html", runs.store, page)
+    about = read_about(tmp_path / "h.html")
+    assert about is not None
+    assert (about.kind, about.num_runs, about.num_cases) == ("history", 22, 2)
+    index = render_index(tmp_path)
+    assert "<h2>Over commits</h2>" in index
+    assert "tokens_per_s over commits" in index
+
+
+def series(levels: Sequence[Sequence[float]], gaps: dict[int, int]) -> Series:
+    points = tuple(
+        Point(
+            sha(number),
+            launches=tuple(Launch("r", "ok", value) for value in values) or (Launch("r", "oom"),),
+            num_before=gaps.get(number, 0),
+            is_known=number != 1,
+        )
+        for number, values in enumerate(levels)
+    )
+    return Series("c", "case", "f", points)
+
+
+def drawn(metric: Metric = TOKENS) -> dict:
+    levels = [five(1000.0 if n < 5 else 1100.0, n) for n in range(10)]
+    levels[2] = []
+    figure = history_chart(analyse(series(levels, {5: 3}), metric), metric)
+    return {"figure": figure, **traces(figure)}
+
+
+def test_the_chart_has_launches_medians_levels_and_what_did_not_run() -> None:
+    chart = drawn()
+    assert len(chart["launch"].x) == 9 * 5
+    assert list(chart["median"].customdata) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert list(chart["median"].marker.symbol)[:3] == ["circle", "circle-open", "circle"]
+    assert [x for x in chart["level"].x if x is not None] == [-0.4, 4.4, 4.6, 9.4]
+    assert (list(chart["did not run"].x), chart["did not run"].yaxis) == ([2], "y2")
+    assert (list(chart["not measured"].x), list(chart["not measured"].text)) == ([4.5], ["3"])
+
+
+def test_a_change_is_marked_with_its_size_and_the_commits_that_may_have_made_it() -> None:
+    chart = drawn()
+    [size] = chart["change"].text
+    assert re.fullmatch(r"<b>\+(9\.9|10\.\d) %</b>", size)
+    assert list(chart["change"].marker.symbol) == ["triangle-up"]
+    [shade] = chart["figure"].layout.shapes
+    assert (shade.x0, shade.x1) == (4.5, 5.5)
+
+
+def test_the_same_change_is_worse_where_less_is_better() -> None:
+    better, worse = (drawn(METRICS[name])["change"] for name in ("tokens_per_s", "step_ns"))
+    assert list(better.marker.color) != list(worse.marker.color)
+    assert list(better.marker.symbol) == list(worse.marker.symbol)

@@ -1,0 +1,214 @@
+"""The index of a folder of reports: what it lists, in which order, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from stored_runs import NASTY, run_row, store_with
+
+from ppbench.config.case import Case
+from ppbench.console import print_notes
+from ppbench.errors import StoreError, UsageError
+from ppbench.report.pages.index import entries, render_index, write_index
+from ppbench.report.pages.provenance import META, About, about_report, read_about
+from ppbench.report.pages.report import report_runs
+from ppbench.report.pages.templates import render
+from ppbench.report.pages.timeline import timeline_of_runs
+from ppbench.store import Store
+
+
+def page(path: Path, **changes) -> Path:
+    """A page without content that says of itself what a report does."""
+    told = {"kind": "report", "title": "demo", "measured": "2026-01-01 00:00:00", **changes}
+    html = render(
+        "index.html", title="x", about=About(**told), reports=[], histories=[], timelines=[]
+    )
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+class _Index(HTMLParser):
+    """Links and cells, as a browser would have them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.cells: list[str] = []
+        self.tags: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "a":
+            self.links.append(dict(attrs)["href"])
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells and self.tags[-1] in ("td", "a", "code", "span"):
+            self.cells[-1] += data
+
+
+def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: Path) -> None:
+    page(tmp_path / "old.html", title="old", measured="2026-01-01 00:00:00")
+    page(
+        tmp_path / "new.html", title="new", measured="2026-02-01 00:00:00", num_runs=7, num_cases=3
+    )
+    page(tmp_path / "line.html", title="line", kind="timeline", measured="2026-03-01 00:00:00")
+    index = _Index(render_index(tmp_path))
+    assert index.links == ["./new.html", "./old.html", "./line.html"]
+    assert index.cells[:5] == ["new new.html", "2026-02-01 00:00", "3", "7", "0"]
+
+
+def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) -> None:
+    runs = demo.runs()
+    about = about_report("demo", runs, ("schedule", "world_size"))
+    assert (about.num_runs, about.num_cases, about.num_failures) == (7, 7, 1)
+    assert about.measured == "2026-01-01 00:00:00"
+    assert about.fastest == "1f1b, 2 ranks: 1,100 tokens/s"
+    assert about.commit == "c0ffee"
+
+
+def test_emulated_and_oversubscribed_cases_are_the_fastest_only_among_themselves() -> None:
+    def fastest(*rows: dict) -> str:
+        return about_report("demo", pd.DataFrame(rows), ("schedule",)).fastest
+
+    real = run_row(0, Case(schedule="afab"))
+    crowded = run_row(1, Case(schedule="1f1b"), tokens_per_s=9e9, cautions="oversubscribed")
+    emulated = run_row(2, Case(schedule="zbv", device="emulated"), tokens_per_s=9e9)
+    failed = run_row(3, Case(schedule="zb_h1"), tokens_per_s=None, status="oom")
+    assert fastest(crowded, real, emulated, failed).startswith("afab")
+    assert fastest(emulated, crowded).startswith("1f1b")
+    assert fastest(emulated).startswith("zbv")
+    assert fastest(failed) == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"<html><script>alert(1)</script>",
+        b'<meta name="ppbench-report" content="{">',
+        b'<meta name="ppbench-report" content="[1]">',
+        b'<meta name="ppbench-report" content="{&quot;kind&quot;: &quot;report&quot;}">',
+        b'<meta name="ppbench-report" content="{&quot;kind&quot;: 1, &quot;title&quot;: 2}">',
+        b"<p>" + b"x" * 20_000 + b'<meta name="ppbench-report" content="{}">',
+    ],
+)
+def test_what_is_not_a_report_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "foreign.html").write_bytes(content)
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "gone.html").symlink_to(tmp_path / "nowhere")
+    page(tmp_path / "ours.html")
+    assert [entry.address for entry in entries(tmp_path)] == ["ours.html"]
+
+
+def test_facts_that_a_newer_version_adds_are_passed_over(tmp_path: Path) -> None:
+    told = json.dumps({"kind": "report", "title": "t", "colour": "red"}).replace('"', "&quot;")
+    path = tmp_path / "a.html"
+    path.write_text(f'<meta name="{META}" content="{told}">', encoding="utf-8")
+    assert read_about(path) == About(kind="report", title="t")
+
+
+def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> None:
+    nasty = {"title": NASTY, "fastest": NASTY, "commit": NASTY, "measured": NASTY}
+    page(tmp_path / "a <b>&\"' ü?#.html", **nasty)
+    index = _Index(render_index(tmp_path))
+    assert index.cells[0] == f"{NASTY} a <b>&\"' ü?#.html"
+    assert "b" not in index.tags
+    assert index.tags.count("script") == 1
+    assert index.links == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]
+
+
+def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> None:
+    row = run_row(1, Case(), commit='"' * 10_000)
+    about = about_report('"ü' * 100_000, pd.DataFrame([row]), ())
+    path = tmp_path / "a.html"
+    html = render("index.html", title="x", about=about, reports=[], histories=[], timelines=[])
+    path.write_text(html, encoding="utf-8")
+    assert read_about(path) == about
+    assert about.title.endswith("…")
+
+
+def test_an_index_is_rebuilt_from_what_is_there_and_is_the_same_bytes(tmp_path: Path) -> None:
+    gone = page(tmp_path / "gone.html")
+    page(tmp_path / "kept.html")
+    write_index(tmp_path)
+    assert _Index((tmp_path / "index.html").read_text()).links == ["./gone.html", "./kept.html"]
+    gone.unlink()
+    write_index(tmp_path)
+    before = (tmp_path / "index.html").read_bytes()
+    write_index(tmp_path)
+    assert (tmp_path / "index.html").read_bytes() == before
+    assert _Index(before.decode()).links == ["./kept.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "kept.html"]
+
+
+def test_somebody_elses_index_stays(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<h1>my site</h1>")
+    with pytest.raises(StoreError, match=r"not an index written by ppbench.*--reports DIR"):
+        write_index(tmp_path)
+    assert (tmp_path / "index.html").read_text() == "<h1>my site</h1>"
+
+
+def test_an_empty_folder_has_an_index_that_says_so(tmp_path: Path) -> None:
+    assert "None yet" in render_index(tmp_path)
+
+
+def test_reports_and_timelines_enter_the_index_of_their_folder(demo: Store, tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    report = report_runs(demo, [], None, reports)
+    ok = demo.runs().iloc[1]["run_id"]
+    line = timeline_of_runs(demo, [ok], None, reports)
+    elsewhere = tmp_path / "elsewhere" / "a.html"
+    report_runs(demo, [], elsewhere, reports)
+    index = _Index((reports / "index.html").read_text(encoding="utf-8"))
+    assert index.links == [f"./{report.name}", f"./{line.name}"]
+    assert [path.name for path in elsewhere.parent.iterdir()] == ["a.html"]
+
+
+def test_a_report_cannot_take_the_place_of_the_index(demo: Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="this is the index of the reports"):
+        report_runs(demo, [], tmp_path / "index.html", tmp_path)
+
+
+def test_a_foreign_index_is_a_warning_and_the_report_is_written(
+    demo: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "index.html").write_text("mine")
+    print_notes()
+    assert report_runs(demo, [], None, reports).exists()
+    assert "warning: " in capsys.readouterr().err
+    assert (reports / "index.html").read_text() == "mine"
+
+
+def test_a_store_of_one_run_has_its_report_told(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case(), commit=None, created_at=None)])
+    about = about_report("t", store.runs(), ())
+    assert (about.measured, about.commit) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<![foo[bar]]>",
+        '<meta name="ppbench-report" content="' + "[" * 8000 + '">',
+        """<meta name="ppbench-report" content='{"kind": "report", "title": "\\ud800"}'>""",
+    ],
+)
+def test_a_page_that_cannot_be_read_is_passed_over(tmp_path: Path, head: str) -> None:
+    (tmp_path / "foreign.html").write_text(f"<!doctype html>{head}")
+    assert _Index(render_index(tmp_path)).links == []
+
+
+def test_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.html")
+    assert _Index(render_index(tmp_path)).links == []

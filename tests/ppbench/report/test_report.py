@@ -1,0 +1,404 @@
+"""Pages and their words, from runs and spans made by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from plotly.offline import get_plotlyjs
+from stored_runs import NASTY, run_row, store_failed, store_with
+
+from engine.plan.action import Op
+from ppbench.config.case import Case
+from ppbench.display.cases import axis_text, varying_axes
+from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
+from ppbench.display.units import held
+from ppbench.errors import StoreError, UsageError
+from ppbench.report import charts
+from ppbench.report.pages.conclusions import answer
+from ppbench.report.pages.report import render_report, write_report
+from ppbench.report.pages.tables import failures, filters, summary, value_text
+from ppbench.report.pages.timeline import write_timeline
+from ppbench.store import Store
+
+
+def render(store: Store, **changes) -> str:
+    text = {"title": "demo", "command": "ppbench sweep demo.toml", "sweep_text": 'name = "demo"'}
+    return render_report(store, store.runs(), **{**text, **changes})
+
+
+class _Page(HTMLParser):
+    """What a browser would make of a page: its elements, its text and what it would load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._open = ""
+        self.feed(page.replace(get_plotlyjs(), "/* plotly.js */"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self._open == "script":
+            self.scripts[-1] += data
+        elif self._open != "style":
+            self.text += data
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def blocks(self, kind: str) -> list[str]:
+        """Data blocks of a type, in the page's order."""
+        kinds = [attrs.get("type") for tag, attrs in self.tags if tag == "script"]
+        return [text for found, text in zip(kinds, self.scripts, strict=True) if found == kind]
+
+    def figures(self) -> list[dict]:
+        """Those over all cases, which are drawn as soon as they are seen."""
+        return [data for data in self._data() if isinstance(data, dict)]
+
+    def cases(self) -> list[dict]:
+        (cases,) = [data for data in self._data() if isinstance(data, list)]
+        return cases
+
+    def timelines(self) -> list[dict]:
+        """Those that are unpacked when they are opened."""
+        packed = self.blocks("application/x-ppbench-figure")
+        return [json.loads(zlib.decompress(base64.b64decode(text))) for text in packed]
+
+    def about(self) -> str:
+        (content,) = [a["content"] for _, a in self.tags if a.get("name") == "ppbench-report"]
+        return content
+
+    def _data(self) -> list:
+        return [json.loads(text) for text in self.blocks("application/json")]
+
+
+# Colours
+
+
+def test_every_op_has_its_own_colour_and_readable_ink() -> None:
+    assert set(OP_COLORS) == set(Op)
+    assert len(set(OP_COLORS.values())) == len(Op)
+    assert ink_on("#0072B2") == "#ffffff"
+    assert ink_on("#F0E442") == "#000000"
+
+
+def test_a_schedule_keeps_its_colour_whatever_else_is_shown() -> None:
+    alone, together = schedule_colors(["1f1b"]), schedule_colors(["zz", "1f1b", "aa"])
+    assert alone["1f1b"] == together["1f1b"]
+    assert len({together[name] for name in ("afab", "1f1b", "aa", "zz")}) == 4
+
+
+def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
+    cases = [Case(seq_len=length) for length in (512, "variable", 64)]
+    store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
+    runs = store.runs()
+    figure = charts.throughput(runs, varying_axes(runs))
+    assert list(figure.layout.xaxis.ticktext) == ["512 tokens", "variable length", "64 tokens"]
+    lengths = summary(runs, ("seq_len",))
+    assert lengths.columns[0].is_number
+    assert [(row[0].text, row[0].number) for row in lengths.rows] == [
+        ("512", 512.0), ("variable", 0.0), ("64", 64.0),
+    ]  # fmt: skip
+    assert "variable length" in _Page(render(store)).text
+
+
+def test_settings_are_called_by_words(tmp_path: Path) -> None:
+    assert axis_text("seq_len", 64) == "64 tokens"
+    assert axis_text("seq_len", "variable") == "variable length"
+    assert axis_text("train_recompute", np.True_) == "recompute"
+    assert axis_text("train_compile", value=False) == "no compile"
+    assert axis_text("model_split_points", '["a.1"]') == 'split points ["a.1"]'
+
+
+def test_runs_of_an_older_version_and_newer_ones_make_one_report(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case(schedule="afab")), run_row(2, Case())])
+    added = {"model_split", "data_shuffle", "train_clip_norm", "num_tokens", "stage_shares"}
+    for path in tmp_path.glob("*/2026010000000000001*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.select([n for n in table.column_names if n not in added]), path)
+    assert varying_axes(store.runs()) == ("schedule",)
+    assert "Fastest of 2 cases" in _Page(render(store)).text
+
+
+# The answer in words
+
+
+def test_the_answer_names_the_fastest_case_that_is_not_oversubscribed(demo: Store) -> None:
+    runs = demo.runs()
+    sentences = answer(runs, ("schedule", "world_size"))
+    assert sentences[0].startswith("Fastest of 4 cases: 1f1b, 2 ranks. It reaches 1,100 tokens/s")
+    assert "10 % more throughput than afab" in sentences[1]
+    assert "50 % less peak memory than" in sentences[1]
+    assert sentences[2] == "No case that does the same work needs much less memory."
+    assert "throughput of 1f1b is 1.10 times, and its peak memory 0.50 times" in sentences[3]
+    assert "2 oversubscribed cases" in sentences[4]
+    assert "launched only once" in sentences[5]
+
+
+def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
+    runs = demo.runs()
+    assert "No run succeeded" in answer(runs[runs["status"] == "oom"], ())[0]
+
+
+# The page
+
+
+def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(demo: Store) -> None:
+    html = render(demo)
+    page = _Page(html)
+    for text in (
+        "Fastest of 4 cases",
+        "ranks took turns",
+        "2 of 7 cases",
+        "line two",
+        "1,100",
+        "bubble_idle_over_ideal",
+        "ppbench sweep demo.toml",
+        'name = "demo"',
+        "c0ffee on main",
+        "Some <CPU>",
+    ):
+        assert text in page.text
+    sections = [attrs["id"] for _, attrs in page.tags if attrs.get("class") == "figure"]
+    assert sections[:1] == ["throughput"]
+    assert {"bubble", "memory"} < set(sections)
+    assert len(sections) == len(page.figures())
+    rows = [attrs for tag, attrs in page.tags if tag == "tr"]
+    assert len([row for row in rows if row.get("class") == "detail"]) == 6  # of the ok runs
+    assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
+
+
+def test_a_figure_of_a_run_is_in_the_page_once_and_packed(demo: Store) -> None:
+    page = _Page(render(demo))
+    openers = [attrs["data-figure"] for _, attrs in page.tags if "data-figure" in attrs]
+    stored = [attrs["id"] for tag, attrs in page.tags if tag == "script" and "id" in attrs]
+    assert set(openers) == set(stored) - {"cases"}
+    assert len(page.timelines()) == len(set(openers))
+    assert all(figure["data"] for figure in page.timelines())
+
+
+def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(demo: Store) -> None:
+    runs = demo.runs()
+    found = filters(runs, varying_axes(runs))
+    assert [(one.axis, one.heading) for one in found] == [
+        ("schedule", "schedule"), ("world_size", "ranks"), ("seq_len", "seq len"),
+    ]  # fmt: skip
+    assert [(choice.text, choice.num_cases) for choice in found[1].choices] == [
+        ("1", 2), ("2", 3), ("4", 2),
+    ]  # fmt: skip
+    cases = _Page(render(demo)).cases()
+    assert {case["case_id"] for case in cases} == set(runs["case_id"])
+    assert cases[0]["axes"] == {"schedule": "afab", "world_size": "1", "seq_len": "128"}
+
+
+def test_every_point_of_a_chart_belongs_to_a_case_of_the_filters(demo: Store) -> None:
+    page = _Page(render(demo))
+    known = {case["case_id"] for case in page.cases()}
+    for figure in page.figures():
+        told = [trace["ids"] for trace in figure["data"] if "ids" in trace]
+        assert told
+        assert all(len(set(ids)) == len(ids) for ids in told)  # plotly tells points apart by them
+        assert {point.split("/")[0] for ids in told for point in ids} <= known
+
+
+def test_settings_that_a_run_does_not_have_are_a_value_too() -> None:
+    assert [value_text(value) for value in ("[]", None, np.True_, 4, "a")] == [
+        "none", "none", "yes", "4", "a",
+    ]  # fmt: skip
+
+
+def test_what_users_write_appears_as_text(demo: Store) -> None:
+    html = render(demo, title=NASTY, command=NASTY, sweep_text=NASTY)
+    page = _Page(html)
+    assert page.text.count('alert("1")') == 6  # title, heading, headline, error, command, file
+    assert_harmless(page)
+    assert json.loads(page.about())["title"] == NASTY
+
+
+def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_path: Path) -> None:
+    machine = json.dumps({"hostname": NASTY, "cpu": NASTY})
+    told = {"commit": NASTY, "branch": NASTY, "environment": machine, "sweep_file": NASTY}
+    odd = {"sweep_name": NASTY, "cautions": NASTY, "fingerprint": NASTY, "created_at": NASTY}
+    cases = [Case(model_preset=name) for name in (NASTY, "llama-8m")]
+    store = store_with(tmp_path, [run_row(n, case, **told, **odd) for n, case in enumerate(cases)])
+    page = _Page(render(store))
+    assert page.text.count('alert("1")') > 8  # its filter among them
+    assert_harmless(page)
+    assert page.cases()[0]["axes"] == {"model_preset": NASTY}
+    assert json.loads(page.about())["commit"].startswith("</script>")
+    values = [attrs["value"] for tag, attrs in page.tags if tag == "input" and "value" in attrs]
+    assert values == [NASTY, "llama-8m"]
+
+
+def assert_harmless(page: _Page) -> None:
+    assert not [tag for tag, _ in page.tags if tag == "b"]
+    assert [attrs.get("type") for tag, attrs in page.tags if tag == "script"].count(None) == 2
+    assert not any("<" in text for text in page.blocks("application/json"))
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+
+
+def test_names_inside_figures_are_text_too(tmp_path: Path) -> None:
+    cases = [Case(model_preset=name) for name in (NASTY, "llama-8m")]
+    store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
+    page = _Page(render(store))
+    ticks = page.figures()[0]["layout"]["xaxis"]["ticktext"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in ticks[0]
+    assert page.figures()
+
+
+def test_a_report_is_the_same_bytes_every_time(demo: Store) -> None:
+    assert render(demo) == render(demo)
+
+
+def test_a_page_loads_nothing_and_forbids_loading(demo: Store, tmp_path: Path) -> None:
+    write_timeline(tmp_path / "one.html", demo, demo.runs().iloc[[1]])
+    for html in (render(demo), (tmp_path / "one.html").read_text(encoding="utf-8")):
+        page = _Page(html)
+        loads = [
+            value
+            for _, attrs in page.tags
+            for name, value in attrs.items()
+            if name in ("src", "href")
+        ]
+        assert not loads
+        assert "url(" not in html[: html.index("</style>")]
+        (policy,) = [a["content"] for _, a in page.tags if "http-equiv" in a]
+        assert "default-src 'none'" in policy
+        assert html.count(get_plotlyjs()) == 1
+
+
+def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store) -> None:
+    page = _Page(render(demo))
+    opened = [a["data-runs"] for _, a in page.tags if "data-runs" in a and "open" in a]
+    runs = demo.runs()
+    pair = runs[(runs["world_size"] == 2) & (runs["status"] == "ok")]
+    first = " ".join(opened).split()
+    assert first[:2] == list(pair["run_id"])
+
+
+def test_one_case_alone_makes_a_report(tmp_path: Path) -> None:
+    page = _Page(render(store_with(tmp_path, [run_row(1, Case())])))
+    assert "1f1b, 2 ranks, 8 microbatches, 128 tokens. It reaches 1,000 tokens/s" in page.text
+    assert page.figures()
+    assert page.timelines()
+    assert {"id": "filters", "hidden": None, "aria-label": "Filters"} in [a for _, a in page.tags]
+
+
+def test_failures_alone_make_a_report(tmp_path: Path) -> None:
+    row = run_row(1, Case(), status="crash", error=None, environment=None, commit=None)
+    page = _Page(render(store_with(tmp_path, [row])))
+    assert "no error was recorded" in page.text
+    assert not page.figures()
+
+
+def test_a_report_is_written_whole_into_new_folders(demo: Store, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "report.html"
+    text = {"title": "demo", "command": "c", "sweep_text": None}
+    write_report(path, demo, demo.runs(), **text)
+    assert path.read_text(encoding="utf-8") == render_report(demo, demo.runs(), **text)
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_report_that_cannot_be_written_says_where_and_what_to_do(
+    demo: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "report.html"
+    with pytest.raises(StoreError, match=r"report\.html: cannot be written: .*-o FILE"):
+        write_timeline(path, demo, demo.runs().iloc[[1]])
+
+
+def test_a_timeline_of_a_failed_run_says_why_there_is_none(demo: Store, tmp_path: Path) -> None:
+    failed = demo.runs().iloc[[-1]]
+    with pytest.raises(UsageError, match="status is oom; it has no timeline"):
+        write_timeline(tmp_path / "x.html", demo, failed)
+
+
+def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) -> None:
+    store = store_with(
+        tmp_path,
+        [run_row(1, Case()), run_row(2, Case(seq_len=512), status="oom", error=NASTY)],
+    )
+    hung = store_failed(store, run_row(3, Case(num_microbatches=4)))
+    again = store_failed(store, run_row(4, Case(num_microbatches=4), launch=1))
+    page = _Page(render(store))
+    text = page.text
+    assert "3 of 4 runs failed: 2 timeout, 1 oom." in text
+    assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1" in text
+    assert "1B0 of rank 1" in text
+    assert "rank 1: last lines of its log" in text
+    for run in (hung, again):  # drawn in the failures and in the row of the table, stored once
+        name = f"timeline-{run['run_id']}"
+        assert [attrs.get("data-figure") for _, attrs in page.tags].count(name) == 2
+        assert [attrs.get("id") for _, attrs in page.tags].count(name) == 1
+        assert f"ppbench show {run['run_id']}" in text
+    assert "--planned" in text  # of the run that succeeded
+    assert f"ppbench explain {hung['run_id']}" not in text
+
+
+def test_a_report_without_failures_has_no_section_for_them(tmp_path: Path) -> None:
+    assert 'id="failures"' not in render(store_with(tmp_path, [run_row(1, Case())]))
+
+
+def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case())])
+    run = store_failed(store, run_row(2, Case()))
+    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
+    nasty = flight.assign(hostname=[NASTY, "b"], phase=NASTY, account=NASTY, action=NASTY)
+    store.write_run({**run, "error": NASTY}, {"flight": nasty})
+    page = _Page(render(store))
+    assert_harmless(page)
+    (line,) = [line for line in page.timelines() if "stopped" in str(line["data"])]
+    texts = [trace["hovertext"] for trace in line["data"] if trace.get("name") == "stopped"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in texts[0][0]
+    labels = [trace["text"] for trace in line["data"] if trace.get("name") == "stopped"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in labels[0][0]
+
+
+def test_a_rank_is_named_where_the_error_does_not(tmp_path: Path) -> None:
+    rows = [run_row(1, Case(), status="error", error="no such file", error_rank=3)]
+    store = store_with(tmp_path, rows)
+    (failure,) = failures(store, store.runs(), ())
+    assert (failure.rank, failure.headline, failure.error) == ("rank 3", "no such file", "")
+
+
+def test_emulated_cases_are_never_compared_with_measured_ones():
+    real, emulated = Case(schedule="1f1b"), Case(schedule="zbv", device="emulated")
+    runs = pd.DataFrame(
+        [run_row(0, real), run_row(1, emulated, tokens_per_s=9e9, peak_memory_bytes=None)]
+    )
+    sentences = answer(runs, ("schedule",))
+    assert sentences[0].startswith("1f1b. It reaches 1,000 tokens/s")
+    assert "Emulated cases are excluded from these comparisons" in " ".join(sentences)
+    assert "zbv" not in " ".join(sentences)
+
+
+def test_held_is_told_in_shares_of_a_rank_however_many_stages_it_has():
+    case = Case(schedule="zbv", world_size=2, stages_per_rank=2)
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=3, num_stages=4))) == "1.5"
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=3))) == "3"
+    assert held(pd.Series(run_row(0, case, peak_held_microbatches=None))) == "–"
+
+
+def test_many_schedules_are_compared_with_the_first_in_one_sentence():
+    names = ("afab", "1f1b", "zb_h1", "zb_h2")
+    runs = pd.DataFrame(
+        [run_row(n, Case(schedule=s), tokens_per_s=1000.0 * (n + 1)) for n, s in enumerate(names)]
+    )
+    text = " ".join(answer(runs, ("schedule",)))
+    assert "as a multiple of afab's, over one pair of cases" in text
+    assert "zb_h2 4.00, zb_h1 3.00, 1f1b 2.00" in text

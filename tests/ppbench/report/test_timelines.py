@@ -1,0 +1,222 @@
+"""Which steps a timeline shows, under which titles, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import output_of
+from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
+
+from ppbench.cli.report import timeline as print_timeline
+from ppbench.config.case import Case
+from ppbench.errors import StoreError, UsageError
+from ppbench.report.pages.timeline import timeline_of_runs
+from ppbench.report.timeline.timelines import groups, timeline
+from ppbench.store import Store
+
+
+def two_runs(folder: Path) -> Store:
+    """AFAB and 1F1B; steps 1, 2 and 3 take 1, 2 and 3 ms by their rows."""
+    afab = Case(schedule="afab")
+    return store_with(
+        folder, [run_row(1, afab), run_row(2, replace(afab, schedule="1f1b"), tokens_per_s=1100.0)]
+    )
+
+
+def titles(store: Store, **changes) -> list[str]:
+    runs = [run for _, run in store.runs().iterrows()]
+    line = timeline(store, runs, ["afab", "1f1b"], **changes)
+    return [annotation.text for annotation in line.figure.layout.annotations]
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [("median", "step 2, the median one"), ("slowest", "step 3, the slowest"), ("1", "step 1 ")],
+)
+def test_the_step_is_the_median_the_slowest_or_the_one_asked_for(tmp_path, choice, told) -> None:
+    for title in titles(two_runs(tmp_path), choice=choice):
+        assert told in title
+
+
+def test_a_step_that_was_not_measured_is_refused_with_those_that_were(tmp_path) -> None:
+    for choice in ("7", "fastest"):
+        with pytest.raises(UsageError, match="expected median, slowest or one of 1 to 3"):
+            titles(two_runs(tmp_path), choice=choice)
+
+
+def test_the_plan_stands_under_each_measured_step(tmp_path) -> None:
+    store = two_runs(tmp_path)
+    for _, run in store.runs().iterrows():
+        planned = spans(0).drop(columns="num_bytes")
+        rewrite(store, run, {"planned": planned})
+    words = [
+        title.split(",")[0].split(" · ")[0].removeprefix("<b>")
+        for title in titles(store, has_plan=True)
+    ]
+    assert words == ["afab", "afab", "1f1b", "1f1b"]
+
+
+def test_a_run_without_a_plan_says_how_to_get_one(tmp_path) -> None:
+    with pytest.raises(UsageError, match="leave --planned out, or measure it again"):
+        titles(two_runs(tmp_path), has_plan=True)
+
+
+def test_a_run_without_spans_is_left_out_and_the_others_are_drawn(tmp_path) -> None:
+    store = two_runs(tmp_path)
+    damaged, sound = (run for _, run in store.runs().iterrows())
+    (tmp_path / "spans" / f"{damaged['run_id']}.parquet").unlink()
+    with pytest.raises(StoreError, match="its spans are not in the store"):
+        timeline(store, [damaged], ["afab"])
+    assert timeline(store, [damaged, sound], ["afab", "1f1b"]).run_ids == (sound["run_id"],)
+    (group,) = groups(store, store.runs(), ("schedule",))
+    assert group.timeline.name == "1f1b"
+
+
+def test_a_group_shows_the_launch_of_median_throughput(tmp_path) -> None:
+    case = Case(schedule="afab")
+    speeds = (900.0, 1100.0, 1000.0)
+    rows = [run_row(n, case, launch=n, tokens_per_s=s) for n, s in enumerate(speeds)]
+    store = store_with(tmp_path, rows)
+    (group,) = groups(store, store.runs(), ())
+    assert group.timeline.run_ids == (rows[2]["run_id"],)
+
+
+def test_pages_of_other_choices_have_other_names(tmp_path) -> None:
+    store = two_runs(tmp_path / "results")
+    first = store.runs().iloc[0]["run_id"]
+
+    def written(*names: str, choice: str = "median") -> str:
+        reports = tmp_path / "reports"
+        return timeline_of_runs(store, names, None, reports, choice=choice).name
+
+    names = {written(first), written(first, "last"), written("last", first)}
+    names |= {written(first, choice="slowest")}
+    assert len(names) == 4
+    assert f"timeline-{first}.html" in names
+
+
+def test_runs_that_differ_in_nothing_are_told_apart_by_their_ids(tmp_path) -> None:
+    store = store_with(tmp_path, [run_row(n, Case()) for n in (1, 2)])
+    ids = store.runs()["run_id"].tolist()
+    text = output_of(print_timeline, ids, terminal=True, results=tmp_path)
+    assert all(run_id in text for run_id in ids)
+    assert text.count("rank 0") == 2
+
+
+def test_a_failed_run_has_no_timeline(tmp_path) -> None:
+    store_with(tmp_path, [run_row(1, Case(), status="oom", error="out of memory")])
+    with pytest.raises(UsageError, match="status is oom; it has no timeline"):
+        output_of(print_timeline, ["last"], terminal=True, results=tmp_path)
+
+
+def failed_store(folder: Path, **changes) -> Store:
+    store = store_with(folder, [run_row(1, Case(schedule="afab"))])
+    store_failed(store, run_row(2, Case()), **changes)
+    return store
+
+
+def failed_line(store: Store):
+    return timeline(store, [store.runs().iloc[-1]], ["1f1b"])
+
+
+def bars(line, name: str):
+    (trace,) = [trace for trace in line.figure.data if trace.name == name]
+    return trace
+
+
+def test_a_run_that_hung_is_drawn_with_what_was_never_finished(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path))
+    assert line.is_failed
+    assert line.name == "1f1b: timeout"
+    assert line.facts.startswith(
+        "failed at rank 1 · step 1 · rank 1 is stopped (SIGSTOP or a debug"
+    )
+    assert len(bars(line, "forward").x) == 2
+    stopped, waiting = bars(line, "stopped"), bars(line, "waiting at the end")
+    # In ms since the first computation, at 5 ms; up to the end at 10,027 ms.
+    assert (stopped.base[0], stopped.x[0], stopped.text[0]) == (22, 10_000, "1B0")
+    assert (waiting.base[0], waiting.x[0], waiting.text[0]) == (12, 10_010, "0B0")
+    assert "waits in 0B0 of step 1 for 1B0 of rank 1" in waiting.hovertext[0]
+    assert waiting.marker.pattern.shape == "/"
+    assert stopped.marker.pattern.shape == "x"
+    assert not [trace for trace in line.figure.data if trace.name == "critical path"]
+    assert not [trace for trace in line.figure.data if trace.name == "idle: no work left"]
+
+
+def test_a_long_wait_does_not_hide_what_came_before_it(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path))
+    assert line.figure.layout.xaxis.range[1] == pytest.approx(22 * 1.5, rel=0.01)
+    assert line.facts.endswith("ended 10.0 s after the last event, beyond the right edge")
+
+
+def test_a_short_wait_is_drawn_whole(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path, until_ms=30))
+    assert line.figure.layout.xaxis.range[1] == pytest.approx(25, rel=0.01)
+    assert "beyond the right edge" not in line.facts
+
+
+def test_ranks_that_finished_nothing_are_drawn_by_their_open_actions_alone(tmp_path) -> None:
+    line = failed_line(failed_store(tmp_path, last_ms=0))
+    assert (bars(line, "waiting at the end").base[0], bars(line, "stopped").base[0]) == (0, 10)
+
+
+def test_what_a_run_finished_is_drawn_even_if_no_rank_left_a_record(tmp_path) -> None:
+    store = failed_store(tmp_path)
+    (path,) = (tmp_path / "flight").glob("*.parquet")
+    path.unlink()
+    line = failed_line(store)
+    assert len(bars(line, "forward").x) == 2
+
+
+def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
+    store = failed_store(tmp_path)
+    assert [title.split(" · ")[0] for title in titles(store)] == ["<b>afab", "<b>1f1b: timeout"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"), [({"choice": "slowest"}, "--step"), ({"has_plan": True}, "--planned")]
+)
+def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path, changes, option) -> None:
+    store = failed_store(tmp_path)
+    with pytest.raises(UsageError, match=f"status is timeout; .* leave {option} out"):
+        timeline(store, [store.runs().iloc[-1]], ["1f1b"], **changes)
+
+
+def test_the_page_of_a_failed_run_tells_its_error_and_its_ranks(tmp_path) -> None:
+    failed_store(tmp_path / "results")
+    path = timeline_of_runs(Store(tmp_path / "results"), ["last"], None, tmp_path / "reports")
+    text = path.read_text(encoding="utf-8")
+    assert "timeout</h1>" in text
+    assert "What each rank was doing" in text
+    assert "rank 1: last lines of its log" in text
+    assert "throughput" not in text
+
+
+def test_a_failed_run_in_the_terminal_is_told_rank_by_rank(tmp_path) -> None:
+    failed_store(tmp_path)
+    lines = output_of(print_timeline, ["last"], terminal=True, results=tmp_path).splitlines()
+    rows = [line for line in lines if line.startswith("rank ")]
+    assert rows[0].endswith("0B0" + "/" * (len(rows[0]) - rows[0].index("0B0") - 3))
+    assert rows[1].endswith("1B0" + "#" * (len(rows[1]) - rows[1].index("1B0") - 3))
+    assert rows[2] == "rank 0 waits in 0B0 of step 1 for 1B0 of rank 1, since 10.0 s"
+    assert rows[3].startswith("rank 1 is stopped")
+    assert "# stopped" in lines[0]
+
+
+def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
+    store = two_runs(tmp_path)
+    for _, run in store.runs().iterrows():
+        steps = pd.DataFrame(
+            {
+                "step": n,
+                "step_with_optimizer_ns": n * MS,
+                "step_ns": n * MS,
+                "bubble_fraction": 0.1 * n,
+            }
+            for n in (1, 2, 3)
+        )
+        rewrite(store, run, {"steps": steps})
+    assert "3.0 ms · bubble 30.0 % · theory 11.1 %" in titles(store, choice="slowest")[0]

@@ -1,0 +1,494 @@
+"""Failures become rows: stages that misbehave in one rank, sweeps that are stopped or meet."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from engine.flight import read_record
+from ppbench.run.failures.evidence import node_folder
+from ppbench.run.job import read_job
+from ppbench.run.launch.local import read_exits
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+HERE = Path(__file__).parents[2]
+PATIENCE_S = 600
+TIMEOUT_S = 3
+SWEEP = """\
+name = "faulty"
+device = "cpu"
+num_microbatches = 4
+seq_len = 8
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+{measure}
+
+[grid]
+"""
+FAULTS = {  # status, rank, what its row says
+    "raises": ("error", 1, "RuntimeError: not today"),
+    "wants_too_much": ("oom", 1, "MemoryError"),
+    "allocates_too_much": ("oom", 1, "t allocate memory"),
+    "fills_its_cgroup": ("oom", 1, "rank 1 was killed by the kernel, which had run out of memory"),
+    "aborts": ("crash", 1, "rank 1 crashed: Fatal Python error: Aborted (SIGABRT)"),
+    "segfaults": ("crash", 1, "rank 1 crashed: Fatal Python error: Segmentation fault (SIGSEGV)"),
+    "leaves": ("crash", 1, "rank 1 exited with code 0"),
+    "leaves_with_7": ("crash", 1, "rank 1 exited with code 7"),
+    "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
+    "cannot_say": ("error", 1, "rank 1: UnspeakableError: (its message cannot be shown"),
+    "says_nothing": ("error", 1, "rank 1: TacitError"),
+    "never_says": ("error", 1, "rank 1: EndlessError"),
+    "fails_together": ("error", 1, "both (2 sub-exceptions): ValueError: one; KeyError: 'other'"),
+    "had_no_memory": ("oom", 1, "RuntimeError: the layer failed; caused by MemoryError"),
+    "opens_too_much": ("error", 1, "raise that with: ulimit -n"),
+    "blames_another": ("crash", 1, "rank 1 was killed by SIGKILL"),
+    "exits": ("error", 1, "SystemExit: 0"),
+    "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
+    "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
+    "sleeps": ("timeout", 1, "rank 1 is in the work of 1F2 of step 1"),
+    "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
+    "creeps": ("timeout", None, "no rank is seen to hang"),
+    "unbuildable": ("invalid", 1, "no weights today"),
+    "too_big_to_build": ("oom", 1, "MemoryError"),
+    "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
+}
+ONE_OF_A_KIND = (
+    "raises", "fills_its_cgroup", "segfaults", "leaves_with_7", "floods", "had_no_memory",
+    "is_killed", "stops", "drops", "unbuildable", "kills_an_idle_rank",
+)  # fmt: skip
+"""A fault for each way in which one is found; the others are for `--thorough`."""
+HANGS = ("stops", "sleeps", "drops", "creeps")
+ELSEWHERE = ("unbuildable", "too_big_to_build", "creeps", "drops", "kills_an_idle_rank")
+IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
+"""In 1F2 of step 1."""
+
+
+def params(names):
+    marks = {True: (), False: (pytest.mark.thorough,)}
+    return [pytest.param(name, marks=marks[name in ONE_OF_A_KIND]) for name in names]
+
+
+def command(*arguments):
+    return [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+
+
+def ppbench(*arguments, folder, **environment):
+    return subprocess.run(
+        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def write_sweep(folder, grid, measure="", excluded=()):
+    """A sweep file, and the models beside it, where workers find them."""
+    shutil.copy(HERE / "faulty.py", folder)
+    text = SWEEP.format(measure=measure)
+    text += "\n".join(f'"{key}" = {json.dumps(values)}' for key, values in grid.items())
+    for settings in excluded:
+        text += "\n[[exclude]]\n"
+        text += "\n".join(f'"{key}" = {json.dumps(value)}' for key, value in settings.items())
+    (folder / "faulty.toml").write_text(text)
+
+
+def names_of(runs):
+    return runs["model_preset"].str.removeprefix("faulty:")
+
+
+@contextlib.contextmanager
+def limited_memory(num_bytes):
+    """A control group's file of processes, None where none can be made here."""
+    name = f"ppbench-test-{os.getpid()}"
+    kinds = (("memory", "memory.limit_in_bytes"), ("", "memory.max"))
+    for base, limit in kinds:
+        group = Path("/sys/fs/cgroup", base, name)
+        try:
+            if not (group.parent / "cgroup.procs").exists():
+                continue
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(num_bytes))
+            yield group / "cgroup.procs"
+        except OSError:
+            yield None
+        finally:
+            remove_group(group)
+        return
+    yield None
+
+
+def remove_group(group):
+    """Its processes are gone, or about to be."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory, is_thorough):
+    """A folder where a sweep of the faults has been run, and what it printed."""
+    folder = tmp_path_factory.mktemp("failed")
+    wanted = FAULTS if is_thorough else ONE_OF_A_KIND
+    with limited_memory(2**26) as procs:
+        faults = [name for name in wanted if procs is not None or name != "fills_its_cgroup"]
+        lone = ("kills_an_idle_rank", "sound")
+        excluded = [
+            {"model.preset": f"faulty:{name}", "world_size": 1}
+            for name in faults
+            if name not in lone
+        ]
+        excluded += [{"model.preset": "faulty:kills_an_idle_rank", "world_size": 2}]
+        excluded += [
+            {
+                "model.preset": f"faulty:{name}",
+                "measure.timeout_s": 300 if name in HANGS else TIMEOUT_S,
+            }
+            for name in [*faults, "sound"]
+        ]
+        grid = {
+            "model.preset": [f"faulty:{name}" for name in [*faults, "sound"]],
+            "world_size": [1, 2],
+            "measure.timeout_s": [TIMEOUT_S, 300],
+        }
+        write_sweep(folder, grid, excluded=excluded)
+        done = ppbench("sweep", "faulty.toml", folder=folder, FAULTY_CGROUP=f"{procs}:{2**28}")
+    return folder, done
+
+
+def run_of(failed, name):
+    runs = Store(failed[0] / "results").runs()
+    if name not in set(names_of(runs)):
+        pytest.skip("no control group with a limit can be made here")
+    (run,) = [run for _, run in runs[names_of(runs) == name].iterrows()]
+    return run
+
+
+def test_a_sweep_of_failures_comes_to_its_end_and_its_sound_cases_are_ok(failed):
+    folder, done = failed
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    runs = Store(folder / "results").runs()
+    assert list(runs.loc[names_of(runs) == "sound", "status"]) == ["ok", "ok"]
+    assert not runs["case_id"].duplicated().any()
+    assert set(runs["attempt"]) == {1}
+
+
+@pytest.mark.parametrize("name", params(FAULTS))
+def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
+    status, rank, words = FAULTS[name]
+    run = run_of(failed, name)
+    assert (run["status"], run["error_rank"] if rank is not None else None) == (status, rank), run[
+        "error"
+    ]
+    assert words in run["error"]
+
+
+@pytest.mark.parametrize("name", params(IN_A_STEP))
+def test_it_tells_what_every_rank_did_last(failed, name):
+    run = run_of(failed, name)
+    flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
+    assert list(flight["rank"]) == [0, 1]
+    assert json.loads(run["last_actions"])[1] == "1F2"
+    assert list(flight["action"]) == json.loads(run["last_actions"])
+    assert list(flight["step"]) == [1, 1]
+    assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+
+
+def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
+    run = run_of(failed, "drops")
+    flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
+    assert json.loads(run["last_actions"]) == ["0B2", "waits for the other ranks"]
+    first = flight.iloc[0]
+    assert (first["waits_for_rank"], first["waits_for_action"]) == (1, "1SEND_B2")
+    assert set(flight["process"]) == {"alive"}
+
+
+def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
+    run = run_of(failed, "kills_an_idle_rank")
+    assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
+
+
+@pytest.mark.parametrize("name", params([*IN_A_STEP, "drops"]))
+def test_what_its_ranks_had_finished_is_kept(failed, name):
+    run = run_of(failed, name)
+    spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
+    done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
+    assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
+    assert (spans["end_ns"] >= spans["start_ns"]).all()
+
+
+@pytest.mark.parametrize("name", params(HANGS))
+def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
+    """A bound on hangs, not a measurement."""
+    run = run_of(failed, name)
+    took_s = ended_s(failed[0], run["run_id"]) - begun_s(run["run_id"])
+    print(f"{name}: ended {took_s - TIMEOUT_S:.2f} s after measure.timeout_s")
+    assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
+
+
+HANGS_ELSEWHERE = {
+    "torch": ("stops", "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1", 1),
+    "torch, at work": ("sleeps", "rank 1 is in the work of 1F2 of step 1", 1),
+    "single": ("sleeps", "rank 0 is in the work of 0F2 of step 1", 0),
+}
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory, is_thorough):
+    """A sweep of hangs on other runtimes than the engine."""
+    folder = tmp_path_factory.mktemp("hung")
+    excluded = [
+        {"runtime": "torch", "world_size": 1},
+        {"runtime": "single", "world_size": 2},
+        {"runtime": "single", "model.preset": "faulty:stops"},
+    ]
+    if not is_thorough:
+        excluded += [{"runtime": "torch", "model.preset": "faulty:sleeps"}]
+    grid = {
+        "runtime": ["torch", "single"],
+        "model.preset": ["faulty:stops", "faulty:sleeps"],
+        "world_size": [1, 2],
+    }
+    write_sweep(folder, grid, f"timeout_s = {TIMEOUT_S}", excluded)
+    return folder, ppbench("sweep", "faulty.toml", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "where", ["torch", pytest.param("torch, at work", marks=pytest.mark.thorough), "single"]
+)
+def test_of_a_hang_on_another_runtime_the_computation_is_named_too(hung, where):
+    folder, done = hung
+    assert done.returncode == 4, done.stderr
+    name, words, rank = HANGS_ELSEWHERE[where]
+    runs = Store(folder / "results").runs()
+    is_it = (runs["runtime"] == where.partition(",")[0]) & (names_of(runs) == name)
+    (run,) = runs[is_it].to_dict("records")
+    assert (run["status"], run["error_rank"]) == ("timeout", rank), run["error"]
+    assert words in run["error"]
+    last = words.partition(" of step")[0].split()[-1]
+    assert json.loads(run["last_actions"])[rank] == last
+    if where == "torch":  # the other waits for what it cannot have
+        assert "rank 0 waits in 0B2 of step 1 for 1B2 of rank 1" in run["error"]
+
+
+def begun_s(run_id):
+    """Seconds since the epoch: what a run id begins with."""
+    stamp = run_id.partition("-")[0]
+    begun = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return begun.timestamp() + int(stamp[15:]) / 1000
+
+
+def ended_s(folder, run_id):
+    """When the first rank of the start that ran it was ended."""
+    begun = begun_s(run_id)
+    (launch,) = (folder / "results" / "launches").iterdir()
+    return min(one.at for one in read_exits(launch) if one.at > begun)
+
+
+@pytest.fixture
+def mendable(tmp_path):
+    """A folder with a sweep of which two cases fail, one of them but once."""
+    names = ["once", "sound", "broken"]
+    grid = {"model.preset": [f"faulty:{name}" for name in names]}
+    write_sweep(tmp_path, grid, measure="retry = 1")
+    return tmp_path
+
+
+def statuses_of(folder):
+    """Of each case in the order of its runs: status and attempt."""
+    runs = Store(folder / "results").runs()
+    return {
+        name: list(zip(of["status"], of["attempt"], strict=True))
+        for name, of in runs.groupby(names_of(runs))
+    }
+
+
+def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
+    done = ppbench("sweep", "faulty.toml", "--no-report", folder=mendable)
+    assert done.returncode == 4, done.stderr
+    first = {
+        "broken": [("error", 1), ("error", 2)],
+        "once": [("error", 1), ("ok", 2)],
+        "sound": [("ok", 1)],
+    }
+    assert statuses_of(mendable) == first
+    again = ppbench("sweep", "faulty.toml", "--no-report", folder=mendable)
+    assert again.returncode == 4
+    assert "1 failed before (1 error); --retry-failed runs them again" in again.stderr
+    assert statuses_of(mendable) == first
+    (mendable / "mended").touch()
+    mended = ppbench("sweep", "faulty.toml", "--retry-failed", folder=mendable)
+    assert mended.returncode == 0, mended.stderr
+    assert statuses_of(mendable) == {**first, "broken": [*first["broken"], ("ok", 1)]}
+
+
+@contextlib.contextmanager
+def sweep_in_long_case(folder, *arguments):
+    """A running sweep, in the middle of its longest case, and its launch."""
+    before = set((folder / "results" / "launches").glob("*"))
+    with subprocess.Popen(
+        command("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + PATIENCE_S
+        while (launch := launch_in_long_case(folder, before)) is None:
+            assert time.monotonic() < deadline, "it does not begin"
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        yield process, launch
+
+
+def launch_in_long_case(folder, known):
+    for launch in set((folder / "results" / "launches").glob("*")) - known:
+        record = read_record(node_folder(launch.name) / "flight-rank0")
+        if record is not None and record.number is not None and record.entries:
+            case = read_job(launch / "job.json").items[record.number].case
+            if record.entries[-1].index is not None and case.emulated_F_ms == (LONG_MS,):
+                return launch
+    return None
+
+
+def processes_of(launch):
+    """All that name the launch."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if launch.name.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+LONG_MS = 1000
+EMULATED = """\
+name = "{name}"
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+world_size = 1
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 0
+steps = 2
+
+[grid]
+"emulated.F_ms" = {times}
+"""
+
+
+def write_emulated(folder, name, times):
+    """Cases that differ in how long they take."""
+    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, times=times))
+    return f"{name}.toml"
+
+
+def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path):
+    file = write_emulated(tmp_path, "times", [1, 2, LONG_MS])
+    done = ppbench("sweep", file, "--no-report", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with sweep_in_long_case(tmp_path, file, "--rerun") as (process, launch):
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert f"Go on with: ppbench sweep {file} --rerun\n" in stderr
+        assert "Traceback" not in stderr
+        assert processes_of(launch) == []
+        assert not node_folder(launch.name).exists()
+    finished = ppbench("sweep", file, "--rerun", folder=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    runs = Store(tmp_path / "results").runs()
+    of = {ms: list(some["status"]) for ms, some in runs.groupby("emulated_F_ms")}
+    assert of == {
+        "[1.0]": ["ok", "ok"],
+        "[2.0]": ["ok", "ok"],
+        f"[{LONG_MS}.0]": ["ok", "interrupted", "interrupted", "ok"],
+    }
+    stopped = runs[runs["status"] == "interrupted"]
+    assert set(stopped["last_actions"]) <= {'["0F0"]', '["0F1"]'}
+
+
+def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
+    one = write_emulated(tmp_path, "one", [1, 2, 3])
+    other = write_emulated(tmp_path, "other", [4, 5, 6])
+    started = [
+        subprocess.Popen(
+            command("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for file in (one, one, other)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
+    assert sum("waiting for sweep o" in text for text in told) >= 1
+    runs = Store(tmp_path / "results").runs()
+    assert list(runs["status"]) == ["ok"] * 6
+    assert runs["case_id"].nunique() == 6
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A small file system in memory; skips where none can be made."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("needs to be root, to mount a small file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(tmp_path):
+    """Twice in one sweep: without any room, and with some, for the first of a run's files."""
+    file = write_emulated(tmp_path, "full", [1, LONG_MS])
+    results = tmp_path / "results"
+    with mounted(results, "size=20m"):
+        for kib_left in (0, 40):
+            with sweep_in_long_case(tmp_path, file) as (process, _):
+                left = os.statvfs(results).f_bavail * os.statvfs(results).f_frsize
+                (results / "filler").write_bytes(bytes(left - kib_left * 1024))
+                _, stderr = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 2, stderr
+            (error,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+            assert "No space left on device" in error
+            assert "Traceback" not in stderr
+            (results / "filler").unlink()
+        again = ppbench("sweep", file, "--no-report", folder=tmp_path)
+        assert again.returncode == 0, again.stderr
+        runs = Store(results).runs()
+        good = runs.loc[runs["status"] == "ok", "emulated_F_ms"]
+        assert sorted(good) == ["[1.0]", f"[{LONG_MS}.0]"]
+
+
+def test_a_store_that_is_read_only_is_refused_before_anything_starts(tmp_path):
+    file = write_emulated(tmp_path, "locked", [1, 2, 3])
+    with mounted(tmp_path / "results", "size=20m,ro"):
+        done = ppbench("sweep", file, folder=tmp_path)
+        assert done.returncode == 2
+        (error,) = done.stderr.splitlines()
+        assert error.startswith("error: results: cannot be written to: Read-only file system")
+        assert list((tmp_path / "results").iterdir()) == []

@@ -1,0 +1,30 @@
+"""The fault campaign in small: random kills, and a sweep that comes to its end all the same."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+SCRIPT = Path(__file__).parents[4] / "benchmarks" / "faults.py"
+PATIENCE_S = 900
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
+def test_random_kills_lose_repeat_and_leave_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--kills", "6", "--cases", "4", "--keep", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^6 kills in \d+ s$", done.stdout, re.MULTILINE)
+    assert "held: one ok run per case" in done.stdout
+    phases = re.findall(r"while rank 0 (.+) \(", done.stdout)
+    assert len(phases) == 6
+    assert len(set(phases)) > 1

@@ -1,0 +1,385 @@
+import random
+from dataclasses import replace
+
+import pytest
+
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op, parse_action
+from engine.plan.lower import counterpart, edge_of, incoming, lower
+from engine.plan.program import Program, loop_placement
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
+from ppbench.store import Store
+from ppbench.store.columns import FLIGHT
+from tests.engine.plan.schedule_grid import families, programs_of
+
+S = 1_000_000_000
+AT_NS = 100 * S
+OPT = Action(-1, Op.OPT, -1)
+DRAINS, BARRIER = "drains its transfers", "waits for the other ranks"
+NUM_CASES = 40  # of each schedule, each with a frozen rank and with a lost message
+
+
+class Execution:
+    """A step that goes on until nothing moves, one rank at random after the other.
+
+    After its row a rank does OPT, drains, which needs the other end of each of its messages, and
+    waits for the others. `frozen` is a rank and the position at which it does nothing any more;
+    what is `lost` never arrives. With `in_order` a message is taken for the next one that its
+    channel's receiver has posted, as gloo does, so that a lost one leaves the last one missing.
+    """
+
+    def __init__(self, lowered, chance, *, frozen=None, lost=None, in_order=False):
+        self.lowered, self.chance = lowered, chance
+        self.frozen, self.lost, self.in_order = frozen, lost, in_order
+        self.position = [0] * lowered.world_size
+        self.since = [0] * lowered.world_size
+        self.done, self.now = set(), 0
+
+    def run(self):
+        while movable := [r for r in range(self.lowered.world_size) if self.can_move(r)]:
+            rank = self.chance.choice(movable)
+            row = self.lowered.actions[rank]
+            if self.position[rank] < len(row):
+                self.done.add(row[self.position[rank]])
+            self.now += self.chance.randint(1, 1000)
+            self.position[rank] += 1
+            self.since[rank] = self.now
+        return self
+
+    def can_move(self, rank):
+        row, position = self.lowered.actions[rank], self.position[rank]
+        if self.frozen == (rank, position) or position == len(row) + 2:
+            return False
+        if position == len(row) + 1:
+            return all(counterpart(a) in self.done for a in row if a.op in SEND_OPS)
+        return position == len(row) or self.has_input(row[position])
+
+    def has_input(self, action):
+        receive = incoming(action, self.lowered) if action.op in COMPUTE_OPS else None
+        if receive is None:
+            return True
+        send = counterpart(receive)
+        if not self.in_order:
+            return send in self.done and send != self.lost
+        mine = [a for row in self.lowered.actions for a in row if self.is_beside(a, send)]
+        there = [a for a in mine if a in self.done and a != self.lost]
+        return mine.index(send) < len(there)
+
+    def is_beside(self, action, send):
+        return action.op in SEND_OPS and edge_of(action) == edge_of(send)
+
+    def seen(self, process="stopped", *, is_waiting=False, step=4):
+        """What the ranks would have left in their records; `process` is the frozen rank's."""
+        return [self._seen(rank, process, is_waiting, step) for rank in range(len(self.position))]
+
+    def _seen(self, rank, process, is_waiting, step):
+        row, position = self.lowered.actions[rank], self.position[rank]
+        is_frozen = self.frozen is not None and rank == self.frozen[0]
+        one = RankState(
+            rank,
+            "node",
+            process if is_frozen else "alive",
+            "steps",
+            step,
+            None,
+            False,
+            self.since[rank],
+        )
+        if position > len(row):
+            phase = DRAINS if position == len(row) + 1 else BARRIER
+            return replace(one, phase=phase, is_waiting=phase == BARRIER)
+        action = [*row, OPT][position]
+        waits = (is_waiting and self.could_wait(action)) if is_frozen else True
+        return replace(one, action=action, is_waiting=waits)
+
+    def could_wait(self, action):
+        return action.op in COMPUTE_OPS and incoming(action, self.lowered) is not None
+
+
+def shapes(name):
+    """Small ones with everything: several stages per rank, few and many microbatches."""
+    grid = [family for family in families((1, 2, 3, 4)) if family[0] == name]
+    return [p for _, p_, v in grid for p in programs_of(name, p_, v, (1, 2, 3, 4, 6, 8)).values()]
+
+
+def cases(name, least_ranks=1):
+    programs = [lower(program) for program in shapes(name) if program.world_size >= least_ranks]
+    chance = random.Random(name)
+    return [(chance.choice(programs), random.Random(n)) for n in range(NUM_CASES)]
+
+
+def follow(found, start):
+    """The end of a rank's chain of waits."""
+    by_rank = {one.seen.rank: one for one in found.ranks}
+    rank = start
+    for _ in by_rank:
+        following = by_rank[rank].waits_for_rank
+        if following is None:
+            return rank
+        rank = following
+    return rank
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("process", ["stopped", "dead", "alive"])
+def test_a_frozen_rank_is_named_with_its_action_and_all_waits_lead_to_it(name, process):
+    for lowered, chance in cases(name):
+        rank = chance.randrange(lowered.world_size)
+        position = chance.randint(0, len(lowered.actions[rank]))
+        action = [*lowered.actions[rank], OPT][position]
+        execution = Execution(lowered, chance, frozen=(rank, position)).run()
+        is_waiting = process != "alive" and chance.random() < 0.5
+        seen = execution.seen(process, is_waiting=is_waiting)
+        found = post_mortem(seen, lowered, execution.now + 10 * S)
+        assert (found.rank, found.action) == (rank, action)
+        assert found.verdict.startswith(f"rank {rank} ")
+        assert [follow(found, one) for one in range(lowered.world_size)] == (
+            [rank] * lowered.world_size
+        )
+
+
+def messages(lowered):
+    return [(r, a) for r, row in enumerate(lowered.actions) for a in row if a.op in SEND_OPS]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_lost_message_is_named_with_its_sender_and_its_receiver(name):
+    for lowered, chance in cases(name, least_ranks=2):
+        sender, send = chance.choice(messages(lowered))
+        execution = Execution(lowered, chance, lost=send).run()
+        found = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
+        assert (found.rank, found.action) == (sender, send)
+        assert f"the message of {send} was lost" in found.verdict
+        account = found.ranks[lowered.placement.ranks[counterpart(send).stage]]
+        assert (account.waits_for_rank, account.waits_for_action) == (sender, send)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_where_others_move_up_for_a_lost_message_its_sender_and_channel_are_named(name):
+    for lowered, chance in cases(name, least_ranks=2):
+        sender, send = chance.choice(messages(lowered))
+        execution = Execution(lowered, chance, lost=send, in_order=True).run()
+        found = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
+        assert found.rank == sender
+        assert edge_of(found.action) == edge_of(send)
+
+
+def one_f_one_b(world_size=2, num_microbatches=4):
+    return lower(build_program("1f1b", world_size, num_microbatches))
+
+
+def in_step(rank, action, *, waits=False, since_s=10.0, step=4, process="alive"):
+    action = OPT if action == "OPT" else parse_action(action)
+    since_ns = AT_NS - int(since_s * S)
+    return RankState(rank, "node", process, "steps", step, action, waits, since_ns)
+
+
+def in_phase(rank, phase, *, since_s=10.0, waits=False, process="alive", step=None):
+    since_ns = AT_NS - int(since_s * S)
+    return RankState(rank, "node", process, phase, step, None, waits, since_ns)
+
+
+def judged(*seen, lowered=None):
+    return post_mortem(seen, lowered or one_f_one_b(), AT_NS)
+
+
+def test_a_stopped_rank_is_told_with_those_that_wait_for_it():
+    found = judged(
+        in_step(0, "0B2", waits=True, since_s=9.5),
+        in_step(1, "1F2", since_s=9.8, process="stopped"),
+    )
+    assert found.rank == 1
+    assert found.verdict == (
+        "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s; "
+        "rank 0 waits for it"
+    )
+    assert [one.account for one in found.ranks] == [
+        "rank 0 waits in 0B2 of step 4 for 1B2 of rank 1, since 9.5 s",
+        "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s",
+    ]
+
+
+def test_a_rank_at_work_is_told_with_those_that_wait_for_it_directly_or_not():
+    found = judged(
+        in_step(0, "0F0", since_s=12.3),
+        *(in_step(rank, f"{rank}F0", waits=True) for rank in (1, 2, 3)),
+        lowered=one_f_one_b(4),
+    )
+    assert found.rank == 0
+    assert found.verdict == (
+        "rank 0 is in the work of 0F0 of step 4, since 12.3 s; ranks 1, 2 and 3 wait for it"
+    )
+
+
+def test_a_message_that_its_sender_has_behind_it_was_lost():
+    found = judged(in_step(0, "0B0", waits=True), in_step(1, "1F0", waits=True, since_s=11))
+    assert (found.rank, str(found.action)) == (0, "0SEND_F0")
+    assert found.verdict == (
+        "the message of 0SEND_F0 was lost or never sent, or one before it on its channel: rank 0 "
+        "has it behind it, and rank 1 waits for it in 1F0 of step 4, since 11.0 s"
+    )
+
+
+def test_a_rank_that_sends_is_waited_for_in_its_send():
+    found = judged(in_step(0, "0SEND_F0"), in_step(1, "1F0", waits=True))
+    assert found.rank == 0
+    assert (
+        found.ranks[1].account
+        == "rank 1 waits in 1F0 of step 4 for 0SEND_F0 of rank 0, since 10.0 s"
+    )
+
+
+def test_a_message_of_a_step_that_its_sender_has_left_was_lost_and_of_one_to_come_was_not():
+    ahead = judged(in_step(0, "0F0", step=5), in_step(1, "1F3", waits=True))
+    assert (ahead.rank, str(ahead.action)) == (0, "0SEND_F3")
+    behind = judged(in_step(0, "OPT", step=4), in_step(1, "1F0", waits=True, step=5))
+    assert (behind.rank, str(behind.action)) == (0, str(OPT))
+
+
+def test_waits_in_a_circle_are_a_deadlock_and_named_whole():
+    rows = [["0F0", "0SEND_F0", "0RECV_B0", "0B0", "0F1", "0SEND_F1", "0RECV_B1", "0B1"]]
+    rows.append(["1RECV_F0", "1RECV_F1", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"])
+    actions = tuple(tuple(map(parse_action, row)) for row in rows)
+    hangs = Program("hangs", loop_placement(2), 2, actions)
+    found = judged(in_step(0, "0B0", waits=True), in_step(1, "1F1", waits=True), lowered=hangs)
+    assert found.rank is None
+    assert found.verdict == (
+        "deadlock: rank 0 waits in 0B0 of step 4 for 1B0 of rank 1; "
+        "rank 1 waits in 1F1 of step 4 for 0F1 of rank 0"
+    )
+
+
+def test_ranks_at_a_barrier_wait_for_those_that_are_not_there():
+    found = judged(
+        in_phase(0, BARRIER),
+        in_phase(1, "builds the model", since_s=20),
+        in_phase(2, BARRIER),
+        lowered=one_f_one_b(3),
+    )
+    assert found.rank == 1
+    assert found.verdict == "rank 1 builds the model, since 20.0 s; ranks 0 and 2 wait for it"
+    assert found.ranks[0].waits_for_rank == 1
+    assert found.ranks[0].account == (
+        "rank 0 waits for the other ranks, since 10.0 s: rank 1 is not there"
+    )
+
+
+def test_when_all_are_at_the_barrier_nobody_is_named():
+    found = judged(in_phase(0, BARRIER), in_phase(1, BARRIER))
+    assert found.rank is None
+    assert found.verdict.startswith("the rank at fault is unknown: rank 0 waits for")
+
+
+def test_a_rank_without_a_record_is_named_where_others_wait_for_it():
+    found = judged(in_step(0, "0B0", waits=True))
+    assert (found.rank, found.verdict) == (1, "rank 1 left no record; rank 0 waits for it")
+    assert len(found.ranks) == 1
+
+
+def test_without_any_record_nothing_can_be_told():
+    found = judged()
+    assert (found.rank, found.ranks) == (None, ())
+    assert found.verdict == (
+        "the rank at fault is unknown: rank 0 left no record; rank 1 left no record"
+    )
+
+
+def test_a_rank_that_drains_waits_for_receives_that_are_not_posted():
+    found = judged(in_phase(0, DRAINS), in_step(1, "1B1", since_s=11))
+    assert found.rank == 1
+    assert found.ranks[0].account == (
+        "rank 0 drains its transfers, since 10.0 s: rank 1 has not posted 1RECV_F3"
+    )
+
+
+def test_a_rank_whose_transfers_do_not_end_is_named_when_all_others_wait_for_it():
+    found = judged(in_phase(0, BARRIER, step=4), in_phase(1, DRAINS, step=4))
+    assert found.rank == 1
+    assert found.verdict == (
+        "rank 1 drains its transfers in step 4, since 10.0 s; rank 0 waits for it"
+    )
+
+
+def test_ranks_that_wait_in_their_optimizer_wait_for_those_that_have_not_come_to_it():
+    found = judged(in_step(0, "OPT", waits=True), in_step(1, "1B3"))
+    assert found.rank == 1
+    assert found.ranks[0].account == (
+        "rank 0 waits in OPT of step 4, since 10.0 s: rank 1 is not there"
+    )
+
+
+@pytest.mark.parametrize("phase", ["sums shared gradients", "runs the optimizer"])
+def test_what_ranks_do_together_waits_for_those_that_are_still_behind(phase):
+    behind = judged(in_phase(0, phase, step=4), in_step(1, "1B3"))
+    assert (behind.rank, behind.ranks[0].waits_for_rank) == (1, 1)
+    alone = judged(in_phase(0, phase, step=4), in_phase(1, BARRIER, step=4))
+    assert alone.rank == 0
+    assert alone.verdict == f"rank 0 {phase} in step 4, since 10.0 s; rank 1 waits for it"
+
+
+def test_what_one_rank_does_after_a_step_the_others_wait_for():
+    found = judged(in_phase(0, "stores the run", step=4), in_phase(1, BARRIER, step=4))
+    assert found.rank == 0
+    assert found.ranks[1].account == (
+        "rank 1 waits for the other ranks after step 4, since 10.0 s: rank 0 is not there"
+    )
+
+
+def test_a_message_is_lost_whose_sender_has_come_to_the_end_of_the_step():
+    found = judged(in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True))
+    assert (found.rank, str(found.action)) == (0, "0SEND_F3")
+    before = judged(in_phase(0, BARRIER, step=3), in_step(1, "1F3", waits=True))
+    assert (before.rank, before.action) == (0, None)
+
+
+def test_of_ranks_that_died_the_one_that_waited_for_none_of_them_went_first():
+    found = judged(
+        in_step(0, "0B0", waits=True, process="dead"),
+        in_step(1, "1B0", process="dead"),
+        in_step(2, "2F2", waits=True, process="dead"),
+        lowered=one_f_one_b(3),
+    )
+    assert found.rank == 1
+    assert found.verdict.startswith("rank 1 died in 1B0 of step 4")
+
+
+def test_when_all_died_at_work_nobody_is_named():
+    found = judged(*(in_step(rank, f"{rank}F0", process="dead") for rank in (0, 1)))
+    assert found.rank is None
+    assert found.verdict.startswith("the rank that died first is unknown: rank 0 died in 0F0")
+
+
+def test_a_rank_that_takes_no_part_in_the_case_can_be_at_fault():
+    found = judged(
+        in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER, process="stopped")
+    )
+    assert found.rank == 2
+    idle = judged(in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER))
+    assert idle.rank == 1
+
+
+def test_a_run_that_still_moved_is_slow_and_nobody_is_at_fault():
+    found = judged(in_step(0, "0B0", waits=True, since_s=0.02), in_step(1, "1B0", since_s=0.015))
+    assert found.rank is None
+    assert found.verdict.startswith("no rank is seen to hang: the last sign of life is 0.015 s old")
+
+
+def test_two_that_are_at_work_are_both_told():
+    found = judged(in_step(0, "0F0"), in_phase(1, "builds the model"))
+    assert found.rank is None
+    assert "rank 0 is in the work of 0F0" in found.verdict
+    assert "rank 1 builds the model" in found.verdict
+
+
+def test_rows_are_those_of_the_store(tmp_path):
+    seen = [in_step(0, "OPT"), in_phase(1, BARRIER, step=4)]
+    found = judged(*seen)
+    rows = flight_rows(found, AT_NS)
+    assert list(rows) == [column.name for column in FLIGHT][2:]
+    store = Store(tmp_path)
+    store.write_run({"run_id": "r", "status": "timeout"}, {"flight": rows})
+    read = store.table("flight", ["r"])
+    assert read["action"].fillna("").tolist() == ["OPT", ""]
+    assert read["waits_for_rank"].fillna(-1).tolist() == [-1, 0]
+    assert read["until_ns"].tolist() == [AT_NS, AT_NS]
+    assert flight_rows(judged(), AT_NS).empty

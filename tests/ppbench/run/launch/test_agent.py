@@ -1,0 +1,232 @@
+"""Workers that die, are stopped, or lose their agent: what is left of them and what is known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sockets import descendants, is_loopback, listening
+
+from ppbench.run.launch.agent import GRACE_S
+from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
+
+PATIENCE_S = 120
+START = """
+import os, signal, sys, time
+from pathlib import Path
+rank, start = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+here = Path(sys.argv[1])
+
+def wait_for(*names):
+    while not all((here / name).exists() for name in names): time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starts two workers that run a text of Python, and ends them."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    launches = []
+
+    def begin(text: str, max_restarts: int = 0) -> LocalLaunch:
+        write_worker(tmp_path, text)
+        program = ["some_worker", str(tmp_path)]
+        settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
+        settings["preloaded"] = "json"  # nothing that takes long
+        launches.append(LocalLaunch(tmp_path, program, **settings))
+        return launches[-1]
+
+    yield begin
+    for one in launches:
+        one.stop()
+
+
+def write_worker(folder: Path, text: str) -> None:
+    """The agent imports what its workers run, so nothing may happen by that."""
+    body = textwrap.indent(START + text, "    ")
+    (folder / "some_worker.py").write_text(f'if __name__ == "__main__":\n{body}')
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < until, f"never came to be: {what}"
+        time.sleep(0.02)
+
+
+def exit_code_of(launch: LocalLaunch) -> int:
+    wait_until(lambda: launch.poll() is not None, "the agent's end")
+    code = launch.poll()
+    assert code is not None
+    return code
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def test_who_failed_and_how_is_told_start_by_start(launch, tmp_path):
+    text = """
+if rank == 1 and start == 0: os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0 and start == 1: os.abort()
+if rank == 1 and start == 2: sys.exit("no more")
+if start < 3: time.sleep(1000)
+"""
+    ended = launch(text, max_restarts=3)
+    assert exit_code_of(ended) == 0
+    told = [(one.attempt, one.rank, one.exitcode) for one in read_exits(tmp_path)]
+    assert told == [(0, 1, -signal.SIGKILL), (1, 0, -signal.SIGABRT), (2, 1, 1)]
+    assert ended.num_starts() == 4
+    assert ended.worker_exit_code() == 1
+    assert ended.last_lines() == ["no more"]
+
+
+def test_a_worker_that_is_stopped_holds_up_a_restart_for_no_longer_than_the_grace(launch, tmp_path):
+    text = """
+if start == 0 and rank == 0:
+    (here / "stopped").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+if start == 0:
+    wait_for("stopped")
+    sys.exit(7)
+"""
+    ended = launch(text, max_restarts=1)
+    assert exit_code_of(ended) == 0
+    assert [(one.rank, one.exitcode) for one in read_exits(tmp_path)] == [(1, 7)]
+    assert GRACE_S <= 2
+
+
+def test_what_the_first_to_fail_wrote_is_shown_not_what_its_peers_wrote_after(launch):
+    text = """
+def complain(*_):
+    print("a peer is gone", file=sys.stderr, flush=True)
+    sys.exit(1)
+if rank == 0:
+    signal.signal(signal.SIGTERM, complain)
+    (here / "ready").touch()
+    time.sleep(1000)
+wait_for("ready")
+sys.exit("the cause")
+"""
+    ended = launch(text)
+    assert exit_code_of(ended) == 1
+    assert ended.last_lines() == ["the cause"]
+
+
+def test_what_a_worker_has_started_ends_with_it(launch, tmp_path):
+    text = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+(here / f"child-{rank}").write_text(str(child.pid))
+wait_for("child-0", "child-1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert exit_code_of(launch(text)) == 1
+    children = [int((tmp_path / f"child-{rank}").read_text()) for rank in (0, 1)]
+    wait_until(lambda: not any(map(is_alive, children)), "the end of the workers' children")
+
+
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from ppbench.run.launch.local import LocalLaunch
+folder = Path(sys.argv[1])
+program = ["some_worker", str(folder)]
+LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5, preloaded="json")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("killed", ["controller", "agent", "while starting"])
+def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    write_worker(tmp_path, "\n(here / f'up-{rank}').touch()\ntime.sleep(1000)\n")
+    controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, str(tmp_path)])
+    num_alive = 2 if killed == "while starting" else 4
+    wait_until(lambda: len(descendants(controller.pid)) >= num_alive, "the processes")
+    if killed != "while starting":
+        wait_until(lambda: all((tmp_path / f"up-{r}").exists() for r in (0, 1)), "the workers")
+    everyone = descendants(controller.pid) - {controller.pid}
+    (agent,) = (pid for pid in everyone if parent_of(pid) == controller.pid)
+    os.kill(agent if killed == "agent" else controller.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, everyone)), "the end of all")
+    controller.kill()
+    controller.wait()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-m", "ppbench.run.launch.lifetime", str(gone.pid), "this"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
+SWEEP = """
+device = "cpu"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 20
+
+[grid]
+num_microbatches = [2, 4]
+
+[model]
+preset = "llama-tiny"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_local_sweep_listens_on_loopback_alone(tmp_path):
+    (tmp_path / "a.toml").write_text(SWEEP)
+    main = "from ppbench.cli import main; main()"
+    command = [sys.executable, "-c", main, "sweep", "a.toml", "--results", "results"]
+    with (tmp_path / "log").open("w") as log:
+        sweep = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+    seen: set[str] = set()
+    most = 0
+    while sweep.poll() is None:
+        now = listening(sweep.pid)
+        seen, most = seen | now, max(most, len(descendants(sweep.pid)))
+        time.sleep(0.25)
+    assert sweep.returncode == 0, (tmp_path / "log").read_text()
+    assert most >= 4  # it, the agent, two ranks
+    assert seen
+    assert all(map(is_loopback, seen)), seen
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_socket_that_listens_is_seen_where_it_listens(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family):
+        assert host in listening(os.getpid())
+    assert is_loopback(host) == (host in ("127.0.0.1", "::1"))
+
+
+def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
+    assert first_exit(tmp_path) is None
+    first, second = Exit(0, 1, 10, -9, 1.0), Exit(1, 0, 11, 1, 2.0)
+    note_exit(tmp_path, first)
+    with (tmp_path / "exits.jsonl").open("a") as file:
+        file.write('{"attempt": 1, "ra\n')
+    note_exit(tmp_path, second)
+    assert read_exits(tmp_path) == [first, second]
+    assert first_exit(tmp_path) == second
+    assert (first.how, second.how) == ("was ended by SIGKILL", "ended with exit code 1")

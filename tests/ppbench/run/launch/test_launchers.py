@@ -1,0 +1,286 @@
+"""Sweeps that others start: what torchrun and Slurm are given, and what is refused before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppbench.config.case import Slurm, Torchrun
+from ppbench.config.kinds import minutes_of
+from ppbench.config.reader import read_sweep
+from ppbench.errors import LaunchError, SweepFileError, UsageError
+from ppbench.run.launch.cluster import NodeLaunches, Nodes, Rendezvous, node_launches, rendezvous_of
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+PATIENCE_S = 180
+SWEEP = """\
+device = "emulated"
+
+[launch.slurm]
+partition = "long"
+account = "us"
+nodes = 2
+time = "1:30:00"
+memory_gb = 1.5
+gpus_per_node = 4
+extra = {exclude = "n7", exclusive = true}
+
+[measure]
+launches = 2
+
+[grid]
+world_size = [2, 5]
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+"""
+
+
+def written(folder: Path, text: str = SWEEP) -> Path:
+    (folder / "a.toml").write_text(text)
+    return folder / "a.toml"
+
+
+def sweep(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    main = "from ppbench.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", main, "sweep", "a.toml", *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("90", 90), ("1:30:00", 90), ("1:30", 2), ("2-0", 2880), ("1-2:30", 1590), ("0-0:0:1", 1)],
+)
+def test_times_are_read_as_slurm_does(time, minutes):
+    assert minutes_of(time) == minutes
+
+
+@pytest.mark.parametrize("time", ["", "0", "0:00", "a", "1:", "-1", "1:2:3:4", "1-1:1:1:1", "²"])
+def test_what_is_no_time_has_no_minutes(time):
+    assert minutes_of(time) == 0
+
+
+def test_where_launches_run_is_no_part_of_a_case(tmp_path):
+    there = read_sweep(written(tmp_path), [], "cpu")
+    here = read_sweep(written(tmp_path, SWEEP.replace("nodes = 2", "nodes = 3")), [], "cpu")
+    assert there.cases == here.cases
+    assert there.slurm == Slurm(
+        partition="long",
+        account="us",
+        nodes=2,
+        time="1:30:00",
+        memory_gb=1.5,
+        gpus_per_node=4,
+        extra={"exclude": "n7", "exclusive": True},
+    )
+
+
+def test_where_launches_run_can_be_set_on_the_command_line(tmp_path):
+    settings = ["launch.slurm.partition=short", "launch.torchrun.rendezvous=n1:29400"]
+    read = read_sweep(written(tmp_path), settings, "cpu")
+    assert (read.slurm.partition, read.slurm.account) == ("short", "us")
+    assert read.torchrun == Torchrun(rendezvous="n1:29400")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("nodes = 2", "nodes = 0", "a.toml:6: launch.slurm.nodes: 0 is out of range"),
+        ('"long"', "3", "a.toml:4: launch.slurm.partition: expected a string, got 3"),
+        ("partition", "partitoin", 'launch.slurm.partitoin: unknown key, set to "long"'),
+        ('"1:30:00"', '"1:"', 'a.toml:7: launch.slurm.time: expected minutes, or a time such as "'),
+        ('exclude = "n7"', '"--exclude" = 1', "launch.slurm.extra: expected options of sbatch"),
+        ("exclusive = true", "exclusive = [1]", "exclusive: expected a string, an integer or true"),
+        (
+            "world_size =",
+            '"launch.slurm.nodes" =',
+            "grid.launch.slurm.nodes: cannot be an axis: it sets",
+        ),
+        ("[measure]", "[measure]\npartition = 3", "partition: unknown key here, set to 3"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path, old, new, told):
+    with pytest.raises(SweepFileError) as error:
+        read_sweep(written(tmp_path, SWEEP.replace(old, new)), [], "cpu")
+    assert told in str(error.value)
+
+
+def test_a_place_is_no_axis_on_the_command_line_either(tmp_path):
+    with pytest.raises(UsageError, match=r"launch\.slurm\.nodes cannot be an axis"):
+        read_sweep(written(tmp_path), ["grid.launch.slurm.nodes=[1, 2]"], "cpu")
+
+
+def test_each_node_has_ranks_for_its_part_of_the_largest_case(tmp_path):
+    launches = node_launches(read_sweep(written(tmp_path), [], "cpu"), 2, ["module"])
+    assert launches.num_launches == 2
+    assert (launches.nodes.num_nodes, launches.nodes.ranks_per_node) == (2, 3)
+
+
+def test_several_nodes_need_a_place_to_meet(tmp_path):
+    file = written(tmp_path)
+    with pytest.raises(UsageError, match=r"launch\.torchrun\.rendezvous: not set, and 2 nodes"):
+        rendezvous_of(read_sweep(file, ["launch.torchrun.nodes=2"], "cpu"))
+    given = ["launch.torchrun.nodes=2", "launch.torchrun.rendezvous=[fe80::1]:2000"]
+    assert rendezvous_of(read_sweep(file, given, "cpu")) == Rendezvous("[fe80::1]", 2000, "a")
+
+
+def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
+    written(tmp_path)
+    done = sweep(tmp_path, "--launcher", "torchrun", "--dry-run", "--only", "world_size=2")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "--nnodes=1 --nproc-per-node=5" in first
+    assert "--rdzv-endpoint=127.0.0.1:29400 --rdzv-id=a-0" in first
+    assert "--rdzv-endpoint=127.0.0.1:29401 --rdzv-id=a-1" in second
+    assert first.endswith("-m ppbench.run.worker a.toml --results results --only world_size=2")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--only", "world_size=3"], "--only world_size=3: no case has this"),
+        (["--only", "world_sise=2"], 'did you mean "world_size"?'),
+        (["--reports", "elsewhere"], "leave --reports, --no-report and --format out"),
+        (["--format", "json"], "leave --reports, --no-report and --format out"),
+    ],
+)
+def test_what_no_node_can_do_is_refused_before_any_is_started(tmp_path, launcher, arguments, told):
+    written(tmp_path)
+    done = sweep(tmp_path, "--launcher", launcher, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
+def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_go_on(tmp_path):
+    text = SWEEP.replace("F_ms = 1", "F_ms = 1000").replace("[2, 5]", "[1]")
+    file = tmp_path / f"stopped-{os.getpid()}.toml"
+    file.write_text(text)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", file.name),
+            *("--set", f"launch.torchrun.rendezvous=127.0.0.1:{free_port()}"),
+            *("--launcher", "torchrun", "--only", "world_size=1"),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_s = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("results/launches/*/job.json")) and time.monotonic() < until_s:
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert len(_processes_naming(file.name)) > 1
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert f"Go on with, on every node: ppbench sweep {file.name} --results results" in stderr
+    assert stderr.rstrip().endswith("--only world_size=1 --launcher torchrun")
+    assert _processes_naming(file.name) == []
+
+
+def _processes_naming(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().decode(errors="replace")
+            found += [line] if word in line else []
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_launches_are_run_in_turn_until_one_fails(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    text = "import os\nprint(os.environ['TORCHELASTIC_RUN_ID'], os.environ['WORLD_SIZE'])\n"
+    (tmp_path / "tells_its_run.py").write_text(text)
+    meeting = Rendezvous("127.0.0.1", free_port(), "x")
+    NodeLaunches(2, Nodes(1, 1, 0), ("tells_its_run",)).run(meeting)
+    assert [line for line in capfd.readouterr().out.splitlines() if line[:2] == "x-"] == [
+        "x-0 1",
+        "x-1 1",
+    ]
+    with pytest.raises(LaunchError, match="torchrun ended with exit code 1"):
+        NodeLaunches(2, Nodes(1, 1, 0), ("there_is_none",)).run(meeting)
+    assert "launch 2 of 2" not in capfd.readouterr().out
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> str:
+    """PATH with commands that take a job as Slurm's do, and keep its script."""
+    pytest.importorskip("submitit")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {
+        "sbatch": f'cp "$1" {tmp_path}/script; echo Submitted batch job 7',
+        "srun": "exit 1",
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / name).chmod(0o755)
+    return f"{commands}:{os.environ['PATH']}"
+
+
+def test_slurm_is_given_the_script_that_a_dry_run_prints(tmp_path, slurm):
+    written(tmp_path)
+    dry = sweep(tmp_path, "--launcher", "slurm", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert not (tmp_path / "results").exists()
+    done = sweep(tmp_path, "--launcher", "slurm", PATH=slurm)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "job 7; its logs: results/slurm\n"
+    script = (tmp_path / "script").read_text()
+    assert dry.stdout.startswith(script)
+    lines = script.splitlines()
+    for option in (
+        *("--partition=long", "--account=us", "--nodes=2", "--time=90", "--gpus-per-node=4"),
+        *("--cpus-per-task=3", "--mem=1536M", "--exclude=n7", "--exclusive", "--job-name=a"),
+    ):
+        assert f"#SBATCH {option}" in lines
+    task = pickle.loads((tmp_path / "results" / "slurm" / "7_submitted.pkl").read_bytes()).function
+    told = [line.removeprefix("#   ") for line in dry.stdout.splitlines()[-2:]]
+    assert told == [
+        " ".join(one) for one in task.launches.commands(Rendezvous("FIRST_HOST", 20_000, "JOB"))
+    ]
+
+
+def test_without_slurm_a_job_cannot_be_submitted(tmp_path):
+    pytest.importorskip("submitit")
+    written(tmp_path)
+    done = sweep(tmp_path, "--launcher", "slurm", PATH=str(Path(sys.executable).parent))
+    assert done.returncode == 4
+    assert done.stderr == "error: no Slurm here: sbatch is not on PATH; submit from a login node\n"
+
+
+def test_what_sbatch_says_when_it_refuses_is_told(tmp_path, slurm):
+    written(tmp_path)
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho no such partition >&2; exit 1\n")
+    done = sweep(tmp_path, "--launcher", "slurm", PATH=slurm)
+    assert done.returncode == 4
+    # submitit passes on what sbatch prints as well
+    assert done.stderr.splitlines()[-1] == ("error: Slurm did not take the job: no such partition")

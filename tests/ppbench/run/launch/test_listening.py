@@ -1,0 +1,216 @@
+"""Ranks that meet and train listen on one address: read from the kernel's own tables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from nodes import ADDRESSES, reason_against_nodes, two_nodes
+from sockets import is_loopback, listening
+
+from ppbench.run.launch.cluster import NODES, WORKER, Nodes, torchrun_command
+from ppbench.store import Store
+
+PATIENCE_S = 300.0
+TORCHRUN = "torch.distributed.run"
+SWEEP = """
+device = "emulated"
+world_size = 2
+num_microbatches = 2
+seq_len = 8
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 20
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 20
+"""
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.usefixtures("warm_starts"),
+]
+needs_nodes = pytest.mark.skipif(
+    sys.platform != "linux" or reason_against_nodes() is not None,
+    reason=reason_against_nodes() or "",
+)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def seen_while(processes: Sequence[subprocess.Popen[bytes]], log: Path) -> list[set[str]]:
+    """The addresses that each process and its descendants ever listened on, until they end."""
+    seen: list[set[str]] = [set() for _ in processes]
+    until_s = time.monotonic() + PATIENCE_S
+    try:
+        while any(process.poll() is None for process in processes):
+            assert time.monotonic() < until_s, log.read_text()
+            for addresses, process in zip(seen, processes, strict=True):
+                addresses.update(listening(process.pid) if process.poll() is None else ())
+            time.sleep(0.25)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return seen
+
+
+def started(folder: Path, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def run(folder: Path, *command: str, **environment: str) -> tuple[int, str, set[str]]:
+    """Exit code, what was said, and where was listened."""
+    process = started(folder, *command, **environment)
+    (seen,) = seen_while([process], folder / "log")
+    return process.returncode, (folder / "log").read_text(), seen
+
+
+def test_a_sweep_under_torchrun_on_one_machine_listens_on_loopback_alone(tmp_path):
+    (tmp_path / "a.toml").write_text(SWEEP)
+    code, log, seen = run(
+        tmp_path,
+        *(
+            "-c",
+            "from ppbench.cli import main; main()",
+            "sweep",
+            "a.toml",
+            "--launcher",
+            "torchrun",
+        ),
+        *("--set", f"launch.torchrun.rendezvous=localhost:{free_port()}"),
+    )
+    assert code == 0, log
+    assert "listens on 127.0.0.1 (lo) alone" in log
+    assert Store(tmp_path / "results").runs()["status"].tolist() == ["ok"]
+    assert seen
+    assert all(map(is_loopback, seen)), seen
+
+
+TRAIN = ["engine.train", "--model", "llama-tiny", "--seq-len", "32", "--global-batch-size", "4"]
+TRAIN += ["--threads", "1", "--max-steps", "2", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("shares_store", [pytest.param("0", marks=pytest.mark.thorough), "1"])
+def test_a_training_run_started_by_our_torchrun_listens_on_loopback_alone(tmp_path, shares_store):
+    options = ["--standalone", "--nproc-per-node", "2", "-m", *TRAIN]
+    code, log, seen = run(
+        tmp_path, "-m", NODES, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shares_store
+    )
+    assert code == 0, log
+    assert seen
+    assert all(map(is_loopback, seen)), seen
+
+
+def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tmp_path):
+    met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        started(
+            *(tmp_path, "-m", *TRAIN),
+            **{**met, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    seen = set.union(*seen_while(ranks, tmp_path / "log"))
+    assert [rank.returncode for rank in ranks] == [0, 0], (tmp_path / "log").read_text()
+    assert seen
+    assert all(map(is_loopback, seen)), seen
+
+
+@needs_nodes
+@pytest.mark.parametrize(
+    "endpoint", ["node-a", pytest.param("10.77.0.1", marks=pytest.mark.thorough)]
+)
+def test_two_machines_listen_on_the_interface_of_the_rendezvous_alone(tmp_path, endpoint):
+    (tmp_path / "a.toml").write_text(SWEEP)
+    command = torchrun_command(Nodes(2, 1, 10), f"{endpoint}:29400", "trial", [WORKER, "a.toml"])
+    with two_nodes(tmp_path / "hosts") as nodes:
+        started = [node.start(command, tmp_path, tmp_path / "log") for node in nodes]
+        seen = seen_while(started, tmp_path / "log")
+    assert [one.returncode for one in started] == [0, 0], (tmp_path / "log").read_text()
+    assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
+    runs = Store(tmp_path / "results").runs()
+    assert runs["status"].tolist() == ["ok"]
+
+
+@needs_nodes
+def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tmp_path):
+    """As Debian's /etc/hosts has it."""
+    (tmp_path / "a.toml").write_text(SWEEP)
+    command = torchrun_command(Nodes(2, 1, 10), "node-a:29400", "trial", [WORKER, "a.toml"])
+    with two_nodes(tmp_path / "hosts") as (first, second):
+        others = tmp_path / "hosts-of-b"
+        others.write_text((tmp_path / "hosts").read_text())
+        second.use_hosts(others)
+        (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 node-a\n10.77.0.2 node-b\n")
+        refused = first.start(command, tmp_path, tmp_path / "log")
+        assert refused.wait(PATIENCE_S) == 2
+        assert (
+            "error: --rdzv-endpoint node-a:29400: node-a: is 127.0.1.1 here, where other machines "
+            "do not come; give an address that they reach in place of the name, or name the "
+            "interface: GLOO_SOCKET_IFNAME=eth0"
+        ) in (tmp_path / "log").read_text()
+        assert "Traceback" not in (tmp_path / "log").read_text()
+        named = {"GLOO_SOCKET_IFNAME": "eth0"}
+        started = [
+            node.start(command, tmp_path, tmp_path / "log", **named) for node in (first, second)
+        ]
+        seen = seen_while(started, tmp_path / "log")
+    assert [one.returncode for one in started] == [0, 0], (tmp_path / "log").read_text()
+    assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "0.0.0.0:29400"],
+            "error: --rdzv-endpoint 0.0.0.0:29400: 0.0.0.0: means every interface; expected",
+        ),
+        (
+            ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "no.such.invalid:1"],
+            "error: --rdzv-endpoint no.such.invalid:1: no.such.invalid: has no address that",
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"],
+            "error: --rdzv-backend static: its store listens on every interface; expected c10d",
+        ),
+    ],
+)
+def test_what_would_listen_everywhere_or_nowhere_is_refused(tmp_path, options, said):
+    code, log, seen = run(tmp_path, "-m", NODES, *options, "-m", "there_is_none")
+    assert (code, seen) == (2, set())
+    assert said in log
+    assert "Traceback" not in log
+
+
+def test_an_interface_that_is_not_here_is_refused_with_those_that_are(tmp_path):
+    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
+    code, log, _ = run(tmp_path, "-m", NODES, *options, "-m", "none", GLOO_SOCKET_IFNAME="eth77")
+    assert code == 2
+    assert "GLOO_SOCKET_IFNAME: no interface 'eth77' with an address here; known: lo" in log

@@ -1,0 +1,147 @@
+"""A sweep across two nodes: network namespaces of this machine, each with a torchrun of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from nodes import Node, reason_against_nodes, two_nodes
+
+from ppbench.run.launch.cluster import WORKER, Nodes, torchrun_command
+from ppbench.store import Store
+
+PATIENCE_S = 600
+SWEEP = """
+world_size = 4
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+
+[model]
+preset = "llama-tiny"
+
+[grid]
+"""
+EMULATED = """
+[emulated]
+F_ms = 5
+I_ms = 5
+W_ms = 5
+"""
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or reason_against_nodes() is not None,
+    reason=reason_against_nodes() or "",
+)
+
+
+class Cluster:
+    """Two nodes with a file system each: only the first has the sweep file and the store."""
+
+    def __init__(self, nodes: tuple[Node, Node], folder: Path) -> None:
+        self.nodes, self._folder = nodes, folder
+        self.results = folder / "node-a" / "results"
+        for node in nodes:
+            (folder / node.name).mkdir()
+
+    def write_sweep(self, text: str) -> None:
+        (self._folder / "node-a" / "a.toml").write_text(text)
+
+    def start(self, node: Node, ranks_per_node: int, *options: str) -> subprocess.Popen[bytes]:
+        """The command that each node is given, the same on both."""
+        nodes, program = Nodes(2, ranks_per_node, max_restarts=10), [WORKER, "a.toml", *options]
+        command = torchrun_command(nodes, "node-a:29400", "trial", program)
+        return node.start(command, self._folder / node.name, self.log(node))
+
+    def log(self, node: Node) -> Path:
+        return self._folder / f"{node.name}.log"
+
+    def run(self, ranks_per_node: int, *options: str) -> None:
+        started = [self.start(node, ranks_per_node, *options) for node in self.nodes]
+        assert [self.exit_code(one) for one in started] == [0, 0], self.logs()
+
+    def exit_code(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it hangs.\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        return "\n".join(f"{node.name}:\n{self.log(node).read_text()}" for node in self.nodes)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path):
+    with two_nodes(tmp_path / "hosts") as nodes:
+        yield Cluster(nodes, tmp_path)
+
+
+def hosts_of(store: Store, run_id: str) -> list[str]:
+    return store.table("ranks", [run_id]).sort_values("rank")["hostname"].tolist()
+
+
+@pytest.mark.parametrize("device", ["emulated", pytest.param("cpu", marks=pytest.mark.thorough)])
+def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, device):
+    text = f'device = "{device}"' + SWEEP + "world_size = [2, 4]\n"
+    cluster.write_sweep(text + (EMULATED if device == "emulated" else ""))
+    cluster.run(1, "--only", "world_size=2")
+    cluster.run(2)
+    store = Store(cluster.results)
+    runs = store.runs().sort_values("world_size")
+    assert runs[["world_size", "status"]].to_numpy().tolist() == [[2, "ok"], [4, "ok"]]
+    hosts = [hosts_of(store, run_id) for run_id in runs["run_id"]]
+    assert hosts == [["node-a", "node-b"], ["node-a", "node-a", "node-b", "node-b"]]
+    assert "1 of 1 runs of this launch are ok" in cluster.log(cluster.nodes[0]).read_text()
+    assert not list((cluster.results.parents[1] / "node-b").iterdir())
+
+
+def wait_until(is_true: Callable[[], bool], cluster: Cluster) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < until, cluster.logs()
+        time.sleep(0.2)
+
+
+FIVE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
+
+
+def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
+    """A sweep of five cases, some of them done when a node fails; the other node's torchrun."""
+    cluster.write_sweep(FIVE + "[4, 5, 6, 7, 8]\n" + EMULATED)
+    started = [cluster.start(node, 2) for node in cluster.nodes]
+    wait_until(lambda: len(Store(cluster.results).runs()) >= 2, cluster)
+    cluster.nodes[killed].kill()
+    started[killed].wait()
+    return started[1 - killed]
+
+
+def test_a_node_that_is_killed_leaves_a_store_that_the_same_commands_finish(cluster):
+    other = begin_and_kill(cluster, killed=0)
+    other.terminate()
+    other.wait()
+    before = Store(cluster.results).runs()
+    cluster.run(2)
+    check_all_five(cluster, before["run_id"])
+
+
+def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster):
+    other = begin_and_kill(cluster, killed=1)
+    before = Store(cluster.results).runs()
+    again = cluster.start(cluster.nodes[1], 2)
+    assert [cluster.exit_code(one) for one in (other, again)] == [0, 0], cluster.logs()
+    assert len(list(cluster.results.glob("launches/*"))) == 1
+    cluster.run(2)  # what the loss of the node cut short is a crash, which is made anew
+    check_all_five(cluster, before["run_id"])
+
+
+def check_all_five(cluster: Cluster, before: Iterable[str]) -> None:
+    """Each is done once, and nothing that was there before is gone."""
+    runs = Store(cluster.results).runs()
+    assert sorted(runs[runs["status"] == "ok"]["num_microbatches"]) == [4, 5, 6, 7, 8]
+    assert set(before) <= set(runs["run_id"])
+    assert set(runs["status"]) <= {"ok", "crash", "interrupted"}

@@ -1,0 +1,158 @@
+"""The identity of the measuring code depends on what the code does, and on nothing else."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from ppbench.run.machine import measuring_code
+from ppbench.run.machine.measuring_code import (
+    MEASURING,
+    ROOT,
+    VERIFYING,
+    code_hash,
+    files_in,
+    identity_of,
+)
+
+FILES = sorted(files_in(ROOT / place for place in MEASURING))
+EXECUTOR = ROOT / "engine" / "run" / "executor.py"
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def reworded(source: bytes) -> bytes:
+    """The same code with other docstrings, without its comments, formatted otherwise."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Expr(ast.Constant("Says something else."))
+        elif isinstance(node, ast.FunctionDef):
+            node.body.insert(0, ast.Expr(ast.Constant("Has a docstring now.")))
+    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+
+
+def moved(source: bytes) -> bytes:
+    """The same code, as it is when every module of ours that it imports lies elsewhere."""
+    text = source.decode()
+    for room in ("engine.run.", "engine.model.", "ppbench.run.", "ppbench.analysis."):
+        text = text.replace(f"from {room}", f"from engine.elsewhere.{room}")
+        text = text.replace(f'"{room}', f'"engine.elsewhere.{room}')
+    lines = text.splitlines(keepends=True)
+    imports = [line for line in lines if line.startswith("from engine") and "(" not in line]
+    others = [line for line in lines if line not in imports]
+    at = next((i for i, line in enumerate(others) if line.startswith("from __future__")), -1) + 1
+    return "".join([*others[:at], *reversed(imports), *others[at:]]).encode()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_words_formatting_and_places_are_no_part_of_it(path):
+    source = path.read_bytes()
+    assert identity_of([reworded(source)]) == identity_of([source])
+    assert identity_of([moved(source)]) == identity_of([source])
+    assert identity_of([b"# a comment\n\n" + source]) == identity_of([source])
+
+
+def test_neither_is_the_order_of_the_files():
+    sources = [path.read_bytes() for path in FILES[:9]]
+    assert identity_of(reversed(sources)) == identity_of(sources)
+    assert identity_of([*sources[1:], sources[0]]) == identity_of(sources)
+
+
+def changed(source: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """The code with one number, name, comparison or sum that is another; and what was changed."""
+    tree = ast.parse(source)
+    places = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and type(node.value) in (int, float, bool))
+        or isinstance(node, ast.Name | ast.BinOp | ast.Compare)
+    ]
+    node = rng.choice(places)
+    before = ast.unparse(node)
+    if isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+    elif isinstance(node, ast.Name):
+        node.id += "_other"
+    elif isinstance(node, ast.BinOp):
+        node.op = ast.Mod() if not isinstance(node.op, ast.Mod) else ast.Add()
+    else:
+        node.ops[0] = ast.Is() if not isinstance(node.ops[0], ast.Is) else ast.Gt()
+    return ast.unparse(tree).encode(), before
+
+
+def test_whatever_else_is_changed_changes_it(is_thorough):
+    rng = random.Random(7)
+    for _ in range(2000 if is_thorough else 60):
+        path = rng.choice(FILES)
+        source = path.read_bytes()
+        if len(ast.parse(source).body) < 2:
+            continue
+        other, what = changed(source, rng)
+        assert identity_of([other]) != identity_of([source]), (path, what)
+
+
+def test_a_name_that_is_imported_under_another_changes_it():
+    source = b"from engine.run.clock import HostClock\n"
+    assert identity_of([source]) == identity_of([b"from engine.other import HostClock\n"])
+    assert identity_of([source]) != identity_of([b"from engine.run.clock import Other\n"])
+    assert identity_of([source]) != identity_of([source.replace(b"\n", b" as Clock\n")])
+    assert identity_of([b"from torch import a\n"]) != identity_of([b"from numpy import a\n"])
+
+
+def test_every_place_is_there_and_the_executor_is_among_them():
+    assert all((ROOT / place).exists() for place in VERIFYING)
+    assert EXECUTOR in FILES
+    assert not any("report" in path.parts for path in FILES)
+
+
+def test_what_turns_spans_into_figures_is_listed_whole():
+    figures = re.compile(r"^from (ppbench\.(?:analysis|statistics)\.\w+) import", re.MULTILINE)
+    imported = {name for path in FILES for name in figures.findall(path.read_text())}
+    assert imported
+    assert {ROOT / f"{name.replace('.', '/')}.py" for name in imported} <= set(FILES)
+
+
+@pytest.mark.parametrize(
+    "kept", [None, b"", b"\xff\x00", b"longer than it may be", b"NOTHEXDIGITS"]
+)
+def test_a_cache_that_is_absent_or_damaged_costs_time_alone(tmp_path, monkeypatch, kept):
+    expected = identity_of(path.read_bytes() for path in FILES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code_hash.cache_clear()
+    assert code_hash() == expected
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    if kept is None:
+        file.unlink()
+        file.parent.rmdir()
+        file.parent.write_bytes(b"where the folder should be")
+    else:
+        file.write_bytes(kept)
+    code_hash.cache_clear()
+    assert code_hash() == expected
+    code_hash.cache_clear()
+
+
+def test_what_is_cached_is_not_parsed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code_hash.cache_clear()
+    expected = code_hash()
+    code_hash.cache_clear()
+    monkeypatch.setattr(measuring_code, "identity_of", pytest.fail)
+    assert code_hash() == expected
+    code_hash.cache_clear()
+
+
+def test_without_a_home_it_is_found_all_the_same(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    code_hash.cache_clear()
+    assert len(code_hash()) == 12
+    code_hash.cache_clear()
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")

@@ -1,0 +1,155 @@
+"""The sampling process itself, on this machine."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppbench.run.machine.counters import GpuReading, HostReading
+from ppbench.run.machine.sampler import (
+    LOOK_BACK_NS,
+    Sample,
+    read_samples,
+    sample_of,
+    samples_path,
+    start_sampler,
+)
+from ppbench.run.machine.telemetry import sample_rows, summarize
+
+S = 1_000_000_000
+SAMPLE = Sample(
+    5, HostReading(2, total_s=1.5), (GpuReading(throttle_reasons=("gpu_idle",)),), {"a": "b"}, 7
+)
+PARENT = """
+import os, sys
+from pathlib import Path
+from ppbench.run.machine.sampler import start_sampler
+sampler = start_sampler(Path(sys.argv[1]), os.getpid())
+assert sampler.sample()
+if not os.fork():  # as a data loader's worker: holds the pipe open, too
+    os.close(1)
+    while os.getppid() != 1 and sys.stdin.read(1):
+        pass
+    os._exit(0)
+print(sampler.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def poll(is_true, *, timeout_s=20):
+    end_s = time.monotonic() + timeout_s
+    while not is_true() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return is_true()
+
+
+def is_alive(pid):
+    """A zombie waits for whoever has adopted it; it does nothing any more."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@contextlib.contextmanager
+def running(code, *arguments):
+    command = [sys.executable, "-c", code, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts CPU time in /proc")
+def test_a_core_that_another_process_burns_is_other_load_and_is_own_load_under_the_root(tmp_path):
+    with running("while True: pass") as burner, running("input()") as idler:
+        samplers = {
+            name: start_sampler(tmp_path / name, root.pid)
+            for name, root in (("other", idler), ("own", burner))
+        }
+        assert all(sampler.sample() for sampler in samplers.values())
+        begin_ns = time.monotonic_ns()
+        assert poll(lambda: time.monotonic_ns() > begin_ns + 6 * S // 10)
+        assert all(sampler.sample() for sampler in samplers.values())
+        end_ns = time.monotonic_ns()
+        for sampler in samplers.values():
+            sampler.stop()
+    found = {name: read_samples(tmp_path / name, begin_ns, end_ns) for name in samplers}
+    load = {
+        name: summarize(samples, begin_ns, end_ns, None).other_load_cores
+        for name, samples in found.items()
+    }
+    assert load["other"] > 0.5
+    assert load["own"] < load["other"] - 0.1
+    assert len(sample_rows(found["own"], begin_ns, end_ns)) >= 2
+    assert all(sample.cost_ns > 0 for sample in found["own"])
+
+
+def test_a_window_shorter_than_the_interval_has_a_sample_at_both_ends(tmp_path):
+    sampler = start_sampler(tmp_path / "s", os.getpid(), interval_s=60)
+    assert sampler.sample()
+    begin_ns = time.monotonic_ns()
+    assert sampler.sample()
+    sampler.stop()
+    first, *_, last = read_samples(tmp_path / "s", begin_ns, begin_ns + 1)
+    assert first.time_ns < begin_ns < last.time_ns
+    assert not is_alive(sampler.pid)
+
+
+def test_the_sampler_ends_with_its_parent_even_if_the_pipe_stays_open(tmp_path):
+    with running(PARENT, str(tmp_path / "s")) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        parent.kill()
+        assert poll(lambda: not is_alive(pid))
+
+
+def test_a_dead_sampler_gives_no_sample_and_does_not_block(tmp_path):
+    sampler = start_sampler(tmp_path / "no such folder/s", os.getpid())
+    assert not sampler.sample()
+    assert not sampler.sample()
+    sampler.stop()
+    assert read_samples(tmp_path / "no such folder/s", 0, 1) == []
+
+
+def test_a_sample_is_read_as_it_was_written():
+    assert sample_of(SAMPLE.as_json()) == SAMPLE
+
+
+def written(path, *times_ns, end="\n"):
+    lines = [Sample(t, SAMPLE.host, SAMPLE.gpus, {}).as_json() for t in times_ns]
+    path.write_text("\n" + "\n".join(lines) + end)
+    return path
+
+
+def times_of(samples):
+    return [sample.time_ns for sample in samples]
+
+
+def test_a_window_is_read_with_what_is_around_it(tmp_path):
+    path = written(tmp_path / "s", *(n * S for n in range(2000)))
+    begin_ns, end_ns = 1500 * S, 1502 * S - 1
+    assert times_of(read_samples(path, begin_ns, end_ns)) == [
+        1499 * S,
+        1500 * S,
+        1501 * S,
+        1502 * S,
+    ]
+    assert LOOK_BACK_NS == S
+    assert times_of(read_samples(path, 5000 * S, 5001 * S)) == [1999 * S]
+    assert times_of(read_samples(path, -9, -8)) == [0]
+
+
+def test_a_line_that_was_cut_short_is_skipped(tmp_path):
+    path = written(tmp_path / "s", S, 2 * S, end='\n{"time_ns": 3, "ho\n')
+    assert times_of(read_samples(path, S, 9 * S)) == [S, 2 * S]
+
+
+def test_every_node_has_its_own_file(tmp_path):
+    assert samples_path(tmp_path, 0) != samples_path(tmp_path, 1)

@@ -1,0 +1,404 @@
+"""The axis `runtime`: what each can run, how others are added, and that losses must agree."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from stored_runs import run_row
+
+from engine.plan.program import from_json
+from engine.plan.schedules.registry import SCHEDULES
+from ppbench.config.case import Case, Measure
+from ppbench.config.feasibility import TORCH_SCHEDULES, problems_of_runtime
+from ppbench.config.reader import read_sweep
+from ppbench.errors import SweepFileError
+from ppbench.report.charts.speed import efficiencies
+from ppbench.run.job import PlannedRun
+from ppbench.run.sweep.plan import Choice, plan_sweep
+from ppbench.run.verification.losses import (
+    DisagreementError,
+    check_first_loss,
+    check_last_loss,
+    must_agree,
+)
+from ppbench.runtimes import RUNTIMES, known_runtimes, load_factory
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+PATIENCE_S = 300
+TORCH = Case(runtime="torch")
+REFUSED = {
+    "single of two ranks": (Case(runtime="single"), "needs world_size 1, got 2"),
+    "single by a schedule": (
+        Case(runtime="single", world_size=1, schedule="afab"),
+        'on one rank is "1f1b"; got schedule "afab"',
+    ),
+    "torch by a schedule of ours": (
+        Case(runtime="torch", schedule="zb_h1"),
+        'no schedule "zb_h1". It has: afab, 1f1b,',
+    ),
+    "torch with a program file": (
+        Case(runtime="torch", schedule="csv:a.csv"),
+        'no schedule "csv:a.csv"',
+    ),
+    "torch with few microbatches": (
+        Case(runtime="torch", num_microbatches=3, world_size=4),
+        "needs num_microbatches >= world_size; got num_microbatches 3, world_size 4",
+    ),
+    "torch with lengths that vary": (
+        Case(runtime="torch", seq_len="variable"),
+        'cannot be "variable"',
+    ),
+    "torch with a split of what is compiled": (
+        Case(runtime="torch", schedule="zbv", stages_per_rank=2, train_compile=True),
+        "cannot split the backward of compiled stages",
+    ),
+    "torch with our posting": (
+        Case(runtime="torch", transfer_policy="just_in_time"),
+        "torch places its own receives",
+    ),
+    "torch with our look-ahead": (
+        Case(runtime="torch", transfer_look_ahead=2),
+        "torch places its own receives",
+    ),
+    "what takes time by itself": (
+        Case(runtime="torch", device="emulated"),
+        'needs runtime = "engine"',
+    ),
+    "that of another package": (
+        Case(runtime="mine", device="emulated"),
+        'needs runtime = "engine"',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_runtime_cannot_run_is_refused(what):
+    case, message = REFUSED[what]
+    (problem,) = problems_of_runtime(case)
+    assert message in problem.message
+
+
+@pytest.mark.parametrize("schedule", TORCH_SCHEDULES)
+def test_torch_runs_the_schedules_that_it_knows(schedule):
+    v = SCHEDULES[schedule].stages_per_rank.default
+    assert not list(problems_of_runtime(dataclasses.replace(TORCH, schedule=schedule)))
+    compiled = Case(runtime="torch", schedule=schedule, stages_per_rank=v, train_compile=True)
+    splits = schedule in ("interleaved_zb", "zbv", "dualpipev")
+    assert bool(list(problems_of_runtime(compiled))) == splits
+
+
+def test_single_and_the_engine_run_what_they_can():
+    assert not list(problems_of_runtime(Case(runtime="single", world_size=1)))
+    assert not list(problems_of_runtime(Case(device="emulated")))
+
+
+def read(tmp_path, text):
+    path = tmp_path / "a.toml"
+    path.write_text(f'name = "a"\n{text}')
+    return read_sweep(path, [], "cpu")
+
+
+def test_the_runtime_is_an_axis_and_leaves_stored_case_ids_alone(tmp_path):
+    sweep = read(tmp_path, '[grid]\nruntime = ["engine", "torch"]')
+    assert [case.runtime for case, _ in sweep.cases] == ["engine", "torch"]
+    assert sweep.axes == ("runtime",)
+    assert sweep.cases[0][0].case_id == Case().case_id != sweep.cases[1][0].case_id
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('runtime = "touch"', r':2: runtime: unknown runtime "touch"; did you mean "torch"\?'),
+        ('runtime = "touch"', "Known: engine, torch, single"),
+        ("runtime = 3", ":2: runtime: expected a string"),
+        ('[grid]\nruntime = ["engine", "single"]', ":3: grid.runtime: .*needs world_size 1"),
+        ('runtime = "torch"\nschedule = "v_min"', 'runtime: "torch" has no schedule "v_min"'),
+    ],
+)
+def test_a_mistake_is_located(tmp_path, text, what):
+    with pytest.raises(SweepFileError, match=what):
+        read(tmp_path, text)
+
+
+def test_the_engine_comes_before_its_likes_in_the_first_launch(tmp_path):
+    text = '[measure]\nlaunches = 3\n[grid]\nruntime = ["torch", "engine"]\n'
+    text += 'schedule = ["1f1b", "afab"]\nnum_microbatches = [2, 3, 4, 5, 6]'
+    plan = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice())
+    places = {(i.launch, i.case): at for at, i in enumerate(plan.missing)}
+    is_first = [
+        [places[launch, case] < places[launch, dataclasses.replace(case, runtime="torch")]
+         for first, case in places if first == launch and case.runtime == "engine"]
+        for launch in range(3)
+    ]  # fmt: skip
+    assert all(is_first[0])
+    assert not all(is_first[1] + is_first[2])
+    assert len(places) == 60
+
+
+def test_every_runtime_of_ours_has_a_factory():
+    assert known_runtimes()[: len(RUNTIMES)] == list(RUNTIMES)
+    assert all(callable(load_factory(name)) for name in RUNTIMES)
+    with pytest.raises(KeyError):
+        load_factory("nobody's")
+
+
+def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():
+    check_first_loss(TORCH, 4.0 + 3e-4, 4.0)
+    check_first_loss(TORCH, float("nan"), float("nan"))
+    for loss in (4.0 + 5e-4, None, float("nan")):
+        with pytest.raises(DisagreementError, match=r"unsplit model's 4\.0 by more than 0\.0001"):
+            check_first_loss(TORCH, loss, 4.0)
+    with pytest.raises(DisagreementError, match="float64 rounding"):
+        check_first_loss(dataclasses.replace(TORCH, model_dtype="float64"), 4.0 + 1e-7, 4.0)
+    check_first_loss(dataclasses.replace(TORCH, train_autocast="bfloat16"), 4.0 + 5e-2, 4.0)
+
+
+def test_a_last_loss_must_be_that_of_the_engines_run_of_the_same(tmp_path):
+    store = Store(tmp_path)
+    item = PlannedRun(TORCH, Measure(), 0, "", references=("first", "second"))
+    check_last_loss(item, 9.0, store)  # nothing to compare with
+    rows = [
+        run_row(1, Case(), last_loss=4.0, resume_key="second"),
+        run_row(2, Case(), last_loss=5.0, resume_key="of other code"),
+        run_row(3, Case(), last_loss=7.0, resume_key="first", status="error"),
+    ]
+    for row in rows:
+        store.write_run(row, {})
+    check_last_loss(item, 4.005, store)
+    check_last_loss(dataclasses.replace(item, references=("third",)), 9.0, store)
+    words = rf"4\.0 of the engine's run {rows[0]['run_id']} by .*float32 rounding after 13 steps"
+    with pytest.raises(DisagreementError, match=words):
+        check_last_loss(item, 4.01, store)
+
+
+def test_a_run_is_compared_with_the_engines_of_any_launch(tmp_path):
+    text = '[measure]\nlaunches = 2\n[grid]\nruntime = ["torch", "engine"]'
+    items = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice()).items
+    keys = tuple(item.resume_key for item in items if item.case.runtime == "engine")
+    assert {item.references for item in items if item.case.runtime == "torch"} == {keys}
+    assert {item.references for item in items if item.case.runtime == "engine"} == {()}
+
+
+def test_only_what_computes_and_is_not_the_engine_is_compared():
+    assert must_agree(TORCH)
+    assert must_agree(Case(runtime="single"))
+    assert not must_agree(Case())
+    assert not must_agree(Case(device="emulated"))
+
+
+ON_RANKS_ALONE = """\
+import os
+
+assert "RANK" in os.environ
+"""
+OF_A_PACKAGE = """\
+import dataclasses
+
+from engine.run.recording import Recording
+from ppbench.run.runtimes.trained import EngineRuntime
+
+
+class Liar(EngineRuntime):
+    def step(self, step, recording=Recording.spans):
+        result = super().step(step, recording)
+        if result.loss is None:
+            return result
+        return dataclasses.replace(result, loss=result.loss / 4)
+
+
+class Forgetful(EngineRuntime):
+    def __init__(self, case, *rest):
+        super().__init__(case, *rest)
+        self._trainer._update = lambda rate: None
+"""
+AGAIN = ("sweep", "a.toml", "--no-report", "--only", "runtime=forgetful")
+SWEEP = """\
+name = "side_by_side"
+num_microbatches = 4
+seq_len = 16
+exclude = [
+    { runtime = "engine", world_size = 1 },
+    { runtime = "torch", world_size = 1 },
+    { runtime = "liar", world_size = 1 },
+    { runtime = "forgetful", world_size = 1 },
+    { runtime = "single", world_size = 2 },
+    { runtime = "single", schedule = "zbv" },
+    { runtime = "liar", schedule = "zbv" },
+    { runtime = "forgetful", schedule = "zbv" },
+]
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+
+[grid]
+runtime = ["engine", "torch", "single", "liar", "forgetful"]
+world_size = [2, 1]
+schedule = ["1f1b", "zbv"]
+"""
+
+
+def ppbench(*arguments, folder):
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def install(site, version, source):
+    """The package as pip leaves it, with what it registers."""
+    shutil.rmtree(site, ignore_errors=True)
+    told = site / f"strange_runtimes-{version}.dist-info"
+    told.mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: strange-runtimes\nVersion: {version}\n"
+    (told / "METADATA").write_text(metadata)
+    entries = "liar = strange.wrong:Liar\nforgetful = strange.wrong:Forgetful\n"
+    (told / "entry_points.txt").write_text(f"[ppbench.runtimes]\n{entries}")
+    (site / "strange").mkdir()
+    (site / "strange" / "__init__.py").write_text(ON_RANKS_ALONE)
+    (site / "strange" / "wrong.py").write_text(source)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep over all runtimes and those of an installed package: one lies, one does not train."""
+    folder = tmp_path_factory.mktemp("runtimes")
+    install(folder / "site", "1.0", OF_A_PACKAGE)
+    (folder / "a.toml").write_text(SWEEP)
+    return folder, ppbench("sweep", "a.toml", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def runs(swept):
+    folder, done = swept
+    assert done.returncode == 4, done.stdout + done.stderr  # the liar's run failed
+    return Store(folder / "results").last_sweep()
+
+
+def test_all_runtimes_have_the_same_losses(runs):
+    assert list(zip(runs["runtime"], runs["schedule"], runs["status"], strict=True)) == [
+        ("engine", "1f1b", "ok"),
+        ("engine", "zbv", "ok"),
+        ("torch", "1f1b", "ok"),
+        ("torch", "zbv", "ok"),
+        ("single", "1f1b", "ok"),
+        ("liar", "1f1b", "invalid"),
+        ("forgetful", "1f1b", "invalid"),
+    ]
+    sound = runs[runs["status"] == "ok"]
+    for column in ("first_loss", "last_loss"):
+        assert sound[column].to_list() == pytest.approx([sound[column].iloc[0]] * 5, rel=1e-4)
+
+
+def test_a_runtime_of_another_package_that_lies_is_invalid_and_told_why(runs):
+    (liar,) = runs[runs["runtime"] == "liar"].to_dict("records")
+    assert 'runtime "liar": first-step loss' in liar["error"]
+    assert "differs from the unsplit model's" in liar["error"]
+
+
+def test_a_runtime_that_does_not_train_is_invalid_by_its_last_loss(runs):
+    by_name = {(r["runtime"], r["schedule"]): r for r in runs.to_dict("records")}
+    run, engine = by_name["forgetful", "1f1b"], by_name["engine", "1f1b"]
+    assert 'runtime "forgetful": last-step loss' in run["error"]
+    told = f"differs from {engine['last_loss']!r} of the engine's run {engine['run_id']}"
+    assert told in run["error"]
+    assert pd.isna(run["tokens_per_s"])
+
+
+def test_a_run_tells_which_code_of_another_package_it_ran(runs):
+    by_name = runs.drop_duplicates("runtime").set_index("runtime")["runtime_code"]
+    assert by_name[list(RUNTIMES)].isna().all()
+    assert re.fullmatch(r"strange-runtimes 1\.0 [0-9a-f]{12}", by_name["forgetful"])
+
+
+def test_a_package_that_changes_has_its_runs_made_anew_and_compared(swept, runs, tmp_path):
+    folder = shutil.copytree(swept[0], tmp_path / "again")
+    ppbench(*AGAIN, folder=folder)
+    num_runs = len(Store(folder / "results").runs())
+    assert num_runs == len(runs)  # of the same package nothing is made again
+    mended = OF_A_PACKAGE.replace("self._trainer._update = lambda rate: None", "pass")
+    for version, source, status in [("1.1", OF_A_PACKAGE, "invalid"), ("1.1", mended, "ok")]:
+        install(folder / "site", version, source)
+        ppbench(*AGAIN, folder=folder)
+        found = Store(folder / "results").runs()[num_runs:]
+        assert list(found["runtime"]) == ["forgetful"]
+        assert list(found["status"]) == [status]
+        assert found["runtime_code"].str.startswith("strange-runtimes 1.1 ").all()
+        num_runs += 1
+    compared = found["first_loss"].item(), found["last_loss"].item()
+    engine = runs[(runs["runtime"] == "engine") & (runs["schedule"] == "1f1b")]
+    assert compared == (engine["first_loss"].item(), engine["last_loss"].item())
+
+
+def test_every_figure_is_there_for_every_runtime(runs, swept):
+    folder, _ = swept
+    sound = runs[runs["status"] == "ok"]
+    for column in ("bubble_fraction", "bubble_structure", "predicted_peak_memory_bytes", "mfu"):
+        assert sound[column].notna().all(), column
+    assert sound["peak_held_microbatches"].to_list() == [2, 4, 2, 4, 1]
+    by_schedule = sound[sound["world_size"] == 2].groupby("schedule")["bubble_fraction_theory"]
+    assert (by_schedule.max() == by_schedule.min()).all()
+    ranks = Store(folder / "results").table("ranks", sound["run_id"])
+    held = ["peak_held_microbatches", "planned_peak_held_microbatches"]
+    assert ranks[held[0]].to_list() == ranks[held[1]].to_list()
+
+
+def test_torchs_program_is_stored_with_its_own_transfers(runs):
+    programs = {
+        (run["runtime"], run["schedule"]): from_json(run["program"])
+        for run in runs[runs["status"] == "ok"].to_dict("records")
+    }
+    for schedule in ("1f1b", "zbv"):
+        ours, theirs = (programs[runtime, schedule] for runtime in ("engine", "torch"))
+        assert (ours.has_transfers, theirs.has_transfers) == (False, True)
+        assert theirs.compute_only().actions == ours.actions
+
+
+def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
+    folder, _ = swept
+    (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
+    explained = ppbench("explain", run_id, folder=folder)
+    assert (explained.returncode, "ranks were idle" in explained.stdout) == (0, True)
+    assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained.stdout
+    drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
+    assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
+    traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
+    assert traced.returncode == 0, traced.stderr
+    names = {
+        event.get("name")
+        for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"0F0", "3I3", "1W2"} <= names
+
+
+def test_a_report_names_the_runtimes(runs, swept):
+    folder, _ = swept
+    assert ppbench("report", "-o", "r.html", folder=folder).returncode == 0
+    page = (folder / "r.html").read_text()
+    assert "runtime torch" in page
+    assert "  torch  " in ppbench("ls", folder=folder).stdout
+    listed = ppbench("ls", "--format", "json", folder=folder)
+    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar", "forgetful"}
+
+
+def test_what_a_pipeline_scales_by_is_the_unsplit_model_where_that_was_measured(runs):
+    sound = runs[runs["status"] == "ok"]
+    cases = sound.assign(is_not_finite=False)
+    found = efficiencies(cases, ("runtime", "world_size", "schedule"))
+    unsplit = sound[sound["runtime"] == "single"]["tokens_per_s"].item()
+    expected = sound["tokens_per_s"] / unsplit / sound["world_size"]
+    assert (found["efficiency"] - expected).abs().max() < 1e-9

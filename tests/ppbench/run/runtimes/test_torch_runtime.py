@@ -1,0 +1,311 @@
+"""torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
+
+import itertools
+import sys
+import weakref
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch.distributed.pipelining import schedules as torchs
+
+sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
+
+from models import configuration_folder
+from pipeline import assert_exact, config, relative_difference, train
+from ranks import Ranks
+
+from engine.connection import agree
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
+from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
+from engine.plan.rules import check
+from engine.plan.schedules.registry import build_program
+from engine.run.optimizer import OptimizerSpec
+from engine.run.recording import Recording
+from engine.trainer import Trainer
+from ppbench.analysis.attribution import PARTS, attribute
+from ppbench.analysis.metrics import step_figures
+from ppbench.config.case import Case
+from ppbench.config.feasibility import TORCH_SCHEDULES
+from ppbench.run.runtimes import torch_spans
+from ppbench.run.runtimes.reference import unsplit_loss
+from ppbench.run.runtimes.single import Unsplit
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
+from ppbench.run.runtimes.torch_spans import Instrument, program_of
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+SHAPES = [*((name, 2, 4) for name in TORCH_SCHEDULES), ("1f1b", 4, 5), ("zbv", 4, 8)]
+SHAPES += [("interleaved_1f1b", 1, 3), ("1f1b", 1, 2), ("zbv", 1, 2), ("dualpipev", 1, 2)]
+SHAPES += [(name, 2, 1) for name in TORCH_SCHEDULES if name not in ("1f1b", "dualpipev")]
+"""Also of one rank, and of fewer microbatches than ranks where torch runs that."""
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as on the ranks: sums over threads round differently
+    pool = Ranks(4)
+    yield pool
+    pool.stop()
+    torch.set_num_threads(before)
+
+
+def train_on(fabric, is_member, settings, runner=TorchPipeline):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    return train(fabric, is_member, settings, runner)
+
+
+def action_of(span):
+    return Action(span.stage, span.op, span.microbatch)
+
+
+@pytest.fixture(scope="module")
+def outcomes(ranks):
+    """Of each shape, what its ranks end up with: equal to the unsplit model."""
+    known = {}
+
+    def of(name, p, m):
+        if (name, p, m) not in known:
+            known[name, p, m] = assert_exact(ranks, config(name, p, m), run=train_on)
+        return known[name, p, m]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_torchs_schedule_trains_exactly_as_the_unsplit_model(outcomes, name, p, m):
+    outcomes(name, p, m)
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_its_program_is_torchs_own_and_ours_in_order(outcomes, name, p, m):
+    programs = [outcome.lowered for outcome in outcomes(name, p, m)]
+    assert all(program == programs[0] for program in programs)
+    check(programs[0])
+    prove_no_deadlock(programs[0], Sharing.RANK_EDGE)
+    assert lower(programs[0]) == programs[0]
+    ours = build_program(name, p, m)
+    assert programs[0].compute_only().actions == ours.actions
+    assert programs[0].placement == ours.placement
+    assert sorted(map(sorted, programs[0].actions)) == sorted(map(sorted, lower(ours).actions))
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
+    found = outcomes(name, p, m)
+    for step in range(3):
+        spans = [outcome.results[step].spans for outcome in found]
+        for rank, of_rank in enumerate(spans):
+            assert all((span.step, span.rank) == (step, rank) for span in of_rank)
+            assert [span.op for span in of_rank].count(Op.OPT) == 1
+            done = [action_of(span) for span in of_rank if span.op is not Op.OPT]
+            assert done == list(found[0].lowered.actions[rank])
+            compute = [span for span in of_rank if span.lane == "compute"]
+            assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(compute))
+        by_action = {action_of(s): s for of_rank in spans for s in of_rank if s.op is not Op.OPT}
+        for action, span in by_action.items():
+            assert span.start_ns <= span.end_ns
+            assert (span.num_bytes > 0) == (action.op not in COMPUTE_OPS)
+            if action.op in RECV_OPS:
+                sent = by_action[counterpart(action)]
+                assert (sent.start_ns <= span.end_ns, sent.num_bytes) == (True, span.num_bytes)
+            if action.op is Op.F and action.stage > 0:
+                before = by_action[action._replace(stage=action.stage - 1)]
+                assert before.end_ns <= span.start_ns
+
+
+@pytest.mark.parametrize(("name", "p", "m"), [("1f1b", 2, 4), ("zbv", 4, 8)])
+def test_its_bubble_is_attributed_to_the_nanosecond(outcomes, name, p, m):
+    found = outcomes(name, p, m)
+    spans = pd.DataFrame([s for o in found for result in o.results for s in result.spans])
+    steps = step_figures(spans, p, dict.fromkeys(range(3), 64)).set_index("step")
+    attribution = attribute(spans, found[0].lowered, steps["step_ns"])
+    assert (attribution.rows[list(PARTS)].sum(axis=1) == attribution.rows["idle_ns"]).all()
+    assert steps["bubble_fraction"].between(0, 1).all()
+
+
+OPTIONS = {
+    "a tied weight, both its stages on one rank": ("zbv", {"preset": "llama-tiny-tied"}, None),
+    "a tied weight of two ranks": ("1f1b", {"preset": "llama-tiny-tied"}, TIED),
+    "clipping and recomputation": (
+        "interleaved_zb",
+        {"recompute": True, "optimizer": OptimizerSpec("sgd", 1e-2, momentum=0.9, clip_norm=0.1)},
+        None,
+    ),
+    "stages without layers": ("zbv", {"partition": (2, 0, 0, 2)}, None),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_the_engine_trains_exactly_torch_does_as_well(ranks, option):
+    name, rest, shared = OPTIONS[option]
+    assert_exact(ranks, config(name, 2, 4, **rest), shared=shared, run=train_on)
+
+
+AS_THE_ENGINE = {
+    "messages that are views": {"preset": "models:sequential", "partition": (2, 2, 2, 2)},
+    "gradients that are not contiguous": {
+        "preset": "models:Tutorial",
+        "split": "trace",
+        "split_points": ("layers.1", "layers.2", "norm"),
+        "microbatch_size": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("what", AS_THE_ENGINE)
+def test_what_torch_could_not_send_or_split_is_trained_as_by_the_engine(ranks, what):
+    settings = config("zbv", 2, 4, **AS_THE_ENGINE[what])
+    for our, their in zip(*(ranks.run(2, run, settings) for run in (train, train_on)), strict=True):
+        assert our.gradients.keys() == their.gradients.keys()
+        for name, gradient in our.gradients.items():
+            assert relative_difference(gradient, their.gradients[name]) < 1e-9, name
+
+
+def test_the_unsplit_runner_trains_exactly_and_holds_one_microbatch(ranks):
+    (outcome,) = ranks.run(1, train_on, config("1f1b", 1, 3), Unsplit)
+    settings = config("1f1b", 1, 3, preset="llama-tiny-tied", recompute=True)
+    assert_exact(ranks, settings, run=train_unsplit_on)
+    done = [(s.op, s.microbatch) for s in outcome.results[0].spans]
+    assert done == [*((op, mb) for mb in range(3) for op in (Op.F, Op.B)), (Op.OPT, -1)]
+    assert outcome.peak_held == 1
+
+
+def train_unsplit_on(fabric, is_member, settings):
+    return train_on(fabric, is_member, settings, Unsplit)
+
+
+def measure_memory_on(fabric, is_member, settings, runner):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=runner)
+    for step in range(2):
+        trainer.step(step)
+    memory = trainer.measure_memory(2)
+    trainer.close()
+    return memory
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name):
+    """All of torch's receive buffers are there from the first step on."""
+    settings, shape = config(name, 2, 4, dtype="float32"), 16 * 64 * 4
+    ours = ranks.run(2, measure_memory_on, settings, None)
+    torchs_own = ranks.run(2, measure_memory_on, settings, TorchPipeline)
+    for our, their in zip(ours, torchs_own, strict=True):
+        assert their.at_peak.parameter_bytes == our.at_peak.parameter_bytes
+        assert their.at_peak.optimizer_bytes == our.at_peak.optimizer_bytes
+        assert their.timeline[0].num_bytes - our.timeline[0].num_bytes >= 4 * shape
+        assert their.predicted_peak_bytes == pytest.approx(their.peak_bytes, rel=0.05)
+
+
+def compare_reference_on(fabric, is_member, settings):
+    if not is_member:
+        return None
+    trainer = Trainer(agree(settings, fabric).config, fabric)
+    loss = trainer.compute_gradients(0)
+    trainer.close()
+    return loss, unsplit_loss(trainer.config, fabric.device)
+
+
+def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks, tmp_path):
+    ((loss, expected),) = ranks.run(1, compare_reference_on, config("zbv", 1, 3))
+    assert loss == pytest.approx(expected, rel=1e-12)
+    folder = configuration_folder(tmp_path, "gpt_neox", hidden_dropout=0.1)
+    ((_, expected),) = ranks.run(1, compare_reference_on, config("1f1b", 1, 2, preset=folder))
+    assert expected is None
+
+
+def watch_on(fabric, is_member, settings):
+    """What is patched while a step is watched, and what is left of it."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
+    schedule = trainer.runner.schedule
+    (stage,) = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    owners = (stage, schedule, torchs)
+    before = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
+    instrument = Instrument(schedule, fabric.clock)
+    instrument.start_step()
+    is_patched = "forward_one_chunk" in vars(stage) and torchs._batch_p2p is not before[1]
+    instrument.remove()
+    instrument.remove()
+    after = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
+    trainer.step(0)
+    inside = trainer.runner._instrument.row
+    knows = program_of(schedule) is not None
+    trainer.close()
+    return is_patched, before == after, knows, len(inside)
+
+
+@pytest.mark.parametrize(("name", "knows"), [("1f1b", False), ("interleaved_zb", True)])
+def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
+    settings = config(name, 2, 4, stages_per_rank=1)
+    for told in ranks.run(2, watch_on, settings):
+        assert told[:3] == (True, True, knows)
+        assert told[3] > 0
+
+
+def sends_alive_on(fabric, is_member, settings):
+    """The most operations that were still there when the next ones were started."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
+    usual, started, alive = torchs._batch_p2p, [], []
+
+    def starting(operations, *arguments, **named):
+        alive.append(sum(one() is not None for one in started))
+        started.extend(map(weakref.ref, operations))
+        return usual(operations, *arguments, **named)
+
+    torchs._batch_p2p = starting
+    try:
+        trainer.step(0)
+    finally:
+        torchs._batch_p2p = usual
+        trainer.close()
+    return len(started), max(alive)
+
+
+def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
+    for num_started, num_alive in ranks.run(2, sends_alive_on, config("1f1b", 2, 8)):
+        assert num_started == 16
+        assert num_alive <= 3  # as many as torch itself has at hand
+
+
+def early_on(fabric, is_member, settings, threshold_ns):
+    """What each rank's steps tell of its receives, by how long one must have been waited for."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    usual, torch_spans.EARLY_NS = torch_spans.EARLY_NS, threshold_ns
+    try:
+        runtime = TorchRuntime(Case(), agreement, fabric)
+        results = [
+            runtime.step(step, recording)
+            for step, recording in enumerate((Recording.spans, Recording.flight_only))
+        ]
+        runtime.close()
+    finally:
+        torch_spans.EARLY_NS = usual
+    watched, unwatched = results
+    receives = {action_of(span) for span in watched.spans if span.op in RECV_OPS}
+    return receives, watched.early, unwatched.early
+
+
+@pytest.mark.parametrize("threshold_ns", [0, 10**12])
+def test_a_step_tells_which_receives_were_there_when_asked_for(ranks, threshold_ns):
+    for receives, early, unwatched in ranks.run(2, early_on, config("1f1b", 2, 4), threshold_ns):
+        assert len(receives) == 4
+        assert early == (receives if threshold_ns else frozenset())
+        assert unwatched == frozenset()

@@ -1,0 +1,88 @@
+"""Workers that run case after case: what came before does not show in a case's memory."""
+
+import pytest
+from command import ppbench
+
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+SWEEP = """\
+name = "living"
+device = "cpu"
+seq_len = 32
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 1
+launches = 2
+
+[grid]
+schedule = ["afab", "1f1b", "zb_h1", "zbv"]
+world_size = [1, 2]
+num_microbatches = [2, 6]
+"""
+CASE = ["schedule", "world_size", "num_microbatches"]
+MESSAGE_BYTES = 32 * 64 * 4
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory):
+    """A folder in which all cases were run in two launches, each in an order of its own."""
+    folder = tmp_path_factory.mktemp("living")
+    (folder / "living.toml").write_text(SWEEP)
+    done = ppbench("sweep", "living.toml", "--no-report", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def peaks_of(results, launch):
+    """Of each case of a launch, in the order in which they were run: each rank's peak."""
+    store = Store(results)
+    runs = store.runs().sort_values("run_id")
+    runs = runs[runs["launch"] == launch]
+    ranks = store.table("ranks", runs["run_id"]).sort_values(["run_id", "rank"])
+    peaks = ranks.groupby("run_id")["peak_memory_bytes"].agg(tuple)
+    return {tuple(run[CASE]): peaks[run["run_id"]] for _, run in runs.iterrows()}
+
+
+def are_same(case, ours, theirs):
+    """To the byte; but when a message that was sent is let go depends on when it arrived."""
+    _, world_size, num_microbatches = case
+    on_their_way = 0 if world_size == 1 else 2 * num_microbatches * MESSAGE_BYTES
+    return all(abs(a - b) <= on_their_way for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living):
+    first, second = (peaks_of(living / "results", launch) for launch in (0, 1))
+    assert list(first) != list(second)  # not in the same order
+    assert len(first) == len(second) == 16
+    assert len(set(first.values())) > 8  # cases do differ
+    different = {
+        case: (peaks, second[case])
+        for case, peaks in first.items()
+        if not are_same(case, peaks, second[case])
+    }
+    assert different == {}
+
+
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
+    of_launch = peaks_of(living / "results", 0)
+    case = [case for case in of_launch if case[1] == world_size][-1]
+    assert len(of_launch) - list(of_launch).index(case) < 6  # it was among the last
+    schedule, _, count = case
+    only = [f"schedule={schedule}", f"world_size={world_size}", f"num_microbatches={count}"]
+    options = [word for one in only for word in ("--only", one)]
+    results = f"alone-{world_size}"
+    options += ["--set", "measure.launches=1", "--results", results, "--no-report"]
+    done = ppbench("sweep", "living.toml", *options, folder=living)
+    assert done.returncode == 0, done.stderr
+    assert "done already" not in done.stderr
+    ((found, peaks),) = peaks_of(living / results, 0).items()
+    assert found == case
+    assert are_same(case, peaks, of_launch[case])

@@ -1,0 +1,228 @@
+"""A run whose loss or gradients are NaN or infinite is marked, and no verdict rests on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import printed
+from histories import CASE as LATER_CASE
+from histories import Runs, Told, repository
+from repositories import commit, commits, git, make_repository
+from stored_runs import run_row, store_with
+from tracked import STEADY, SWEEP, add_launches, store_in
+
+from ppbench.config.case import Case
+from ppbench.display.cases import NOT_FINITE, without_not_finite
+from ppbench.report.charts.memory import pareto
+from ppbench.report.pages.conclusions import answer
+from ppbench.report.pages.provenance import about_report
+from ppbench.report.pages.report import render_report
+from ppbench.run.records import LOSS, NotFinite, first_of
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
+BROKEN = {
+    "cautions": "not_finite,few_steps",
+    "is_finite": False,
+    "not_finite_step": 3,
+    "not_finite_rank": 1,
+    "not_finite_what": "loss",
+}
+WHERE = "loss was NaN or infinite, first in step 3 on rank 1"
+BREAKING = """\
+name = "breaking"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 3
+steps = 3
+
+[grid]
+schedule = ["1f1b"]
+world_size = [2]
+num_microbatches = [4]
+seq_len = [16]
+"""
+MODELS = ["sound", "weights", "overflows", "gradient"]
+PATIENCE_S = 300
+
+
+def ppbench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep over models that break down, and rates that make one."""
+    folder = tmp_path_factory.mktemp("breaking")
+    shutil.copy(Path(__file__).parents[2] / "not_finite.py", folder)
+    listed = json.dumps([f"not_finite:{name}" for name in MODELS])
+    rates = "[1e-4, 1e30]"
+    text = f"{BREAKING}learning_rate = {rates}\n".replace("learning_rate", '"train.learning_rate"')
+    excluded = "".join(
+        f'[[exclude]]\nmodel.preset = "not_finite:{name}"\ntrain.learning_rate = 1e30\n'
+        for name in MODELS
+        if name != "sound"
+    )
+    (folder / "sweep.toml").write_text(f'{text}"model.preset" = {listed}\n{excluded}')
+    done = ppbench("sweep", "sweep.toml", "--no-report", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def rows_of(folder: Path) -> dict[tuple[str, float], pd.Series]:
+    runs = Store(folder / "results").every_run()
+    names = (name.partition(":")[2] for name in runs["model_preset"])
+    keys = zip(names, runs["train_learning_rate"], strict=True)
+    return dict(zip(keys, (row for _, row in runs.iterrows()), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "step", "rank", "what"),
+    [
+        ("weights", 1e-4, 0, 1, "loss"),
+        ("overflows", 1e-4, 0, 1, "loss"),
+        ("gradient", 1e-4, 1, 1, "gradient of 2.weight"),
+        ("sound", 1e30, 1, 1, "loss"),
+    ],
+)
+def test_the_first_step_and_rank_are_in_the_row(swept, model, rate, step, rank, what):
+    row = rows_of(swept)[model, rate]
+    assert row["status"] == "ok"
+    assert "not_finite" in row["cautions"].split(",")
+    assert not row["is_finite"]
+    first = row["not_finite_step"], row["not_finite_rank"], row["not_finite_what"]
+    assert first == (step, rank, what)
+
+
+def test_a_sound_run_is_finite_and_has_no_caution(swept):
+    row = rows_of(swept)["sound", 1e-4]
+    assert row["is_finite"]
+    assert "not_finite" not in row["cautions"]
+    assert pd.isna(row["not_finite_step"])
+
+
+def test_every_command_says_which_runs_broke_down(swept):
+    row = rows_of(swept)["gradient", 1e-4]
+    for arguments in (["ls"], ["show", row["run_id"]], ["explain", row["run_id"]]):
+        done = ppbench(*arguments, folder=swept)
+        assert done.returncode == 0, done.stderr
+        assert "not_finite" in done.stdout, arguments
+    shown = ppbench("show", row["run_id"], "--format", "json", folder=swept)
+    assert json.loads(shown.stdout)["run"]["not_finite_what"] == "gradient of 2.weight"
+    done = ppbench("report", folder=swept)
+    assert done.returncode == 0, done.stderr
+    page = Path(swept / done.stdout.strip().splitlines()[-1]).read_text()
+    assert "a loss or gradient was NaN or infinite" in page
+    assert "Fastest of" not in page or "weights" not in page.partition("Fastest of")[2][:200]
+
+
+def runs_of(*rows: dict) -> pd.DataFrame:
+    return pd.DataFrame(rows)
+
+
+def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
+    rows = [
+        run_row(1, AFAB, tokens_per_s=9000.0, peak_memory_bytes=2**20, **BROKEN),
+        run_row(2, OTHER, tokens_per_s=1000.0, cautions="oversubscribed"),
+    ]
+    runs = runs_of(*rows)
+    sentences = answer(runs, ("schedule",))
+    assert sentences[0].startswith("1f1b. It reaches 1,000 tokens/s")
+    assert any("1 case in which a loss or gradient was NaN" in one for one in sentences)
+    assert not any("afab" in one and "fast" in one for one in sentences)
+    assert about_report("t", runs, ("schedule",)).fastest.startswith("1f1b")
+    [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
+    assert list(front.y) == [1000.0]
+    store = store_with(tmp_path, rows)
+    page = render_report(store, store.every_run(), title="t", command="c", sweep_text=None)
+    assert "not_finite" in page
+
+
+def test_where_every_case_broke_down_nothing_is_fastest():
+    runs = runs_of(run_row(1, AFAB, **BROKEN), run_row(2, OTHER, **BROKEN))
+    left_out, nothing = answer(runs, ("schedule",))
+    assert left_out.startswith(
+        "Excluded from these comparisons: 2 cases in which a loss or gradient"
+    )
+    assert "(afab; 1f1b)" in left_out
+    assert nothing == "There is nothing else to compare."
+    assert about_report("t", runs, ("schedule",)).fastest == ""
+    [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
+    assert list(front.y) == []
+
+
+def test_one_launch_that_broke_down_spoils_its_case():
+    rows = [run_row(1, AFAB, tokens_per_s=9000.0), run_row(2, OTHER)]
+    broken = run_row(3, AFAB, launch=1, tokens_per_s=9000.0, **BROKEN)
+    sentences = answer(runs_of(*rows, broken), ("schedule",))
+    assert sentences[0].startswith("1f1b")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = make_repository(tmp_path / "repository")
+    commit(folder, {"demo.toml": SWEEP}, "The sweep")
+    commits(folder, 2)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_gate_fails_where_head_breaks_down_however_fast_it_is(root, tmp_path):
+    store = store_in(tmp_path)
+    base, head = (git(root, "rev-parse", name) for name in ("HEAD~1", "HEAD"))
+    add_launches(store, STEADY, base)
+    add_launches(store, [2 * speed for speed in STEADY], head, **BROKEN)
+    outcome = printed("check", "--results", store.folder)
+    assert outcome.exit_code == 4
+    assert f"5 launches failed at head, {NOT_FINITE}: {WHERE}" in outcome.text
+
+
+def test_no_verdict_rests_on_a_base_that_broke_down(root, tmp_path):
+    store = store_in(tmp_path)
+    base, head = (git(root, "rev-parse", name) for name in ("HEAD~1", "HEAD"))
+    add_launches(store, [2 * speed for speed in STEADY], base, **BROKEN)
+    add_launches(store, STEADY, head)
+    outcome = printed("check", "--results", store.folder)
+    assert outcome.exit_code == 3
+    assert f"{NOT_FINITE}: {WHERE}" in outcome.text
+    assert "failed at base" in outcome.text
+
+
+def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
+    folder = tmp_path / "repository"
+    shas = repository(folder, ["one", "two"])
+    monkeypatch.chdir(folder)
+    runs = Runs(tmp_path / "results")
+    runs.add_launches(Told(shas[0], 0), LATER_CASE, STEADY)
+    runs.add_launches(Told(shas[1], 1), LATER_CASE, [2 * s for s in STEADY], **BROKEN)
+    outcome = printed("history", "--no-page", "--results", tmp_path / "results", "--format", "json")
+    [series] = json.loads(outcome.text)["series"]
+    launches = series["points"][1]["launches"]
+    assert {(one["status"], one["value"]) for one in launches} == {(NOT_FINITE, None)}
+    assert any(note.startswith("5 runs with a loss or gradient") for note in outcome.notes)
+
+
+def test_stores_of_older_versions_are_not_judged():
+    runs = runs_of(run_row(1, replace(AFAB, world_size=4)))
+    assert without_not_finite(runs) is runs
+    assert "NaN" not in " ".join(answer(runs, ()))
+
+
+def test_the_loss_comes_before_what_follows_from_it():
+    late, early = NotFinite(2, 0, "gradient of a"), NotFinite(1, 1, "gradient of b")
+    assert first_of([late, None, early]) == early
+    assert first_of([NotFinite(1, 0, "gradient of a"), NotFinite(1, 1, LOSS)]).what == LOSS
+    assert first_of([None, None]) is None

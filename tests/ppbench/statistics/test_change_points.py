@@ -1,0 +1,279 @@
+"""Change points of series made by hand, ranges and alarms by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppbench.statistics.change_points import (
+    _energies,
+    change_points,
+    cut_chances,
+    levels,
+    squares_around,
+)
+from ppbench.statistics.significance import group
+
+
+def made(seed, num_commits=60, num_launches=1, deviation=0.0087):
+    return np.random.default_rng(seed).lognormal(0, deviation, (num_commits, num_launches))
+
+
+def stepped(seed, at=40, factor=1.05, **more):
+    series = made(seed, **more)
+    series[at:] *= factor
+    return series.tolist()
+
+
+def test_a_step_without_noise_is_found_exactly():
+    (point,) = change_points([[100.0]] * 7 + [[110.0]] * 5)
+    assert (point.index, point.earliest, point.latest) == (7, 7, 7)
+    assert (point.ratio.estimate, point.ratio.low, point.ratio.high) == pytest.approx([1.1] * 3)
+    assert point.p == 0
+    assert point.difference is None
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        [],
+        [[1.0]],
+        [[]] * 5,
+        [[1.0, 2.0]],
+        [[1.0], [2.0]],
+        [[5.0]] * 30,
+        [[], [5.0, 5.0], [], [5.0], []],
+        [[0.1]] * 59 + [[0.1, 0.1, 0.1]],
+    ],
+)
+def test_where_nothing_changed_or_too_little_is_known_there_is_none(series):
+    assert change_points(series) == []
+
+
+def test_a_change_smaller_than_the_floor_is_none():
+    series = [[1000.0]] * 10 + [[1009.0]] * 10
+    assert change_points(series) == []
+    (point,) = change_points(series, floor=0.005)
+    assert point.ratio.estimate == pytest.approx(1.009)
+
+
+def test_commits_that_were_not_measured_may_have_made_the_change():
+    series = [[1.0], [1.0], [], [1.0], [], [], [1.2], [1.2], [], [1.2]]
+    (point,) = change_points(series)
+    assert (point.index, point.earliest, point.latest) == (6, 4, 6)
+
+
+def test_figures_that_are_none_count_as_not_measured():
+    series = [[1.0], [1.0], [1.0], [math.nan], [1.2], [0.0, 1.2], [1.2]]
+    (point,) = change_points(series)
+    assert (point.index, point.earliest, point.latest) == (4, 3, 4)
+
+
+def test_a_change_at_the_newest_commit_shows_with_two_launches_of_it():
+    series = made(3, 41).tolist()
+    newest = [1.05 * value for value in made(4, 1, 2)[0]]
+    assert change_points([*series, newest[:1]]) == []
+    (point,) = change_points([*series, newest])
+    assert point.index == point.earliest == point.latest == 41
+    (point,) = change_points([*series, newest[:1], newest[1:]])
+    assert point.index == 41
+
+
+def test_a_change_that_was_soon_undone_is_two():
+    series = made(5, 300)
+    series[100:104] *= 1.06
+    assert [point.index for point in change_points(series.tolist())] == [100, 104]
+
+
+def test_changes_that_follow_one_another_are_all_found():
+    series = made(6, 120)
+    for at, factor in ((30, 1.04), (50, 0.95), (90, 1.06)):
+        series[at:] *= factor
+    points = change_points(series.tolist())
+    assert all(
+        point.earliest <= at <= point.latest for point, at in zip(points, (30, 50, 90), strict=True)
+    )
+
+
+@pytest.mark.parametrize("at", [20, 59])
+def test_one_disturbed_launch_is_no_change(at):
+    series = made(7)
+    series[at] *= 1.15
+    assert change_points(series.tolist()) == []
+
+
+def test_two_launches_that_agree_by_chance_are_no_change():
+    series = made(8, 200)
+    series[120:122] = series.mean() * 1.012
+    assert change_points(series.tolist()) == []
+
+
+def shared(seed, num_commits=60, num_launches=5, deviation=0.008):
+    """All launches of a commit share as much luck as each has of its own."""
+    luck = np.random.default_rng([seed, 1]).lognormal(0, deviation, (num_commits, 1))
+    return made(seed, num_commits, num_launches) * luck
+
+
+@pytest.mark.parametrize("num_launches", [2, 3, 5])
+def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms(num_launches):
+    series = [shared(seed, num_launches=num_launches).tolist() for seed in range(100)]
+    assert np.mean([bool(change_points(figures)) for figures in series]) <= 0.04
+
+
+def test_a_change_of_the_newest_commit_shows_at_once_where_no_luck_is_shared():
+    series = [stepped(seed, num_commits=41, num_launches=3) for seed in range(50)]
+    found = [[point.index for point in change_points(figures)] == [40] for figures in series]
+    assert np.mean(found) > 0.9
+
+
+def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
+    series = [shared(seed, 42) for seed in range(50)]
+    for figures in series:
+        figures[40:] *= 1.05
+    assert np.mean([bool(change_points(figures[:41].tolist())) for figures in series]) < 0.1
+    found = [change_points(figures.tolist()) for figures in series]
+    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in found]
+    assert np.mean(held) > 0.95
+
+
+def test_where_luck_is_shared_sizes_and_levels_are_those_of_commits_means():
+    series = shared(2)
+    series[40:] *= 1.05
+    (point,) = change_points(series.tolist())
+    means = np.log(series).mean(axis=1)
+    oracle = scipy.stats.ttest_ind(means[point.index :], means[: point.index])
+    low, high = np.exp(oracle.confidence_interval(0.95))
+    assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
+    first, last = levels(series.tolist(), [point])
+    assert (first.num_launches, last.num_launches) == (5 * point.index, 5 * (60 - point.index))
+    oracle = scipy.stats.ttest_1samp(means[: point.index], 0).confidence_interval(0.95)
+    assert first.interval == pytest.approx(np.exp(oracle))
+
+
+def test_the_order_of_launches_within_a_commit_does_not_matter():
+    series = stepped(9, num_launches=4)
+    reordered = [figures[::-1] for figures in series]
+    for one, other in zip(change_points(series), change_points(reordered), strict=True):
+        assert (one.index, one.earliest, one.latest) == (other.index, other.earliest, other.latest)
+        assert one.ratio == other.ratio
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([1e-6, 3.0, 1e9]))
+def test_the_unit_does_not_matter(seed, unit):
+    series = made(seed, 40)
+    series[25:] *= 1.03
+    here, there = change_points(series.tolist()), change_points((unit * series).tolist())
+    assert [point.index for point in there] == [point.index for point in here]
+    for one, other in zip(here, there, strict=True):
+        assert other.ratio.estimate == pytest.approx(one.ratio.estimate)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_the_inverse_figure_changes_at_the_same_places_inversely(seed):
+    series = made(seed, 40)
+    series[25:] *= 1.03
+    here, there = change_points(series.tolist()), change_points((1 / series).tolist())
+    assert [point.index for point in there] == [point.index for point in here]
+    for one, other in zip(here, there, strict=True):
+        assert other.ratio.low == pytest.approx(1 / one.ratio.high)
+
+
+def test_fractions_change_in_points_and_may_be_none():
+    series = [[0.0], [-0.001], [0.001], [0.0], [0.03], [0.031], [0.029], [0.03]]
+    (point,) = change_points(series, in_points=True)
+    assert point.index == 4
+    assert point.ratio is None
+    assert point.difference.estimate == pytest.approx(0.03)
+    assert point.difference.low < 0.03 < point.difference.high
+    assert change_points(series, 0.05, in_points=True) == []
+
+
+def test_the_size_and_its_interval_are_those_of_students_test():
+    series = stepped(10)
+    (point,) = change_points(series)
+    logs = np.log(np.ravel(series))
+    oracle = scipy.stats.ttest_ind(logs[point.index :], logs[: point.index])
+    low, high = np.exp(oracle.confidence_interval(0.95))
+    assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
+    # 59 places, in windows of 4, 8, 16, 32 and 60 launches
+    assert point.p == pytest.approx(oracle.pvalue * 59 * 5)
+
+
+def test_the_energy_is_that_of_its_definition():
+    values = np.random.default_rng(0).normal(size=9)
+    found = _energies(values[None])[0]
+
+    def apart(one, other):
+        return np.abs(one[:, None] - other[None, :])
+
+    for cut in range(2, 8):
+        left, right = values[:cut], values[cut:]
+        num, rest = len(left), len(right)
+        within = sum(
+            apart(side, side).sum() / (len(side) * (len(side) - 1)) for side in (left, right)
+        )
+        expected = num * rest / (num + rest) * (2 * apart(left, right).mean() - within)
+        assert found[cut] == pytest.approx(expected)
+    assert np.isneginf(found[[0, 1, 8]]).all()
+
+
+def test_squares_around_two_levels_are_those_of_both_sides():
+    values = np.random.default_rng(0).normal(5, 1, 10)
+    cuts = np.arange(1, 10)
+    expected = [group(values[:cut]).squares + group(values[cut:]).squares for cut in cuts]
+    assert squares_around(values, cuts) == pytest.approx(expected)
+
+
+def test_the_chances_of_a_cut_are_those_of_integrating_over_levels_and_spread():
+    values, cuts = np.array([0.0, 0.3, 1.1, 0.9, 1.4]), np.array([1, 2, 3, 4])
+    means, spreads = np.linspace(-8, 9, 341), np.exp(np.linspace(-4, 4, 200))
+
+    def likelihood(side):  # integrated over its mean, for each spread
+        apart = np.square(side[:, None] - means).sum(axis=0)[:, None]
+        return np.exp(-apart / (2 * spreads**2)).sum(axis=0) / spreads ** len(side)
+
+    # The prior of the spread is flat in its logarithm, as the grid is.
+    weights = np.array([1.0, 2.0, 1.0, 1.0])
+    expected = weights * [(likelihood(values[:c]) * likelihood(values[c:])).sum() for c in cuts]
+    expected /= expected.sum()
+    assert cut_chances(values, cuts, weights) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_range_holds_the_change_in_95_percent():
+    found = [change_points(stepped(seed, factor=1.02)) for seed in range(250)]
+    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in found]
+    assert np.mean(held) > 0.95
+    assert np.mean([point.latest - point.earliest for points in found for point in points]) < 5
+
+
+@pytest.mark.parametrize("num_commits", [10, 60, 200])
+def test_series_without_a_change_hardly_ever_alarm(num_commits):
+    alarms = [bool(change_points(made(seed, num_commits).tolist())) for seed in range(100)]
+    assert np.mean(alarms) <= 0.04
+
+
+def test_levels_hold_all_commits_with_students_interval():
+    series = [[], [1.0], [1.1], [], [2.0, 2.1], [2.2], []]
+    points = change_points(series)
+    first, last = levels(series, points)
+    assert (first.first, first.last, first.num_launches) == (0, 3, 2)
+    assert (last.first, last.last, last.num_launches) == (4, 6, 3)
+    logs = np.log([2.0, 2.1, 2.2])
+    assert last.estimate == pytest.approx(np.exp(logs.mean()))
+    oracle = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert last.interval == pytest.approx(np.exp(oracle))
+
+
+def test_levels_of_few_launches_say_what_is_known():
+    assert levels([], []) == []
+    (nothing,) = levels([[], []], [])
+    assert (nothing.first, nothing.last, nothing.estimate, nothing.interval) == (0, 1, None, None)
+    (single,) = levels([[3.0]], [])
+    assert (single.estimate, single.interval) == (pytest.approx(3.0), None)
+    (fraction,) = levels([[0.0, 0.0]], [], in_points=True)
+    assert (fraction.estimate, fraction.interval) == (0.0, (0.0, 0.0))

@@ -1,0 +1,64 @@
+"""Whether launches of one commit share their luck."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from ppbench.statistics.change_points import _between, launches_are_correlated
+from ppbench.statistics.significance import group
+
+
+def commits(seed, nums, shared, own=0.008):
+    draw = np.random.default_rng(seed)
+    return [group(draw.normal(draw.normal(0, shared), own, num)) for num in nums]
+
+
+def test_squares_between_commits_are_those_of_an_analysis_of_variance():
+    draw = np.random.default_rng(0)
+    launches = [draw.normal(size=num) for num in (3, 1, 4, 2)]
+    found = [group(values) for values in launches]
+    squares, _ = _between(found)
+    within = sum(commit.squares for commit in found)
+    oracle = scipy.stats.f_oneway(*launches).statistic
+    assert (squares / 3) / (within / 6) == pytest.approx(oracle)
+
+
+def test_the_furthest_commit_adds_what_the_others_lack_without_it():
+    level = commits(1, (3, 1, 4, 2), shared=1)
+    squares, furthest = _between(level)
+    without = [_between(level[:place] + level[place + 1 :])[0] for place in range(4)]
+    assert squares - furthest == pytest.approx(min(without))
+
+
+@pytest.mark.parametrize("nums", [[5] * 60, [3] * 20, [1, 2, 5] * 10])
+def test_shared_luck_is_seen_and_none_is_seen_where_there_is_none(nums):
+    seen = [launches_are_correlated(commits(seed, nums, 0.012), [], 0.01) for seed in range(50)]
+    assert np.mean(seen) > 0.9
+    seen = [launches_are_correlated(commits(seed, nums, 0.0), [], 0.0) for seed in range(200)]
+    assert np.mean(seen) < 0.05
+
+
+def test_a_change_of_level_and_a_single_commit_are_no_shared_luck():
+    alike = [group([0.0, 0.01, -0.01])] * 10
+    changed = [group([0.1, 0.11, 0.09])] * 10
+    assert launches_are_correlated([*alike, *changed], [], 0.01)
+    assert not launches_are_correlated([*alike, *changed], [10], 0.01)
+    assert not launches_are_correlated([*alike, changed[0]], [], 0.01)
+    assert not launches_are_correlated([*alike, changed[0], *alike], [], 0.01)
+
+
+def test_luck_that_is_far_smaller_than_what_matters_is_as_good_as_none():
+    found = commits(2, [3] * 20, shared=0.001, own=0.0001)
+    assert launches_are_correlated(found, [], 0.002)
+    assert not launches_are_correlated(found, [], 0.01)
+
+
+@pytest.mark.parametrize("nums", [[], [5], [5, 5], [1] * 30])
+def test_too_few_launches_or_commits_tell_of_none(nums):
+    assert not launches_are_correlated(commits(3, nums, shared=1.0), [], 0.01)
+
+
+def test_launches_that_agree_to_the_last_digit_still_tell():
+    found = [group([value] * 3) for value in (1.0, 1.1, 0.9, 1.05, 0.95)]
+    assert launches_are_correlated(found, [], 0.01)
+    assert not launches_are_correlated([group([0.1] * 3)] * 5, [], 0.0)

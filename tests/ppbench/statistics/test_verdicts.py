@@ -1,0 +1,228 @@
+"""Verdicts by hand, tests and intervals by scipy."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppbench.statistics.significance import group, is_larger, student, welch
+from ppbench.statistics.verdicts import METRICS, Noise, Pair, Verdict, compare, holm
+
+SPEED, BUBBLE, MEMORY = (
+    METRICS[name] for name in ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
+)
+figures = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=8).map(tuple)
+
+
+def one(metric, base, head, **more):
+    return compare(metric, [Pair(tuple(base), tuple(head), **more)])[0]
+
+
+def drawn(seed, num=5, factor=1.0, deviation=0.008):
+    return tuple(factor * np.random.default_rng(seed).lognormal(7, deviation, num))
+
+
+def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
+    base, head = drawn(0), drawn(1, num=7, deviation=0.03)
+    found = one(SPEED, base, head)
+    oracle = scipy.stats.ttest_ind(np.log(head), np.log(base), equal_var=False)
+    assert found.p == pytest.approx(oracle.pvalue)
+    interval = np.exp(oracle.confidence_interval(0.95))
+    assert (found.ratio.low, found.ratio.high) == pytest.approx(interval)
+    assert (found.base, found.head) == (np.median(base), np.median(head))
+    assert (found.num_base, found.num_head) == (5, 7)
+
+
+def test_students_test_is_scipys_and_knowledge_counts_as_launches():
+    base, head = np.log(drawn(2)), np.log(drawn(3))
+    oracle = scipy.stats.ttest_ind(head, base)
+    assert student(group(head), group(base)).p == pytest.approx(oracle.pvalue)
+    # Variances (4 * 1 + 4 * 3 + 8 * 8) / 16 = 5, so the error is (5 * 2/5) ** 0.5.
+    sides = [dataclasses.replace(group(base), num=5, squares=squares) for squares in (4.0, 12.0)]
+    moderated = student(*sides, known_variance=8.0, known_freedom=8)
+    assert (moderated.error, moderated.freedom) == pytest.approx((math.sqrt(2), 16))
+
+
+def test_an_f_test_is_scipys():
+    p = scipy.stats.f.sf(6.0, 4, 19)
+    assert is_larger(6.0, 4, 1.0, 19, level=p * 1.01)
+    assert not is_larger(6.0, 4, 1.0, 19, level=p * 0.99)
+    assert is_larger(1e-9, 4, 0.0, 19)
+    assert not is_larger(0.0, 4, 0.0, 19)
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "verdict"),
+    [
+        (SPEED, 1.05, Verdict.faster),
+        (SPEED, 0.95, Verdict.slower),
+        (MEMORY, 1.05, Verdict.slower),
+        (MEMORY, 0.95, Verdict.faster),
+    ],
+)
+def test_faster_is_better_in_the_metrics_own_direction(metric, factor, verdict):
+    base = drawn(0)
+    head = tuple(value * factor for value in base)
+    assert one(metric, base, head).verdict is verdict
+
+
+def test_a_change_beyond_chance_but_inside_the_floor_is_no_verdict():
+    base = drawn(0, deviation=2e-3)
+    head = tuple(value * 0.991 for value in base)
+    found = one(SPEED, base, head)
+    assert found.p < 1e-3
+    assert found.verdict is Verdict.unclear
+    assert one(SPEED, base, head, floor=0.005).verdict is Verdict.slower
+    assert one(SPEED, base, head, floor=0.02).verdict is Verdict.same
+
+
+def test_sides_are_the_same_only_where_the_whole_interval_lies_inside_the_floor():
+    assert one(SPEED, drawn(0), drawn(1)).verdict is Verdict.unclear
+    quiet = one(SPEED, drawn(0, deviation=1e-3), drawn(1, deviation=1e-3))
+    assert quiet.verdict is Verdict.same
+    assert 0.99 < quiet.ratio.low <= quiet.ratio.high < 1.01
+
+
+@pytest.mark.parametrize(("bytes_", "verdict"), [(1000, "same"), (1005, "same"), (1020, "slower")])
+def test_launches_without_any_spread_decide_at_once(bytes_, verdict):
+    found = one(MEMORY, [1000] * 3, [bytes_] * 4)
+    assert found.verdict == verdict
+    assert found.ratio.low == found.ratio.high == pytest.approx(bytes_ / 1000)
+    assert found.p == (1.0 if bytes_ == 1000 else 0.0)
+
+
+def test_a_side_without_spread_is_judged_by_the_spread_of_the_other():
+    found = one(MEMORY, [1000] * 3, [1050, 1060, 1070])
+    oracle = scipy.stats.ttest_1samp(np.log([1050, 1060, 1070]), np.log(1000))
+    assert found.p == pytest.approx(oracle.pvalue)
+
+
+@pytest.mark.parametrize(
+    ("base", "head"),
+    [
+        ((), ()),
+        ((1.0, 1.0), (1.0, 1.0, 1.0)),
+        ((1.0, 1.0, math.nan), (1.0, 1.0, 1.0)),
+        ((1.0, 1.0, 1.0), (1.0, math.inf, 1.0)),
+        ((1.0, 1.0, 1.0), (1.0, 0.0, 1.0)),
+    ],
+)
+def test_too_few_launches_or_figures_without_a_logarithm_are_insufficient(base, head):
+    found = one(SPEED, base, head)
+    assert (found.verdict, found.p, found.ratio) == (Verdict.insufficient, None, None)
+    assert (found.num_base, found.num_head) == (len(base), len(head))
+
+
+def test_a_bubble_is_compared_in_points_and_may_be_none_at_all():
+    found = one(BUBBLE, [0.0, -0.001, 0.001], [0.03, 0.031, 0.029])
+    assert found.verdict is Verdict.slower
+    assert found.ratio is None
+    assert found.difference.estimate == pytest.approx(0.03)
+    small = one(BUBBLE, [0.0100, 0.0101, 0.0099], [0.0150, 0.0151, 0.0149])
+    assert small.verdict is Verdict.same  # half as much again, but half a point
+    assert small.ratio.estimate == pytest.approx(1.5, rel=1e-3)
+    assert small.difference.high < 0.006
+    assert one(SPEED, drawn(0), drawn(1)).difference is None
+
+
+def test_noise_that_was_measured_raises_the_floor():
+    base = drawn(0, deviation=1e-3)
+    head = tuple(value * 0.97 for value in base)
+    assert one(SPEED, base, head, noise=Noise(0.01, 20)).floor == 0.01
+    loud = one(SPEED, base, head, noise=Noise(0.04, 20))
+    assert (loud.floor, loud.verdict) == (0.04, Verdict.unclear)
+
+
+def test_noise_that_was_measured_counts_as_launches():
+    base, head = drawn(4), drawn(5)
+    found = one(SPEED, base, head, noise=Noise(0.008, 20))
+    spread = sum(np.var(np.log(side), ddof=1) * 4 for side in (base, head)) + 19 * 0.008**2
+    error = math.sqrt(spread / 27 * 2 / 5)
+    t = (np.mean(np.log(head)) - np.mean(np.log(base))) / error
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 27))
+    half = scipy.stats.t.ppf(0.975, 27) * error
+    assert math.log(found.ratio.high / found.ratio.low) == pytest.approx(2 * half)
+
+
+def test_launches_that_scatter_more_than_the_noise_are_judged_by_themselves():
+    base, head = drawn(4, deviation=0.03), drawn(5, deviation=0.03)
+    known, unknown = one(SPEED, base, head, noise=Noise(0.002, 100)), one(SPEED, base, head)
+    assert (known.p, known.ratio) == (unknown.p, unknown.ratio)
+
+
+def test_a_single_launch_of_noise_tells_nothing_of_the_spread():
+    base, head = drawn(4), drawn(5)
+    known, unknown = one(SPEED, base, head, noise=Noise(0.0, 1)), one(SPEED, base, head)
+    assert known.p == pytest.approx(unknown.p, rel=0.2)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_keeps_the_order_and_never_lowers(chances):
+    corrected = holm(chances)
+    assert all(p <= q <= 1 for p, q in zip(chances, corrected, strict=True))
+    by_chance = [q for _, q in sorted(zip(chances, corrected, strict=True))]
+    assert by_chance == sorted(by_chance)
+
+
+def test_more_cases_make_a_verdict_harder_and_insufficient_ones_do_not_count():
+    weak = Pair(drawn(0), tuple(value * 0.98 for value in drawn(8)))
+    nothing, few = Pair(drawn(2), drawn(3)), Pair((1.0,), (1.0,))
+    alone = compare(SPEED, [weak])[0]
+    assert compare(SPEED, [weak, few])[0] == alone
+    assert compare(SPEED, [few, weak, nothing, nothing])[1].p == pytest.approx(3 * alone.p)
+
+
+@settings(max_examples=60)
+@given(figures, figures)
+def test_swapping_sides_inverts_ratio_and_verdict(base, head):
+    there, back = one(SPEED, base, head), one(SPEED, head, base)
+    inverse = {Verdict.faster: Verdict.slower, Verdict.slower: Verdict.faster}
+    assert back.verdict is inverse.get(there.verdict, there.verdict)
+    assert back.p == pytest.approx(there.p)
+    assert back.ratio.estimate == pytest.approx(1 / there.ratio.estimate)
+    assert back.ratio.low == pytest.approx(1 / there.ratio.high)
+
+
+@settings(max_examples=60)
+@given(figures, figures, st.randoms())
+def test_the_order_of_launches_does_not_matter(base, head, random):
+    shuffled = tuple(random.sample(head, len(head)))
+    assert one(SPEED, base, shuffled) == one(SPEED, base, head)
+
+
+@settings(max_examples=60)
+@given(figures, figures)
+def test_the_unit_does_not_matter(base, head):
+    scaled = [tuple(1024 * value for value in side) for side in (base, head)]
+    here, there = one(SPEED, base, head), one(SPEED, *scaled)
+    assert there.p == pytest.approx(here.p, rel=1e-6, abs=1e-9)
+    assert there.ratio.estimate == pytest.approx(here.ratio.estimate)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_interval_of_95_percent_holds_the_truth_in_95_percent(seed):
+    draw = np.random.default_rng(seed)
+    sides = draw.lognormal(0, 0.01, (1000, 2, 5))
+    pairs = [Pair(tuple(base), tuple(head)) for base, head in sides]
+    intervals = [one.ratio for one in compare(SPEED, pairs)]
+    holds = np.mean([ratio.low <= 1 <= ratio.high for ratio in intervals])
+    assert 0.93 < holds < 0.97
+
+
+def test_welch_is_exact_for_spreads_of_any_size():
+    tiny = [group(np.array(values) * 1e-170) for values in ([1.0, 2.0, 4.0], [2.0, 3.0, 9.0])]
+    plain = [group(values) for values in ([1.0, 2.0, 4.0], [2.0, 3.0, 9.0])]
+    assert welch(*plain).freedom == pytest.approx(
+        scipy.stats.ttest_ind([1, 2, 4], [2, 3, 9], equal_var=False).df
+    )
+    assert welch(*tiny).freedom in (4, pytest.approx(welch(*plain).freedom))

@@ -1,0 +1,269 @@
+import multiprocessing
+import random
+import shutil
+import threading
+import time
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.plan.spans import COLUMNS
+from ppbench.config.case import Case
+from ppbench.errors import StoreError
+from ppbench.store import TABLES, Store
+from ppbench.store import compaction as compaction_module
+from ppbench.store.snapshot import COMPACTED
+
+
+def ids(num_runs, start=0):
+    return [f"20260101T{number:09d}-abcdef" for number in range(start, start + num_runs)]
+
+
+def fill(folder, run_ids):
+    store = Store(folder)
+    for run_id in run_ids:
+        number = int(run_id[9:18])
+        spans = [(1, 0, "compute", 0, "F", m, number, number + m, 0) for m in range(3)]
+        steps = pd.DataFrame([{"step": 1, "step_ns": number}])
+        tables = {"steps": steps, "spans": pd.DataFrame(spans, columns=list(COLUMNS))}
+        tables["flight"] = pd.DataFrame()
+        run = {"run_id": run_id, "status": "ok", "step_ns": float(number), **Case().settings()}
+        store.write_run(run, tables)
+    return store
+
+
+def contents(folder):
+    store = Store(folder, pytest.fail)
+    runs = store.runs()
+    return {"runs": runs} | {
+        name: store.table(name, runs["run_id"]) for name in TABLES if name != "runs"
+    }
+
+
+def assert_same(found, expected):
+    for name in TABLES:
+        pd.testing.assert_frame_equal(found[name], expected[name])
+
+
+def files(folder, name):
+    return sorted(path.name for path in (folder / name).rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts processes fast: each is forked from one that has imported what the store needs."""
+    return multiprocessing.get_context("forkserver")
+
+
+def test_compacting_changes_nothing_that_is_read(tmp_path):
+    fill(tmp_path, ids(12))
+    before = contents(tmp_path)
+    done = {one.table: one for one in Store(tmp_path).compact(pytest.fail)}
+    assert (done["runs"].files_before, done["runs"].files_after) == (12, 1)
+    assert done["runs"].bytes_after < done["runs"].bytes_before
+    assert (done["flight"].files_before, done["flight"].files_after) == (12, 0)  # no rows in them
+    assert_same(contents(tmp_path), before)
+    assert Store(tmp_path).has_run(ids(12)[3])
+    assert not Store(tmp_path).has_run("20260101")
+
+
+def test_a_second_time_nothing_changes_and_later_runs_are_merged_into_the_same_file(tmp_path):
+    fill(tmp_path, ids(4))
+    Store(tmp_path).compact(pytest.fail)
+    names = files(tmp_path, "runs")
+    Store(tmp_path).compact(pytest.fail)
+    assert files(tmp_path, "runs") == names
+    fill(tmp_path, ids(3, start=4))
+    before = contents(tmp_path)
+    Store(tmp_path).compact(pytest.fail)
+    assert len(files(tmp_path, "runs")) == len(files(tmp_path, "spans")) == 1
+    assert_same(contents(tmp_path), before)
+
+
+def test_large_files_are_complete_and_no_run_is_cut_in_two(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction_module, "TARGET_BYTES", 3000)
+    monkeypatch.setattr(compaction_module, "_MOST_ROWS_IN_GROUP", 6)
+    fill(tmp_path, ids(12))
+    before = contents(tmp_path)
+    Store(tmp_path).compact(pytest.fail)
+    paths = sorted((tmp_path / "spans" / COMPACTED).iterdir())
+    assert len(paths) > 1
+    runs = [set(pq.read_table(path)["run_id"].to_pylist()) for path in paths]
+    assert sum(map(len, runs)) == 12
+    assert_same(contents(tmp_path), before)
+
+
+def test_the_spans_of_a_run_are_read_from_its_group_of_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction_module, "_MOST_ROWS_IN_GROUP", 6)
+    fill(tmp_path, ids(20))
+    Store(tmp_path).compact(pytest.fail)
+    asked = []
+    read = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_groups",
+        lambda self, groups, **how: asked.append(groups) or read(self, groups, **how),
+    )
+    assert list(Store(tmp_path).table("spans", [ids(20)[7]])["end_ns"]) == [7, 8, 9]
+    assert asked == [[3]]
+
+
+def test_any_parquet_reader_reads_the_folder_of_a_table(tmp_path):
+    fill(tmp_path, ids(3))
+    Store(tmp_path).compact(pytest.fail)
+    fill(tmp_path, ids(2, start=3))
+    assert sorted(pd.read_parquet(tmp_path / "runs")["run_id"]) == ids(5)
+
+
+def test_killed_at_any_moment_every_run_is_there_once(tmp_path, processes, is_thorough):
+    run_ids, expected = [], None
+    rng = random.Random(7)
+    took_s = 0.5
+    for attempt in range(30 if is_thorough else 8):
+        fill(tmp_path, ids(2, start=2 * attempt))
+        run_ids += ids(2, start=2 * attempt)
+        expected = contents(tmp_path)
+        assert list(expected["runs"]["run_id"]) == run_ids
+        process = processes.Process(target=Store(tmp_path).compact, args=(print,))
+        begin = time.monotonic()
+        process.start()
+        process.join(rng.uniform(0, took_s))
+        if process.is_alive():
+            process.kill()
+            process.join()
+        else:
+            assert process.exitcode == 0
+            took_s = time.monotonic() - begin
+        assert_same(contents(tmp_path), expected)
+    Store(tmp_path).compact(pytest.fail)
+    assert_same(contents(tmp_path), expected)
+    assert len(files(tmp_path, "runs")) == len(files(tmp_path, "spans")) == 1
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("num_steps", range(12))
+def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
+    tmp_path, monkeypatch, num_steps
+):
+    fill(tmp_path, ids(3))
+    Store(tmp_path).compact(pytest.fail)
+    fill(tmp_path, ids(3, start=3))
+    before = contents(tmp_path)
+    left = [num_steps]
+
+    def stopping(change):
+        def changed(*args):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return change(*args)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        for name in ("_remove", "change_token", "_flush_folder"):
+            patch.setattr(compaction_module, name, stopping(getattr(compaction_module, name)))
+        with pytest.raises(Killed):
+            Store(tmp_path).compact(pytest.fail)
+    assert_same(contents(tmp_path), before)
+    Store(tmp_path).compact(pytest.fail)
+    assert_same(contents(tmp_path), before)
+    assert len(files(tmp_path, "runs")) == 1
+
+
+def test_reading_and_writing_go_on_while_two_compact(tmp_path):
+    fill(tmp_path, ids(20))
+    stop = threading.Event()
+    written = ids(20)
+    problems = []
+
+    def write():
+        for run_id in ids(10, start=20):
+            fill(tmp_path, [run_id])
+            written.append(run_id)
+        stop.set()
+
+    def read():
+        while not stop.is_set():
+            least = set(written)
+            found = list(Store(tmp_path, problems.append).runs(["run_id"])["run_id"])
+            spans = Store(tmp_path, problems.append).table("spans", sorted(least))
+            if len(found) != len(set(found)) or least - set(found) or len(spans) != 3 * len(least):
+                problems.append(f"{len(least)} written, {len(found)} found, {len(spans)} spans")
+
+    def merge():
+        while not stop.is_set():
+            Store(tmp_path).compact(lambda _waiting: None)
+
+    threads = [threading.Thread(target=work) for work in (write, read, read, merge, merge)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert problems == []
+    assert list(Store(tmp_path).runs()["run_id"]) == ids(30)
+
+
+def test_what_cannot_be_merged_is_named_and_left_alone(tmp_path):
+    fill(tmp_path, ids(5))
+    runs = tmp_path / "runs"
+    (runs / f"{ids(5)[1]}.parquet").write_bytes(b"PAR1 nonsense")
+    whole = pq.read_table(runs / f"{ids(5)[2]}.parquet")
+    later = whole.append_column("colour", pa.array(["red"]))
+    pq.write_table(later, runs / f"{ids(5)[2]}.parquet")
+    shutil.copy(runs / f"{ids(5)[3]}.parquet", runs / "copy.parquet")
+    told = []
+    Store(tmp_path).compact(told.append)
+    left = [path.name for path in runs.glob("*.parquet")]
+    assert sorted(left) == [f"{ids(5)[1]}.parquet", f"{ids(5)[2]}.parquet", "copy.parquet"]
+    assert any("columns of a later version: colour" in text for text in told)
+    assert any("nonsense" not in text and ids(5)[1] in text for text in told)
+    assert list(Store(tmp_path).runs()["run_id"]) == [ids(5)[n] for n in (0, 2, 3, 4)]
+
+
+def test_what_a_sweep_is_writing_is_left_to_it(tmp_path):
+    fill(tmp_path, ids(2))
+    (tmp_path / "runs" / f"{ids(2)[1]}.parquet").unlink()  # as if its row were still to come
+    Store(tmp_path).compact(pytest.fail)
+    assert f"{ids(2)[1]}.parquet" in files(tmp_path, "spans")
+
+
+def test_a_run_that_differs_from_its_compacted_self_is_kept_and_comes_first(tmp_path):
+    fill(tmp_path, ids(2))
+    Store(tmp_path).compact(pytest.fail)
+    Store(tmp_path).write_run({"run_id": ids(2)[0], "status": "crash"}, {})
+    told = []
+    Store(tmp_path).compact(told.append)
+    assert len(told) == 1
+    assert "differs from the compacted rows of this run" in told[0]
+    assert list(Store(tmp_path).runs()["status"]) == ["crash", "ok"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-9])],
+)
+def test_a_truncated_compacted_file_is_named_and_the_rest_is_read(tmp_path, damage):
+    fill(tmp_path, ids(2))
+    Store(tmp_path).compact(pytest.fail)
+    (path,) = (tmp_path / "runs" / COMPACTED).iterdir()
+    damage(path)
+    fill(tmp_path, ids(1, start=2))
+    problems = []
+    store = Store(tmp_path, problems.append)
+    assert list(store.runs()["run_id"]) == ids(1, start=2)
+    assert [str(path) in problem for problem in problems] == [True]
+    assert not store.has_run(ids(1)[0])
+    store.compact(lambda _problem: None)
+    assert path.exists()
+
+
+def test_compacting_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
+    with pytest.raises(StoreError, match="no such folder"):
+        Store(tmp_path / "none").compact(pytest.fail)
+    assert not (tmp_path / "none").exists()
