@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 import warm
 
+from ppbench.console import print_notes
+
 LONGEST = (
     "test_failures",
     "test_nodes",
@@ -33,6 +35,8 @@ LONGEST = (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background: what tests start would ignore Ctrl-C too, which some send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+print_notes()  # as a command does: whether a test sees them does not depend on those before it
 
 multiprocessing.set_forkserver_preload(
     [

@@ -202,16 +202,35 @@ def _forget_odd_sizes() -> None:
             del os.environ[name]
 
 
-class _Pipe(io.FileIO):
-    """A standard stream; when its reader has gone, what is written is dropped."""
+class _Stream(io.BufferedWriter):
+    """A standard stream; when its reader has gone, what is written is dropped.
+
+    The file below is a plain one: were a method of Python's between, a signal after its write would
+    hide that anything was written, and the text would be written a second time.
+    """
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            return super().write(data) or 0
+            return super().write(data)
         except OSError as error:
-            if error.errno not in _CLOSED and not (error.errno == errno.EIO and self._is_error):
-                raise OSError(error.errno, error.strerror, "standard output") from error
-        return memoryview(data).nbytes
+            self._drop_or_raise(error)
+            return super().write(data)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._drop_or_raise(error)
+            super().flush()
+
+    def _drop_or_raise(self, error: OSError) -> None:
+        """Let the stream lead to /dev/null if its reader has gone; else raises the error."""
+        has_hung_up = error.errno == errno.EIO and self._is_error
+        if error.errno not in _CLOSED and not has_hung_up:
+            raise OSError(error.errno, error.strerror, "standard output") from error
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, self.fileno())
+        os.close(sink)
 
     @property
     def _is_error(self) -> bool:
@@ -226,9 +245,8 @@ def _forgiving(stream: TextIO | None, name: str) -> TextIO:
     encoding = "utf-8" if stream is None else stream.encoding
     if stream is not None:
         stream.flush()
-    raw = _Pipe(number, "w", closefd=False)
-    buffer = io.BufferedWriter(raw)
-    is_by_line = name == "stderr" or raw.isatty()
+    buffer = _Stream(io.FileIO(number, "w", closefd=False))
+    is_by_line = name == "stderr" or buffer.isatty()
     return io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=is_by_line)
 
 

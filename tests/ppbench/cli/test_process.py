@@ -54,6 +54,28 @@ steps = 3
 [grid]
 "emulated.F_ms" = [1, 200, 201, 202]
 """
+INTERRUPTED_LINES = """\
+import contextlib, signal, sys
+from ppbench.cli import process
+
+class Alarm(Exception):
+    pass
+
+def come(number, frame):
+    if frame.f_code.co_name in {"show", "write", "flush"}:
+        raise Alarm
+
+def show(number):
+    print(f"{number};", end="", flush=True)
+
+sys.stdout = process._forgiving(sys.stdout, "stdout")
+signal.signal(signal.SIGALRM, come)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+for number in range(30_000):
+    with contextlib.suppress(Alarm):
+        show(number)
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +257,17 @@ PRINTING = [
     ("schedules", "list"),
     ("env",),
 ]
+
+
+def test_what_a_signal_interrupts_is_never_printed_twice():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_LINES], capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    numbers = [int(text) for text in done.stdout.split(";")[:-1]]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) > 1_000
 
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
