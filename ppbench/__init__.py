@@ -10,14 +10,14 @@ TYPE_CHECKING = False  # as of `typing`, which takes longer to import than all e
 if TYPE_CHECKING:
     from ppbench import figures
     from ppbench.commits.check import check
-    from ppbench.commits.compare import compare
+    from ppbench.commits.comparison import compare
     from ppbench.commits.noise import noise
     from ppbench.commits.series import history
     from ppbench.explanation import explain
     from ppbench.external.attach import attach
     from ppbench.prediction import simulate
     from ppbench.results import load
-    from ppbench.run.sweep.result import sweep
+    from ppbench.run.sweep.control import sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,14 +36,14 @@ __all__ = [
 _PLACES = {
     "attach": "ppbench.external.attach",
     "check": "ppbench.commits.check",
-    "compare": "ppbench.commits.compare",
+    "compare": "ppbench.commits.comparison",
     "explain": "ppbench.explanation",
     "figures": "ppbench",
     "history": "ppbench.commits.series",
     "load": "ppbench.results",
     "noise": "ppbench.commits.noise",
     "simulate": "ppbench.prediction",
-    "sweep": "ppbench.run.sweep.result",
+    "sweep": "ppbench.run.sweep.control",
 }
 """The module of each name."""
 

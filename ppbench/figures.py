@@ -20,9 +20,8 @@ from ppbench.display.formats import Theme
 from ppbench.errors import UsageError, nearest
 from ppbench.report import charts
 from ppbench.report.charts.canvas import styled
-from ppbench.report.charts.idleness import PART_COLUMNS
 from ppbench.report.charts.memory import memory_over_time
-from ppbench.report.charts.speed import has_scaling
+from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
 from ppbench.report.pages.timeline import run_names
 from ppbench.report.timeline.gantt import PATH, gantt
 from ppbench.report.timeline.timelines import steps_of

@@ -31,8 +31,8 @@ def compare(
     """Compare two sides case by case: throughput, bubble, memory, and which spans moved."""
     from ppbench.cli.comparison import comparison_text, note_aside
     from ppbench.cli.progress import LiveProgress
-    from ppbench.commits.compare import compare as compare_sides
     from ppbench.commits.comparison import break_down
+    from ppbench.commits.comparison import compare as compare_sides
     from ppbench.commits.sides import WORKTREE
 
     base, head, sweep = split_names(names)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ppbench.analysis.breakdown import DURATION, Kind, Moved
-from ppbench.commits.accepted import entry_text
 from ppbench.commits.comparison import Breakdown, Comparison, Line, ends
-from ppbench.commits.gate import NOTHING, WORDS, GatedLine, GateResult
+from ppbench.commits.gate import NOTHING, WORDS, GatedLine, GateResult, entry_text
 from ppbench.commits.sides import SHORT, Side
 from ppbench.console import note
 from ppbench.display.fields import Field

@@ -134,7 +134,7 @@ class _Options:
 
 def _write(path: Path, reports: Path, found: History, asked: _Options) -> None:
     from ppbench.report.pages.history import HistoryPage, write_history
-    from ppbench.report.pages.index import check_not_index, update_index
+    from ppbench.report.pages.templates import check_not_index, update_index
     from ppbench.store import Store
 
     check_not_index(path, reports)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.options import HowToPrint
-from ppbench.cli.status import live_status
+from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.formats import Format
 from ppbench.display.tables import render

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.options import File, HowToPrint, Overrides
-from ppbench.cli.status import live_status
+from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
 from ppbench.display.formats import Format

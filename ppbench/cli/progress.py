@@ -1,4 +1,4 @@
-"""Shows which commit is being measured: a live line on a terminal, plain lines elsewhere.
+"""Shows what a command is doing: a live line on a terminal, plain lines elsewhere.
 
 All of it goes to standard error: standard output is for results.
 """
@@ -6,12 +6,15 @@ All of it goes to standard error: standard output is for results.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.markup import escape
 
+from ppbench.console import note
 from ppbench.display.units import counted
 
 _SHOWN = ("waiting for ", "warning: ", "setup: ")
@@ -77,3 +80,25 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class ShowStatus(Protocol):
+    """Shows what is being done: `text` on a terminal, elsewhere `line` if there is one."""
+
+    def __call__(self, text: str, line: str = "") -> None: ...
+
+
+@contextmanager
+def live_status() -> Iterator[ShowStatus]:
+    """A status on standard error, from the start of the ranks on."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("starting the ranks") as status:
+
+        def show(text: str, line: str = "") -> None:
+            status.update(text)
+            if line and not console.is_terminal:
+                note(line)
+
+        yield show

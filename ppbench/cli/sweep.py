@@ -20,8 +20,8 @@ from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
 if TYPE_CHECKING:
     from ppbench.config.sweep import Sweep
     from ppbench.run.launch.cluster import NodeLaunches
+    from ppbench.run.sweep.control import SweepResult
     from ppbench.run.sweep.plan import Choice
-    from ppbench.run.sweep.result import SweepResult
 
 FIGURES = [
     "tokens_per_s",
@@ -56,8 +56,8 @@ def sweep(
     how: HowToPrint = Format.table,
 ) -> None:
     """Run every case of a sweep file and write a report."""
-    from ppbench.config.overrides import parse_only
     from ppbench.config.reader import read_sweep
+    from ppbench.config.sweep import parse_only
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.plan import Choice
 
@@ -85,8 +85,8 @@ def _list_cases(read: Sweep, choice: Choice, how: Format) -> None:
     """Print the chosen cases, none of them run."""
     import dataclasses
 
+    from ppbench.run.sweep.control import note_stages
     from ppbench.run.sweep.plan import planned_cases
-    from ppbench.run.sweep.result import note_stages
 
     chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
     note_stages(chosen)
@@ -107,10 +107,10 @@ def _sweep_here(
 
     from rich.console import Console
 
-    from ppbench.report.pages.index import update_index
     from ppbench.report.pages.report import write_report
+    from ppbench.report.pages.templates import update_index
+    from ppbench.run.sweep.control import note_stages, run_sweep
     from ppbench.run.sweep.progress import display_for
-    from ppbench.run.sweep.result import note_stages, run_sweep
     from ppbench.store import Store, check_writable
 
     store = Store(results)
@@ -172,7 +172,7 @@ def _sweep_elsewhere(
     A dry run prints what would be run, and runs nothing. Raises SweepInterruptedError.
     """
     from ppbench.run.launch.cluster import WORKER, SlurmJob, node_launches
-    from ppbench.run.sweep.result import choice_options
+    from ppbench.run.sweep.control import choice_options
     from ppbench.store import check_writable
 
     choice.only.select(read.cases)  # what matches nothing is refused here, not by every node

@@ -28,10 +28,9 @@ from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
 from ppbench.config.case import setting_of
-from ppbench.config.overrides import parse_only
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
-from ppbench.config.sweep import Sweep
+from ppbench.config.sweep import Sweep, parse_only
 from ppbench.console import note
 from ppbench.errors import ExitCode, LaunchError, StoreError, UsageError, first_line
 from ppbench.git import Commit, Repository

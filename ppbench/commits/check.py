@@ -7,11 +7,27 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.accepted import Accepted, accept_file, in_force, read_accepted
 from ppbench.commits.bench import SILENT, Progress
-from ppbench.commits.compare import measure_first, noise_folders, of_sweep, places_of, read
-from ppbench.commits.comparison import SHOWN, compare_sides, read_metrics
-from ppbench.commits.gate import GATED, GateResult, judge, limits_of
+from ppbench.commits.comparison import (
+    SHOWN,
+    compare_sides,
+    measure_first,
+    noise_folders,
+    of_sweep,
+    places_of,
+    read,
+    read_metrics,
+)
+from ppbench.commits.gate import (
+    GATED,
+    Accepted,
+    GateResult,
+    accept_file,
+    in_force,
+    judge,
+    limits_of,
+    read_accepted,
+)
 from ppbench.commits.sides import (
     SHORT,
     WORKTREE,

@@ -13,9 +13,9 @@ from ppbench.config.reader import read_sweep
 from ppbench.display.cases import without_not_finite
 from ppbench.errors import ExitCode
 from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.run.sweep.result import run_sweep
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import FLOOR, METRICS, SPEED, Metric, effective_floor

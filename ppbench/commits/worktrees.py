@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ppbench
+from ppbench.files import hold_lock, lock_note
 from ppbench.git import OF_HOOKS, Repository
-from ppbench.locks import hold_lock, lock_note
 
 MOST_KEPT = 4
 """Work trees kept at a time: each may be large, and may take long to set up."""

@@ -28,14 +28,15 @@ from engine.plan.schedules.registry import (
     shape_of,
 )
 from ppbench.config.case import VARIABLE, Case, Measure
-from ppbench.config.messages import brief, printable
-from ppbench.config.model_facts import identity_of, is_plain_preset
 from ppbench.config.programs import (
+    identity_of,
+    is_plain_preset,
     most_stages_per_rank,
     num_stages_of,
     program_of,
     read_costs,
 )
+from ppbench.config.toml import brief, printable
 from ppbench.runtimes import ENGINE
 
 NUM_BYTE_VALUES = 256

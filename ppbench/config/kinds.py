@@ -19,7 +19,7 @@ from engine.plan.schedules.registry import (
     find_schedule,
     known_names,
 )
-from ppbench.config.messages import brief
+from ppbench.config.toml import brief
 from ppbench.errors import nearest
 from ppbench.runtimes import is_known, known_runtimes
 

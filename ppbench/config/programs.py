@@ -1,4 +1,4 @@
-"""The program of a case, its emulated durations, and its simulation.
+"""What is known of a case before it runs: its program and durations, and facts of its model.
 
 Emulated durations may come from a costs file, which is code under test and not part of the
 workload:
@@ -9,16 +9,28 @@ workload:
 
 A commit that changes the file makes stages slower and stays comparable with earlier commits,
 because the file's content is not part of the case.
+
+Facts of a model are its layers, positions and vocabulary. Presets are plain numbers. Everything
+else (a hub id, a checkpoint folder, a factory, a tokenizer) needs torch and transformers, so a
+separate process inspects all of them at once and answers in JSON; this process imports neither.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from engine.model.descriptions import Facts, Identity, Problem
+from engine.model.partition import Costs
+from engine.model.presets import PRESETS
 from engine.plan.action import SEND_OPS
 from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.program import Program
@@ -26,9 +38,8 @@ from engine.plan.replay import replay
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, build_program
 from engine.plan.simulate import Durations, Simulation, simulate, uniform
 from ppbench.config.case import Case
-from ppbench.config.messages import describe
 from ppbench.config.schema import CostsFile
-from ppbench.config.toml import parse, read_text
+from ppbench.config.toml import describe, parse, read_text
 from ppbench.errors import UsageError
 
 NS_PER_MS = 1_000_000
@@ -151,3 +162,78 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"{file}: {key}: {describe(first, CostsFile)}") from None
     return dict(costs.model_dump())
+
+
+COMMAND = (sys.executable, "-m", "engine.model.facts")
+
+
+def is_plain_preset(identity: Identity) -> bool:
+    """Whether all facts are known without that process."""
+    is_bytes = identity.tokenizer in ("auto", "bytes")
+    return identity.model in PRESETS and identity.split == "auto" and is_bytes
+
+
+def identity_of(case: Case) -> Identity:
+    """The identity of a case's model."""
+    return Identity(
+        case.model_preset,
+        case.model_split,
+        case.model_split_points,
+        case.model_weights,
+        case.model_trust_remote_code,
+        case.model_dtype,
+        case.data_tokenizer,
+    )
+
+
+def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
+    """The facts of each distinct model. Raises UsageError when models cannot be inspected."""
+    distinct = list(dict.fromkeys(identities))
+    known = {model: _of_preset(model.model) for model in distinct if is_plain_preset(model)}
+    others = [model for model in distinct if model not in known]
+    return {**known, **dict(zip(others, _inspected(others), strict=True))}
+
+
+def _of_preset(name: str) -> Facts:
+    preset = PRESETS[name]
+    table = preset.vocab_size * preset.hidden_size
+    layers = (preset.layer_parameters,) * preset.num_hidden_layers
+    return Facts(
+        preset.num_hidden_layers,
+        preset.max_position_embeddings,
+        preset.vocab_size,
+        preset.num_parameters,
+        costs=Costs(layers, table, preset.hidden_size + table),
+    )
+
+
+def _inspected(identities: Sequence[Identity]) -> list[Facts]:
+    if not identities:
+        return []
+    question = json.dumps([dataclasses.asdict(one) for one in identities])
+    done = subprocess.run(COMMAND, input=question, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        names = ", ".join(dict.fromkeys(one.model for one in identities))
+        raise UsageError(
+            f"{names}: cannot be inspected; python -m engine.model.facts ended with exit code "
+            f"{done.returncode}: {last}"
+        )
+    # A factory's module may print when it is imported, before the answer.
+    return facts_from(json.loads(lines[-1]))
+
+
+def facts_from(answers: Sequence[dict[str, object]]) -> list[Facts]:
+    """Facts from the answers of `engine.model.facts`."""
+    return [_fact(answer) for answer in answers]
+
+
+def _fact(answer: dict[str, object]) -> Facts:
+    problem = answer.get("problem")
+    if isinstance(problem, dict):
+        return Facts(problem=Problem(str(problem["key"]), str(problem["message"])))
+    costs = answer.get("costs")
+    if isinstance(costs, dict):
+        answer = {**answer, "costs": Costs(tuple(costs["layers"]), costs["before"], costs["after"])}
+    return Facts(**answer)  # type: ignore[arg-type]  # our own process wrote it

@@ -23,13 +23,35 @@ from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_sc
 from ppbench.config.case import Case, Measure, Planned, Slurm, Torchrun, setting_of
 from ppbench.config.feasibility import is_known_by_name, problems_of_fit, problems_of_settings
 from ppbench.config.kinds import AUTO, first_twice
-from ppbench.config.messages import brief, describe, shown, unknown_key
-from ppbench.config.model_facts import facts_of, identity_of
-from ppbench.config.overrides import LISTS, checked_value, is_list_of_values, parse_assignment
-from ppbench.config.programs import digest_of, most_stages_per_rank, read_costs
+from ppbench.config.programs import (
+    digest_of,
+    facts_of,
+    identity_of,
+    most_stages_per_rank,
+    read_costs,
+)
 from ppbench.config.schema import CostsFile, SweepFile, TrackSection, known_keys, shared_keys
-from ppbench.config.sweep import Sweep, Track, read_threshold
-from ppbench.config.toml import Place, Source, Tree, holds, parse, read_text
+from ppbench.config.sweep import (
+    LISTS,
+    Sweep,
+    Track,
+    checked_value,
+    is_list_of_values,
+    parse_assignment,
+    read_threshold,
+)
+from ppbench.config.toml import (
+    Place,
+    Source,
+    Tree,
+    brief,
+    describe,
+    holds,
+    parse,
+    read_text,
+    shown,
+    unknown_key,
+)
 from ppbench.errors import UsageError
 
 MAX_CASES = 100_000

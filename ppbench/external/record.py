@@ -23,8 +23,8 @@ from engine.plan.simulate import peak_activations
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
 from ppbench.config.case import UNKNOWN, Case
-from ppbench.config.overrides import checked_value, parse_assignment
 from ppbench.config.programs import lowered_of
+from ppbench.config.sweep import checked_value, parse_assignment
 from ppbench.errors import UsageError
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import FinishedRun, first_loss_not_finite, rows_of

@@ -27,9 +27,7 @@ from engine.plan.program import Placement, Program
 from engine.plan.rules import fact_needed
 from engine.plan.spans import COLUMNS, Span, lane_of
 from ppbench.errors import UsageError
-from ppbench.external.clocks import Clock, clocks_of
-from ppbench.external.kineto import Trace, read_trace
-from ppbench.external.ranges import check_pattern, named_ranges
+from ppbench.external.kineto import Trace, check_pattern, named_ranges, read_trace
 from ppbench.external.record import (
     RecordedRun,
     RunMetadata,
@@ -40,11 +38,13 @@ from ppbench.external.record import (
     write_run,
 )
 from ppbench.external.steps import (
+    Clock,
     RankTrace,
     Steps,
     Timed,
     check_whole,
     chosen_steps,
+    clocks_of,
     named_stages,
     program_rows,
     steps_of,
@@ -229,7 +229,7 @@ def _times(step: Sequence[Timed]) -> dict[Action, Timed]:
 def _slack(
     program: Program, ranks: Sequence[Steps], chosen: Sequence[int]
 ) -> dict[tuple[int, int], int]:
-    """Return the least slack of each pair of ranks; see `ppbench.external.clocks`."""
+    """Return the least slack of each pair of ranks; see `ppbench.external.steps`."""
     least: dict[tuple[int, int], int] = {}
     needs = list(_needs(program))
     for number in chosen:

@@ -16,8 +16,8 @@ from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import run_figures, step_figures
 from ppbench.config.case import Case
-from ppbench.report.pages.index import write_index
 from ppbench.report.pages.report import write_report
+from ppbench.report.pages.templates import write_index
 from ppbench.store import Store
 
 MS = 1_000_000

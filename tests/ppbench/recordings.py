@@ -60,6 +60,7 @@ _RUN_ID = re.compile(r"(\d{8}T\d{6})\d{3}-[0-9a-f]{6}")
 _DTYPES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "f4": "f", "f8": "d"}
 _TYPED = re.compile(r'\{"dtype":\s?"(\w\d)",\s?"bdata":\s?"([^"]*)"')
 _PACKED = re.compile(r">(eN[A-Za-z0-9+/]{40,}={0,2})<")
+_LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{9,}(?:e[+-]\d+)?(?![\w.])")
 _INLINE = re.compile(r"(<(?:style|script)>)(.*?)(</(?:style|script)>)", re.DOTALL)
 _DATA = re.compile(r'(<script type="application/[^>]*>)(.*?)(</script>)', re.DOTALL)
 _BREAKS = re.compile(r'(?<=,)(?= ?")|(?<=[\]}],)(?= ?[\[{])')
@@ -188,7 +189,14 @@ def normalised(text: str, folder: Path, known: Mapping[str, str]) -> str:
         text = re.sub(rf"(?<![\w.]){re.escape(word)}(?![\w.])", placeholder, text)
 
     text = _TIME.sub(lambda m: "[now]" if _is_now(m[0][:19], "%Y-%m-%dT%H:%M:%S") else m[0], text)
-    return _RUN_ID.sub(lambda m: "[new run]" if _is_now(m[1], "%Y%m%dT%H%M%S") else m[0], text)
+    text = _RUN_ID.sub(lambda m: "[new run]" if _is_now(m[1], "%Y%m%dT%H%M%S") else m[0], text)
+    return _LONG_NUMBER.sub(_rounded, text)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    """A number of a run's figures in ten digits: the last ones depend on the processor."""
+    text = f"{float(number[0]):.10g}"
+    return text if "." in text or "e" in text else f"{text}.0"
 
 
 def readable(path: Path) -> str:

@@ -18,7 +18,7 @@ import ppbench
 from ppbench import figures
 from ppbench.config.case import Case
 from ppbench.errors import UsageError
-from ppbench.report.charts.idleness import PART_COLUMNS
+from ppbench.report.charts.speed import PART_COLUMNS
 from ppbench.results import Results
 from ppbench.store import Store
 

@@ -6,8 +6,7 @@ the case of each point, followed by a slash and a number where a case has severa
 a chart, keep the matching points in every array that is as long as `ids`.
 """
 
-from ppbench.report.charts.idleness import bubble, idle
 from ppbench.report.charts.memory import pareto, peak_memory
-from ppbench.report.charts.speed import scaling, step_times, throughput
+from ppbench.report.charts.speed import bubble, idle, scaling, step_times, throughput
 
 __all__ = ["bubble", "idle", "pareto", "peak_memory", "scaling", "step_times", "throughput"]

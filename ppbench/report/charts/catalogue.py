@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 
 from ppbench.display.cases import Axes, by_case, ok_runs
 from ppbench.report import charts
-from ppbench.report.charts.idleness import PART_COLUMNS
-from ppbench.report.charts.speed import has_scaling
+from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
 from ppbench.store import Store
 
 

@@ -22,7 +22,6 @@ from ppbench.display.explanation import has_parts, headline, what_if
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.charts.catalogue import charts_of
 from ppbench.report.pages.conclusions import answer
-from ppbench.report.pages.index import check_not_index, update_index
 from ppbench.report.pages.provenance import (
     about_report,
     common,
@@ -40,7 +39,7 @@ from ppbench.report.pages.tables import (
     idle_parts,
     summary,
 )
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import check_not_index, render, update_index, write_page
 from ppbench.report.timeline.timelines import Timeline, groups, timeline
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run

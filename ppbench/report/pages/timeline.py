@@ -24,10 +24,9 @@ from ppbench.display.units import (
     written,
 )
 from ppbench.report.charts.memory import memory_over_time
-from ppbench.report.pages.index import check_not_index, update_index
 from ppbench.report.pages.provenance import About, about_timeline
 from ppbench.report.pages.tables import Flight, flight_of
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import check_not_index, render, update_index, write_page
 from ppbench.report.timeline.timelines import Timeline, planned, timeline
 from ppbench.store import Store
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.gaps import NONE, Cause, Waits, critical_path, gaps, moments, waits
+from ppbench.analysis.attribution import NONE, Cause, Waits, critical_path, gaps, moments, waits
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
 from ppbench.display.units import NS_PER_MS, size_unit

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ppbench.config.overrides import parse_only
 from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import parse_only
 from ppbench.errors import UsageError
-from ppbench.locks import Lock
+from ppbench.files import Lock
 from ppbench.run.job import Event, Job, read_job, read_state, write_job
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import job_of, show_event

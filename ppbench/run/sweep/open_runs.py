@@ -18,7 +18,7 @@ from engine.plan.program import Program
 from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, lowered_of
 from ppbench.errors import StoreError, first_line
-from ppbench.locks import POLL_S, Lock
+from ppbench.files import POLL_S, Lock
 from ppbench.run.failures.evidence import CrashReport, collect, diagnose, forget, node_folders
 from ppbench.run.job import Attempt, Event, Job, Journal, read_job, read_state
 from ppbench.run.machine.private_folder import KEPT

@@ -31,12 +31,10 @@ import pandas as pd
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import local_files
-from ppbench.config.overrides import EVERYTHING, Only
-from ppbench.config.sweep import Sweep
+from ppbench.config.sweep import EVERYTHING, Only, Sweep
 from ppbench.errors import RepositoryError, UsageError
-from ppbench.files import whole_file
+from ppbench.files import hold_lock, lock_note, whole_file
 from ppbench.git import Commit, Repository, read_commit
-from ppbench.locks import hold_lock, lock_note
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import read_environment, runtime_code
 from ppbench.run.machine.measuring_code import ROOT, code_hash

@@ -41,7 +41,7 @@ from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.programs import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
-from ppbench.locks import Lock
+from ppbench.files import Lock
 from ppbench.run.failures.evidence import (
     PEER_LOST,
     STORE_FAILED,

@@ -8,7 +8,7 @@ from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.critical_path import critical_path as path_of_plan
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
-from ppbench.analysis.gaps import NONE, Cause, critical_path, gaps, moments, waits
+from ppbench.analysis.attribution import NONE, Cause, critical_path, gaps, moments, waits
 
 
 def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> Simulation:

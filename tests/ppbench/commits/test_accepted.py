@@ -7,10 +7,10 @@ import pytest
 from repositories import commits, make_repository
 from tracked import CASE, SWEEP
 
-from ppbench.commits.accepted import Accepted, accept_file, entry_text, in_force, read_accepted
+from ppbench.commits.gate import Accepted, accept_file, entry_text, in_force, read_accepted
 from ppbench.config.case import Measure
-from ppbench.config.overrides import parse_only
 from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import parse_only
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.git import Repository
 

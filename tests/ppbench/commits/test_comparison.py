@@ -12,8 +12,14 @@ from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.cli.compare import split_names
 from ppbench.cli.comparison import moved_sentences
-from ppbench.commits.compare import compare
-from ppbench.commits.comparison import SHOWN, Comparison, break_down, compare_sides, read_metrics
+from ppbench.commits.comparison import (
+    SHOWN,
+    Comparison,
+    break_down,
+    compare,
+    compare_sides,
+    read_metrics,
+)
 from ppbench.commits.sides import Places, find_side
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError

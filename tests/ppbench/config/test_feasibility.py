@@ -13,7 +13,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from ppbench.config.case import Case
 from ppbench.config.feasibility import notes_on_stages, stages_without
-from ppbench.config.model_facts import facts_of, identity_of
+from ppbench.config.programs import facts_of, identity_of
 
 SWEEP = """
 [model]

@@ -12,7 +12,7 @@ import pytest
 from toml_mutations import BASES, Mutation, mutate
 
 from ppbench.cli import app as cli
-from ppbench.config import model_facts as models
+from ppbench.config import programs as models
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
 

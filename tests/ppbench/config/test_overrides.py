@@ -2,8 +2,8 @@
 
 import pytest
 
-from ppbench.config.overrides import parse_only
 from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import parse_only
 from ppbench.errors import UsageError
 
 TEXT = """\

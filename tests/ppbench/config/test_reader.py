@@ -8,7 +8,7 @@ import pytest
 
 from engine.model.descriptions import Facts
 from engine.plan.schedules.registry import ProgramFileError
-from ppbench.config import model_facts as models
+from ppbench.config import programs as models
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import local_files, problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of

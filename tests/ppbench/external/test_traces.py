@@ -16,7 +16,7 @@ from ppbench.cli.report import timeline
 from ppbench.cli.runs import show
 from ppbench.errors import UsageError
 from ppbench.export.trackers import name_of
-from ppbench.external.clocks import clocks_of
+from ppbench.external.steps import clocks_of
 from ppbench.external.traces import ImportRequest, import_traces
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs

@@ -16,8 +16,8 @@ from ppbench.commits.series import read_history
 from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
 from ppbench.report.pages.history import HistoryPage, render_history, write_history
-from ppbench.report.pages.index import render_index
 from ppbench.report.pages.provenance import read_about
+from ppbench.report.pages.templates import render_index
 from ppbench.statistics.series import Launch, Point, Series, analyse
 from ppbench.statistics.verdicts import METRICS, Metric
 

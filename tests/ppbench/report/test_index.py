@@ -14,10 +14,9 @@ from stored_runs import NASTY, run_row, store_with
 from ppbench.config.case import Case
 from ppbench.console import print_notes
 from ppbench.errors import StoreError, UsageError
-from ppbench.report.pages.index import entries, render_index, write_index
 from ppbench.report.pages.provenance import META, About, about_report, read_about
 from ppbench.report.pages.report import report_runs
-from ppbench.report.pages.templates import render
+from ppbench.report.pages.templates import entries, render, render_index, write_index
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
 
