@@ -8,7 +8,6 @@ is the same all the same, which is what makes runners comparable.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engine.checkpoints import Checkpoints, Progress
 from engine.configuration import (
     TrainerConfig,
     data_of,
@@ -30,27 +30,24 @@ from engine.configuration import (
     partition_of,
     tokenizer_of,
 )
-from engine.connection import autocast_of, connect, ranks_of
+from engine.connection import autocast_of, connect
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.split import check_configuration, write_configuration
-from engine.model.stage_module import ModelError, StageModule, gradient_message, message_bytes
-from engine.model.tokens import identity_of
+from engine.model.stage_module import gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
-from engine.run import restoring, snapshot
 from engine.run.clock import Clock, IssueClock
 from engine.run.executor import Executor
 from engine.run.finiteness import first_not_finite
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
-from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.p2p.fabric import Fabric
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
-from engine.run.snapshot import SnapshotError, State
 from engine.run.stage import Stage, compile_layers
+from engine.shared_weights import Shared
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
@@ -69,14 +66,6 @@ class StepResult:
     gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
     spans: list[Span]  # empty where the step was run without
     early: frozenset[Action] = frozenset()  # receives that were there when the rank asked for them
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A run's progress: the number of its next step, and the tokens of those before."""
-
-    step: int = 0
-    num_tokens: int = 0
 
 
 class Runner(Protocol):
@@ -160,8 +149,7 @@ class Trainer:
             stage: self.model.build_stage(self.partition, stage, self.device)
             for stage in placement.stages_of(self.rank)
         }
-        self._unite_shared_weights()
-        self._shared = self._find_shared(placement.ranks)
+        self._shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
         self._prepare_modules()
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
@@ -172,6 +160,20 @@ class Trainer:
     def program(self) -> Program:
         """The computations of the step, as they are run."""
         return self.runner.lowered.compute_only()
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(
+            self.config,
+            self.model,
+            self.tokenizer,
+            self.modules,
+            self._shared,
+            self._optimizer,
+            len(self.partition),
+            self.rank,
+            self.gather,
+        )
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """Train on the batch of step `step`; returns when its work is done on this rank.
@@ -232,31 +234,14 @@ class Trainer:
 
     def check_storable(self) -> None:
         """Collective. Raises SnapshotError on every rank if some weight could not be saved."""
-        self._together(lambda: snapshot.check_storable(self._restored().model))
+        self._checkpoints.check_storable()
 
     def save(self, folder: Path, progress: Progress) -> Path:
         """Write a checkpoint into a folder of them; returns its own folder.
 
         Collective; blocks until it is whole. Raises SnapshotError on every rank.
         """
-        target = snapshot.folder_of(folder, progress.step)
-        optimizer = self.config.optimizer
-        snapshot.save(
-            target,
-            (self._part(stage) for stage in self.modules),
-            num_stages=len(self.partition),
-            state=State(
-                **dataclasses.asdict(progress),
-                world_size=self.config.world_size,
-                optimizer=optimizer.name,
-                momentum=optimizer.momentum if optimizer.name == "sgd" else None,
-                tokenizer=self._tokenizer_identity() if self.rank == 0 else None,
-            ),
-            write_configuration=self._write_configuration,
-            gather=self.gather,
-            is_first_rank=self.rank == 0,
-        )
-        return target
+        return self._checkpoints.save(folder, progress)
 
     def resume(self, folder: Path, *, is_checked: bool = False) -> Progress:
         """Go on from a checkpoint, of whatever world size; returns how far it had come.
@@ -265,63 +250,7 @@ class Trainer:
         blocks. Raises SnapshotError on every rank alike when the checkpoint is not whole or of
         another model; then nothing has changed.
         """
-        target = self._restored()
-        choose = restoring.none if is_checked else restoring.read_for(folder, target)
-        checked = self._together(lambda: restoring.check(folder, choose))
-        names = self.gather((set(target.model), set(target.parameters)))
-        model, parameters = (set[str]().union(*kind) for kind in zip(*names, strict=True))
-        self._together(lambda: self._check_settings(folder, checked.state))
-        spec = self.config.optimizer
-        saved = self._together(lambda: restoring.read(folder, target, spec, checked.state))
-        self._together(lambda: restoring.check_names(folder, model, parameters))
-        self._together(lambda: self._check_configuration(folder))
-        updates = self.gather(saved.updates)
-        if not checked.has_checksums:
-            restoring.check_updates(folder, checked.state, updates)
-        saved.put(target, self._optimizer)
-        return Progress(checked.state.step, checked.state.num_tokens)
-
-    def _restored(self) -> restoring.Target:
-        """Return what this rank takes from a checkpoint, by name in the unsplit model."""
-        state: dict[str, Tensor] = {}
-        parameters: dict[str, nn.Parameter] = {}
-        for stage, module in self.modules.items():
-            names = self._unsplit_names(stage)
-            state |= {names.get(n, n): t for n, t in module.own_state().items()}
-            parameters |= {names.get(n, n): p for n, p in module.own_parameters().items()}
-        return restoring.Target(state, parameters)
-
-    def _check_settings(self, folder: Path, state: State) -> None:
-        tokenizer = self._tokenizer_identity() if self.rank == 0 else None
-        restoring.check_settings(folder, state, self.config.optimizer, tokenizer)
-
-    def _check_configuration(self, folder: Path) -> None:
-        try:
-            check_configuration(self.model, folder)
-        except ModelError as error:
-            raise SnapshotError(str(error)) from error
-
-    def _together(self, work: Callable[[], Result]) -> Result:
-        """Do what may fail on one rank: then it fails on every rank alike. Collective."""
-        result: Result | None = None
-        problem: str | None = None
-        cause: Exception | None = None
-        try:
-            result = work()
-        except SnapshotError as error:
-            problem = str(error)
-        except Exception as error:  # the others wait for this rank, whatever it is
-            problem, cause = f"rank {self.rank}: {type(error).__name__}: {error}", error
-        for found in self.gather(problem):
-            if found is not None:
-                raise SnapshotError(found) from cause
-        return cast(Result, result)
-
-    def _tokenizer_identity(self) -> str | None:
-        """Return the tokenizer's identity, for resuming; None where no text is read."""
-        if self.config.data.source == "synthetic":
-            return None
-        return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
+        return self._checkpoints.resume(folder, is_checked=is_checked)
 
     @property
     def peak_held(self) -> int:
@@ -351,7 +280,7 @@ class Trainer:
         """Blocks until every rank is here, where gradients are clipped; else does nothing."""
         if self.config.optimizer.clip_norm == 0:
             return
-        counted_elsewhere = {id(p) for p, _, is_ours in self._shared if not is_ours}
+        counted_elsewhere = self._shared.counted_elsewhere()
         gradients = [
             p.grad
             for p in self.parameters().values()
@@ -379,76 +308,7 @@ class Trainer:
 
     def _sum_shared_gradients(self) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
-        for parameter, ranks, _ in self._shared:
-            parameter.grad = self._sum_of_gradients(parameter, ranks)
-
-    def _sum_of_gradients(self, parameter: nn.Parameter, ranks: Ranks) -> Tensor | None:
-        """None if no owner has used the parameter: with zeros its weights would decay.
-
-        An owner without a gradient adds zeros that are negative, and one with a gradient sees that
-        its first element is no such zero. Negative zeros alone add up to a negative zero, so the
-        sum itself tells whether there was a gradient.
-        """
-        is_used = parameter.grad is not None
-        total = torch.full_like(parameter, -0.0) if parameter.grad is None else parameter.grad
-        first = total[(slice(0, 1),) * total.dim()]
-        if is_used:
-            first += 0.0  # -0.0 + 0.0 is 0.0
-        self.fabric.sum_over(total, ranks)
-        is_used = is_used or not torch.signbit(torch.real(first)).all()
-        return total if is_used else None
-
-    def _unite_shared_weights(self) -> None:
-        """Stages of this rank that share a weight hold one parameter: it trains as one."""
-        for weight in self.shared_weights:
-            owners = [(self.modules[s], name) for s, name in weight.owners if s in self.modules]
-            for module, name in owners[1:]:
-                _replace(module, name, owners[0][0].own_parameters()[owners[0][1]])
-
-    def _find_shared(self, ranks: tuple[int, ...]) -> list[tuple[nn.Parameter, Ranks, bool]]:
-        """This rank's parameters that other ranks own as well, with whom, and whether it is first.
-
-        In one order on all ranks.
-        """
-        found = []
-        for weight in self.shared_weights:
-            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
-            if len(owners) < 2 or self.rank not in owners:
-                continue
-            stage, name = next(o for o in weight.owners if o[0] in self.modules)
-            parameter = self.modules[stage].own_parameters()[name]
-            if parameter.requires_grad:
-                found.append((parameter, owners, self.rank == owners[0]))
-        return found
-
-    def _unsplit_names(self, stage: int) -> dict[str, str]:
-        """Name on this stage -> name in the unsplit model, where they differ."""
-        return {
-            name: weight.name
-            for weight in self.shared_weights
-            for owner, name in weight.owners
-            if owner == stage
-        }
-
-    def _part(self, stage: int) -> snapshot.Part:
-        """Return what this stage adds to a checkpoint; a shared weight is its first owner's."""
-        others = {
-            name
-            for weight in self.shared_weights
-            for owner, name in weight.owners[1:]
-            if owner == stage
-        }
-        module = self.modules[stage]
-        own = {n: t for n, t in module.own_state().items() if n not in others}
-        parameters = {n: p for n, p in module.own_parameters().items() if n not in others}
-        state = snapshot.optimizer_tensors(self._optimizer, parameters)
-        trained = {key.rpartition("/")[0] for key in state}
-        return snapshot.Part(stage, own, state, tuple(parameters.keys() - trained))
-
-    def _write_configuration(self, folder: Path) -> None:
-        write_configuration(self.model, folder)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)
+        self._shared.sum_gradients(self.fabric.sum_over)
 
     def gather(self, ours: Any) -> list[Any]:
         """Every rank's object, in order of rank, on all of them. Collective; blocks."""
@@ -534,15 +394,6 @@ def _held_messages(trainer: Trainer) -> Messages:
         is_posted=transport in ("gloo", "nccl"),
         is_queued=transport == "gloo",
     )
-
-
-def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:
-    """Put a parameter in the place of the one that has this name in the unsplit model."""
-    old = module.own_parameters()[name]
-    for part in module.modules():
-        for key, own in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            if own is old:
-                setattr(part, key, parameter)
 
 
 def _seed_of(seed: int, step: int, rank: int) -> int:

@@ -1,0 +1,116 @@
+"""Weights that several stages own, such as tied embeddings: they train as one.
+
+within a rank   the stages hold one parameter
+over ranks      each rank holds a copy; the gradients are added up, so that all copies stay equal
+a checkpoint    has the copy of the first owner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.connection import ranks_of
+from engine.model.stage_module import SharedWeight, StageModule
+from engine.run.p2p.fabric import Ranks
+
+SumOver = Callable[[Tensor, Ranks], None]
+"""Replaces a tensor by its sum over these ranks. Blocks until they are there."""
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """A parameter of this rank whose gradient is a sum over several ranks."""
+
+    parameter: nn.Parameter
+    ranks: Ranks
+    is_first: bool  # this rank is the first of them
+
+
+class Shared:
+    """The shared weights of this rank's stages."""
+
+    def __init__(
+        self,
+        weights: Sequence[SharedWeight],
+        modules: Mapping[int, StageModule],
+        ranks: Ranks,
+        rank: int,
+    ) -> None:
+        """`ranks` has the rank of each stage."""
+        self._weights, self._modules, self._rank = weights, modules, rank
+        self._unite()
+        self._summed = self._find_summed(ranks)
+
+    def sum_gradients(self, sum_over: SumOver) -> None:
+        """Blocks until the other owners are here. All end with the same sum, bit for bit."""
+        for summed in self._summed:
+            summed.parameter.grad = _sum_of_gradients(summed.parameter, summed.ranks, sum_over)
+
+    def counted_elsewhere(self) -> set[int]:
+        """The ids of parameters whose gradients another rank adds to the norm over all ranks."""
+        return {id(summed.parameter) for summed in self._summed if not summed.is_first}
+
+    def unsplit_names(self, stage: int) -> dict[str, str]:
+        """Map names on a stage to names in the unsplit model, where they differ."""
+        return {
+            name: weight.name
+            for weight in self._weights
+            for owner, name in weight.owners
+            if owner == stage
+        }
+
+    def saved_elsewhere(self, stage: int) -> set[str]:
+        """Names on a stage of weights that a checkpoint takes from another owner."""
+        return {
+            name for weight in self._weights for owner, name in weight.owners[1:] if owner == stage
+        }
+
+    def _unite(self) -> None:
+        """Make stages of this rank that share a weight hold one parameter: it trains as one."""
+        for weight in self._weights:
+            owners = [(self._modules[s], name) for s, name in weight.owners if s in self._modules]
+            for module, name in owners[1:]:
+                _replace(module, name, owners[0][0].own_parameters()[owners[0][1]])
+
+    def _find_summed(self, ranks: Ranks) -> list[_Summed]:
+        """Return this rank's parameters that other ranks own as well, in one order on all ranks."""
+        summed = []
+        for weight in self._weights:
+            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
+            if len(owners) < 2 or self._rank not in owners:
+                continue
+            stage, name = next(o for o in weight.owners if o[0] in self._modules)
+            parameter = self._modules[stage].own_parameters()[name]
+            if parameter.requires_grad:
+                summed.append(_Summed(parameter, owners, self._rank == owners[0]))
+        return summed
+
+
+def _sum_of_gradients(parameter: nn.Parameter, ranks: Ranks, sum_over: SumOver) -> Tensor | None:
+    """None if no owner has used the parameter: with zeros its weights would decay.
+
+    An owner without a gradient adds zeros that are negative, and one with a gradient sees that
+    its first element is no such zero. Negative zeros alone add up to a negative zero, so the
+    sum itself tells whether there was a gradient.
+    """
+    is_used = parameter.grad is not None
+    total = torch.full_like(parameter, -0.0) if parameter.grad is None else parameter.grad
+    first = total[(slice(0, 1),) * total.dim()]
+    if is_used:
+        first += 0.0  # -0.0 + 0.0 is 0.0
+    sum_over(total, ranks)
+    is_used = is_used or not torch.signbit(torch.real(first)).all()
+    return total if is_used else None
+
+
+def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter in the place of the one that has this name in the unsplit model."""
+    old = module.own_parameters()[name]
+    for part in module.modules():
+        for key, own in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if own is old:
+                setattr(part, key, parameter)
