@@ -13,6 +13,9 @@ interpreter begins and ends, and what is imported when: tests of that start the 
 
 Its parent gone, the new process becomes the child of the nearest ancestor that reaps orphans, for
 which the starter volunteers at that moment. For that, the server has to be the starter's child.
+
+A command that prepares namespaces and then becomes Python is given as `inside(setup, command)`:
+a small process prepares them, and the fork enters those of that process.
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ import fcntl
 import gc
 import importlib
 import io
+import itertools
 import os
 import pickle
+import platform
 import runpy
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator, Sequence
@@ -56,12 +62,14 @@ PRELOADED = (
 _ROOM_FOR_COMMAND = 2000
 _NUMBER = struct.Struct("I")
 _SET_DEATH_SIGNAL, _REAP_ORPHANS = 1, 36
+_MOUNTS, _HOST_NAME, _NETWORK = 0x20000, 0x4000000, 0x40000000
+_NAMESPACES = _MOUNTS | _HOST_NAME | _NETWORK
 _FRESH = subprocess.Popen
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 """An interpreter that begins ignores these, whatever its starter does."""
 
 _CHANGEABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - _PYTHONS_OWN
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -76,6 +84,8 @@ class Task:
     umask: int
     blocked: list[int]  # signals
     ignored: list[int]
+    setup: list[str] = dataclasses.field(default_factory=list)
+    """A command that prepares its namespaces and executes the words that follow."""
 
     @property
     def is_starter(self) -> bool:
@@ -111,6 +121,24 @@ class Server:
 _server: Server | None = None
 
 
+class Inside(list[str]):
+    """A command whose first words prepare namespaces in which the others are executed."""
+
+    def __init__(self, setup: Sequence[str], command: Sequence[str]) -> None:
+        super().__init__([*setup, *command])
+        self.setup, self.command = list(setup), list(command)
+
+
+def inside(setup: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The command run in namespaces of network, mounts and host name that `setup` prepares.
+
+    `setup` executes the words that follow it in its own process, as `ip netns exec NAME`,
+    `unshare --mount` and `sh -c '...; exec "$@"' sh` do. What forks, as a namespace of processes
+    asks for, cannot be entered so.
+    """
+    return Inside(setup, command)
+
+
 class Popen(_FRESH):  # type: ignore[type-arg, misc]
     """As subprocess's, but for how what can be is started."""
 
@@ -125,7 +153,8 @@ class Popen(_FRESH):  # type: ignore[type-arg, misc]
         env: Any,
         *rest: Any,
     ) -> None:
-        words = _words_of(args)
+        setup = getattr(args, "setup", [])
+        words, settings = _without_env(_words_of(getattr(args, "command", args)))
         _, gid, gids, uid, umask, has_new_session, process_group = rest[9:]
         is_plain = (executable, preexec_fn, gid, gids, uid) == (None,) * 5 and not rest[2]
         is_plain &= (umask, process_group) == (-1, -1)
@@ -142,12 +171,13 @@ class Popen(_FRESH):  # type: ignore[type-arg, misc]
             task = Task(
                 words,
                 folder=str(Path(os.fsdecode(cwd or ".")).absolute()),
-                environment=dict(os.environ if env is None else env),
+                environment={**(os.environ if env is None else env), **settings},
                 passed=tuple(pass_fds),
                 has_new_session=has_new_session,
                 umask=umask,
                 blocked=list(blocked),
                 ignored=[n for n in _CHANGEABLE if signal.getsignal(n) == signal.SIG_IGN],
+                setup=setup,
             )
             streams = [
                 own if own >= 0 else usual
@@ -163,6 +193,14 @@ class Popen(_FRESH):  # type: ignore[type-arg, misc]
 def _words_of(args: Any) -> list[str]:
     is_one = isinstance(args, (str, bytes, os.PathLike))
     return [os.fsdecode(word) for word in ([args] if is_one else args)]
+
+
+def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The command that `env NAME=VALUE ...` executes, and what it adds to the environment."""
+    if words[0] != "env":
+        return words, {}
+    settings = list(itertools.takewhile(lambda word: "=" in word, words[1:]))
+    return words[1 + len(settings) :], dict(setting.split("=", 1) for setting in settings)
 
 
 def _can_start(words: Sequence[str]) -> bool:
@@ -221,9 +259,12 @@ def become(task: Task, descriptors: list[int]) -> Task:
     if task.has_new_session:
         os.setsid()
     os.umask(task.umask)
-    os.chdir(task.folder)
     os.environ.clear()
     os.environ.update(task.environment)
+    os.chdir(task.folder)
+    if task.setup:
+        _enter_namespaces(task)
+    tempfile.tempdir = None  # read from the environment when it is first asked for
     _name_process(task.words)
     _open_streams("PYTHONUNBUFFERED" in os.environ or task.words[1] == "-u")
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # read at import else
@@ -235,6 +276,24 @@ def become(task: Task, descriptors: list[int]) -> Task:
         signal.signal(number, signal.SIG_IGN if number in task.ignored else usual)
     signal.pthread_sigmask(signal.SIG_SETMASK, task.blocked)
     return task
+
+
+def _enter_namespaces(task: Task) -> None:
+    """Join those of a process that the setup has become; end as the setup does where it fails."""
+    waits = ["sh", "-c", "echo; read _"]
+    with _FRESH([*task.setup, *waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as prepared:
+        assert prepared.stdin is not None
+        assert prepared.stdout is not None
+        if not prepared.stdout.readline():
+            os._exit(prepared.wait())
+        process = os.pidfd_open(prepared.pid)
+        if _libc.setns(process, _NAMESPACES) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}")
+        os.close(process)
+        prepared.stdin.write(b"\n")
+    os.chdir(task.folder)  # in the mounts that were entered
+    platform._uname_cache = None  # type: ignore[attr-defined]  # it has the other host name
 
 
 def run(task: Task) -> NoReturn:

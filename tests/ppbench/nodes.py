@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import warm
+
 ADDRESSES = {"node-a": "10.77.0.1", "node-b": "10.77.0.2"}
 SETUP = """
 hostname "$1"; mount -t tmpfs shm /dev/shm; mount --bind "$2" /etc/hosts; shift 2; exec "$@"
@@ -38,11 +40,11 @@ class Node:
         self, command: Sequence[str], folder: Path, log: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
         """Run a command there; what it prints is added to a file."""
-        inside = ["ip", "netns", "exec", self._namespace, "unshare", "--uts", "--mount"]
+        unshare = ["ip", "netns", "exec", self._namespace, "unshare", "--uts", "--mount"]
         setup = ["sh", "-ec", SETUP, "sh", self.name, str(self._hosts)]
         with log.open("ab") as file:
             return subprocess.Popen(
-                [*inside, *setup, *command],
+                warm.inside([*unshare, *setup], command),
                 cwd=folder,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,

@@ -34,10 +34,13 @@ F_ms = 5
 I_ms = 5
 W_ms = 5
 """
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or reason_against_nodes() is not None,
-    reason=reason_against_nodes() or "",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or reason_against_nodes() is not None,
+        reason=reason_against_nodes() or "",
+    ),
+    pytest.mark.usefixtures("warm_starts"),
+]
 
 
 class Cluster:

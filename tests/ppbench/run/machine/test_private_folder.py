@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm
 
 from engine.flight import RECORD_BYTES, FlightRecord, read_record
 from ppbench.errors import StoreError
@@ -20,6 +21,8 @@ from ppbench.run.machine import private_folder
 from ppbench.run.machine.private_folder import Claim, bases, choose, make_folder, remove_dead
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 PATIENCE_S = 120.0
 NOBODY = 65534
@@ -62,7 +65,7 @@ needs_namespaces = pytest.mark.skipif(
 def in_namespace(setup: str, *command: str) -> list[str]:
     """The command that runs another where shared memory is new and was set up by a script."""
     script = f'mount -t tmpfs -o mode=1777 shm /dev/shm; {setup}; exec "$@"'
-    return [*NAMESPACE, "sh", "-ec", script, "sh", *command]
+    return warm.inside([*NAMESPACE, "sh", "-ec", script, "sh"], command)
 
 
 def use_folder(setup: str, elsewhere: Path, umask: str = "022") -> list[str]:
