@@ -1,5 +1,6 @@
-"""The README's promises: its code runs, and it leaves no command, preset or key out."""
+"""The promises of the pages: their code runs, what they name exists, and nothing is left out."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -15,7 +16,12 @@ from ppbench.cli.app import app
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in ROOT.glob("docs/*.md")))
+SOURCE = re.compile(r"`((?:engine|ppbench|tests|benchmarks|docs|sweeps)/[\w/.]*)`")
+NAMES_IN = re.compile(r"`([\w/]+\.py)`: (`[A-Za-z_]\w*(?:\.\w+)?`(?:, `[A-Za-z_]\w*(?:\.\w+)?`)*)")
+FOLDERS = ("ppbench", "engine", "benchmarks", "tests")
 
 
 def block(language):
@@ -54,7 +60,7 @@ def test_every_command_and_preset_is_documented():
 
 
 def test_the_page_on_the_library_runs(tmp_path):
-    page = (Path(__file__).parents[1] / "docs" / "library.md").read_text()
+    page = (ROOT / "docs" / "library.md").read_text()
     (tmp_path / "example.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     command = [sys.executable, "example.py"]
     done = subprocess.run(
@@ -66,6 +72,36 @@ def test_the_page_on_the_library_runs(tmp_path):
 
 
 def test_the_page_on_the_library_names_every_function():
-    page = (Path(__file__).parents[1] / "docs" / "library.md").read_text()
+    page = (ROOT / "docs" / "library.md").read_text()
     for name in ppbench.__all__:
         assert name == "__version__" or f"`ppbench.{name}" in page, name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_exists(page):
+    text = (ROOT / page).read_text()
+    missing = [
+        path for path in SOURCE.findall(text) if not list(ROOT.glob(path.replace("NAME", "*")))
+    ]
+    assert missing == []
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_every_module_that_a_page_calls_by_its_last_name_exists():
+    modules = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    text = "".join((ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md"))
+    named = {path.rpartition("/")[2] for path in re.findall(r"`([\w/]+\.py)`", text)}
+    assert named - modules - {"NAME.py"} == set()
+
+
+def test_the_map_of_the_code_names_functions_where_they_are():
+    places = NAMES_IN.findall((ROOT / "CONTRIBUTING.md").read_text())
+    assert len(places) > 5
+    for path, names in places:
+        tree = ast.parse((ROOT / path).read_text())
+        defined = {
+            node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+        for name in re.findall(r"\w+", names):
+            assert name in defined, f"{path}: {name}"
