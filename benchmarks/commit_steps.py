@@ -125,7 +125,7 @@ class Side:
 
 
 @contextlib.contextmanager
-def _work_tree(commit: str) -> Iterator[Path]:
+def work_tree(commit: str) -> Iterator[Path]:
     """The files of a commit, in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
@@ -149,7 +149,7 @@ def main() -> None:
         write_model(OVERHEAD_BOUND, folder)
         script = folder / "rank.py"
         script.write_text(RANK, encoding="utf-8")
-        old_tree = stack.enter_context(_work_tree(settings.commit))
+        old_tree = stack.enter_context(work_tree(settings.commit))
         sides = {
             name: stack.enter_context(contextlib.closing(Side(tree, folder, script)))
             for name, tree in (("new", ROOT), ("old", old_tree))

@@ -1,0 +1,127 @@
+"""Commands of this work tree and of another commit in turns: what a change costs whoever runs them.
+
+    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--runs 20000]
+
+Both sides read the same store, run the same sweep and draw the same runs, as whole processes from
+their start to their end. The sweep is emulated and its actions take a millisecond, so that what is
+compared is the cost of a case beside its steps. A command may take at most 5 % longer.
+
+The overhead of recording is a ratio by itself, of steps with spans over steps without: here each
+side's is measured in turns, by its own `ppbench overhead`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.commit_steps import work_tree
+from benchmarks.outcome import Goal, parser, write
+from benchmarks.store import make_compacted
+from benchmarks.surroundings import ROOT, read_surroundings
+from benchmarks.turns import Turns, in_turns, timed_in_turns
+
+MOST = Goal(at_most=1.05)
+PPBENCH = "from ppbench.cli import main; main()"
+SWEEP = """\
+name = "short"
+device = "emulated"
+world_size = 2
+seq_len = 8
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 1
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 3
+
+[grid]
+schedule = ["afab", "1f1b"]
+num_microbatches = [2, 4]
+"""
+OVERHEAD = ["overhead", "sweeps/1f1b_vs_afab.toml", "--rounds", "24", "--format", "json"]
+OVERHEAD += ["--set", "world_size=2", "--set", "num_microbatches=8", "--set", "seq_len=128"]
+OVERHEAD += ["--set", "schedule=1f1b"]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("commit", help="the commit that this work tree is compared with")
+    options.add_argument("--rounds", type=int, default=12)
+    options.add_argument("--runs", type=int, default=20_000, help="runs of the large store")
+    settings, surroundings = options.parse_args(), read_surroundings()
+    compared: dict[str, Turns] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = {"new": ROOT, "old": stack.enter_context(work_tree(settings.commit))}
+        (folder / "short.toml").write_text(SWEEP, encoding="utf-8")
+        make_compacted(folder / "large", settings.runs)
+        _run(sides["old"], folder, "sweep", "short.toml", "--no-report")
+        for name, words in _commands().items():
+            arms: dict[str, Callable[[], object]] = {
+                f"{name}, {side}": functools.partial(_run, tree, folder, *words)
+                for side, tree in sides.items()
+            }
+            compared[name] = timed_in_turns(arms, settings.rounds)
+        overheads = {
+            f"overhead of spans, {side}": functools.partial(_overhead, tree, folder)
+            for side, tree in sides.items()
+        }
+        compared["overhead of spans"] = in_turns(overheads, settings.rounds, unit="")
+    ratios = [
+        turns.ratio(f"{name}: new over old", f"{name}, new", f"{name}, old", MOST)
+        for name, turns in compared.items()
+    ]
+    figures = [figure for turns in compared.values() for figure in turns.figures()]
+    write("commit_commands", settings, surroundings, ratios, figures)
+
+
+def _commands() -> dict[str, list[str]]:
+    return {
+        "--help": ["--help"],
+        "ls": ["ls"],
+        "ls of a large store": ["ls", "--results", "large", "--limit", "20"],
+        "ls --where of a large store": ["ls", "--results", "large", "--where", "world_size=2"],
+        "explain": ["explain", "last"],
+        "report": ["report"],
+        "timeline": ["timeline", "last"],
+        "sweep": ["sweep", "short.toml", "--rerun", "--no-report"],
+    }
+
+
+def _run(tree: Path, folder: Path, *words: str) -> str:
+    """Run a command of a work tree; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", PPBENCH, *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+    )
+    return done.stdout
+
+
+def _overhead(tree: Path, folder: Path) -> float:
+    """Median of the steps with spans over those without, as `ppbench overhead` measures it."""
+    words = [str(tree / word) if word.startswith("sweeps/") else word for word in OVERHEAD]
+    (case,) = json.loads(_run(tree, folder, *words))
+    return float(case["spans_ratio"])
+
+
+if __name__ == "__main__":
+    main()
