@@ -1,9 +1,9 @@
-"""What is claimed of speed, measured. `python -m benchmarks` runs all, `… benchmarks.NAME` one.
+"""Every claim of speed, measured. `python -m benchmarks` runs all, `… benchmarks.NAME` one.
 
     NAME.py --arms--> turns.py --ratios--> outcome.py --results/NAME.json--> page.py --> README.md
 
 Every figure is a ratio of two things measured in turn in one run. Why not pytest-benchmark or asv?
-Both time one function by itself, and compare it with what it took on another day.
+Both time a single function, and compare its time with that of another day.
 """
 
 BENCHMARKS: tuple[str, ...] = (
@@ -19,5 +19,5 @@ BENCHMARKS: tuple[str, ...] = (
     "starting",
     "store",
 )
-"""In the order in which they run and stand on the page. Each is a module here with a `main()` that
-takes no argument it needs, and leaves `results/NAME.json`."""
+"""The benchmarks in the order in which they run and are shown on the page. Each is a module of this
+package with a `main()` that needs no argument and writes `results/NAME.json`."""

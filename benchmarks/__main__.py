@@ -1,9 +1,9 @@
-"""Runs the benchmarks, each in a process of its own, and makes the page of what they found.
+"""Runs the benchmarks, each in a process of its own, and makes the page of their results.
 
     python -m benchmarks [--only NAME...]
 
-A benchmark that fails to run is told with its last lines, the others go on, and the exit code is 1.
-A goal that is missed is a result, not a failure.
+If a benchmark fails to run, its last lines are printed, the others continue, and the exit code is
+1. A missed goal is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_LINES = 20
 
 @dataclass(frozen=True)
 class Ended:
-    """A benchmark's run."""
+    """A benchmark that has ended: its duration, exit code and output."""
 
     name: str
     took_s: float
@@ -37,7 +37,7 @@ class Ended:
     output: str
 
     def in_words(self) -> str:
-        """One line; of a failure, its last lines as well."""
+        """One line; for a failure, also the last lines of the output."""
         start = f"{self.name:12} {int(self.took_s) // 60:3}:{int(self.took_s) % 60:02}  "
         if self.exit_code != 0:
             last = "\n    ".join(self.output.splitlines()[-LAST_LINES:])
@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
-    """Names of those that failed. Without a terminal, a line as each begins and ends."""
+    """Run them and return the names of those that failed; shows progress as a bar or as lines."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -91,7 +91,7 @@ def _run_all(names: Sequence[str], console: Console, folder: Path) -> list[str]:
 
 
 def _run(name: str, log: Path) -> Ended:
-    """Its output goes to a file, which no full pipe can stop."""
+    """Run one benchmark with its output in a file: a full pipe would stop it."""
     began = time.monotonic()
     command = [sys.executable, "-m", f"benchmarks.{name}"]
     with (

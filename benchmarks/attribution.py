@@ -1,8 +1,9 @@
-"""Tests whether the attribution finds a cause that was put in, and its size.
+"""Tests whether the attribution finds an injected cause of idle time, and its size.
 
-Emulated ranks with one cause each, 4 ranks and 8 microbatches of 1F1B, run by the command line as
-a user would. The truth is a replay of what was set, without any measurement. A slow stage and a
-slow link are judged by the time that making them like the others saves, jitter by its share.
+Emulated 1F1B on 4 ranks with 8 microbatches, with one cause at a time, is run by the command line
+as a user would run it. The true size comes from a replay of the settings, without any measurement.
+A slow stage and a slow link are judged by the time that is saved when they are as fast as the
+others, jitter by its share.
 
 Run on a quiet machine: python -m benchmarks.attribution
 """
@@ -28,8 +29,8 @@ from engine.plan.simulate import Durations
 from engine.run.emulation import Emulation
 
 MS = 1_000_000
-Told = dict[str, Any]
-"""What `ppbench explain` says as JSON."""
+Explanation = dict[str, Any]
+"""The JSON of `ppbench explain`."""
 NUM_RANKS, NUM_MICROBATCHES, STEPS = 4, 8, 30
 LOWERED = lower(build_program("1f1b", NUM_RANKS, NUM_MICROBATCHES))
 ACTIONS = [action for row in LOWERED.actions for action in row]
@@ -48,12 +49,12 @@ measure.steps = {steps}
 
 @dataclass(frozen=True)
 class Cause:
-    """What is set, what `ppbench explain` should name, and the idle time that it must find (ns)."""
+    """The settings, the words that `ppbench explain` must use, the idle time it must find (ns)."""
 
     emulated: Mapping[str, object]
     words: str
-    size_ns: Callable[[Told], float]
-    truth_ns: Callable[[Sequence[int]], float]  # of the steps that were measured
+    size_ns: Callable[[Explanation], float]
+    truth_ns: Callable[[Sequence[int]], float]  # takes the measured steps
 
 
 def idle_ns(
@@ -62,7 +63,7 @@ def idle_ns(
     jitter: float = 0,
     steps: Sequence[int] = (0,),
 ) -> float:
-    """Of all ranks, mean over steps."""
+    """Idle time of all ranks together, mean over steps."""
     thirds = tuple(round(ms * MS) for ms in thirds_ms)
     plan = Emulation(Durations(thirds, thirds, thirds), jitter)
     sends = [action for action in ACTIONS if action.op in SEND_OPS]
@@ -75,25 +76,28 @@ def idle_ns(
     return mean(map(of_step, steps))
 
 
-def saved_ns(question: str) -> Callable[[Told], float]:
-    """What the model says that a standout costs."""
+def saved_ns(question: str) -> Callable[[Explanation], float]:
+    """The time that the model saves without the slow stage or link."""
 
-    def saved(told: Told) -> float:
-        answers = {answer["question"]: answer["idle_ns"] for answer in told["what_if"]}
-        idle_ns: float = told["modelled"]["idle_ns"]
+    def saved(explanation: Explanation) -> float:
+        answers = {answer["question"]: answer["idle_ns"] for answer in explanation["what_if"]}
+        idle_ns: float = explanation["modelled"]["idle_ns"]
         return idle_ns - float(answers.get(question, idle_ns))
 
     return saved
 
 
-def part_ns(part: str) -> Callable[[Told], float]:
-    return lambda told: float(told["all_steps"][f"{part}_ns"]) / float(told["num_steps"])
+def part_ns(part: str) -> Callable[[Explanation], float]:
+    def per_step(explanation: Explanation) -> float:
+        return float(explanation["all_steps"][f"{part}_ns"]) / float(explanation["num_steps"])
+
+    return per_step
 
 
 def more_than(
     usual: float, link_ms: Mapping[int, float] = MappingProxyType({}), jitter: float = 0
 ) -> Callable[[Sequence[int]], float]:
-    """What a link or jitter adds to the idle time of even stages."""
+    """Idle time that a slow link or jitter adds when all stages are equal."""
     return lambda steps: idle_ns(EVEN, link_ms, jitter, steps) - usual
 
 
@@ -109,7 +113,7 @@ def thirds(ms: object) -> dict[str, object]:
 
 def causes() -> dict[str, Cause]:
     usual = idle_ns(EVEN, NO_LINKS)
-    found = {
+    by_title = {
         "stage 1 takes 1.5 times as long": Cause(
             thirds(list(SLOW)),
             "stage imbalance: stage 1 takes 1.5",
@@ -124,32 +128,32 @@ def causes() -> dict[str, Cause]:
         ),
     }
     for ms in (5.0, 20.0):
-        found[f"link 1-2 takes {ms:g} ms longer"] = Cause(
+        by_title[f"link 1-2 takes {ms:g} ms longer"] = Cause(
             {**thirds(20.0), "link_ms": [0, ms, 0]},
             "exposed transfer: messages between stages 1 and 2",
             saved_ns("link 1-2 like the others"),
             more_than(usual, link_ms={1: ms}),
         )
     for jitter in (0.1, 0.2):
-        found[f"durations vary by {jitter:.0%}"] = Cause(
+        by_title[f"durations vary by {jitter:.0%}"] = Cause(
             {**thirds(20.0), "jitter": jitter},
             "jitter: an action's time varies",
             part_ns("jitter"),
             more_than(usual, jitter=jitter),
         )
-    return found
+    return by_title
 
 
-def explained(cause: Cause, folder: Path) -> Told:
-    """Run it, and what `ppbench explain` says as JSON."""
+def explained(cause: Cause, folder: Path) -> Explanation:
+    """Run the sweep, and return the JSON of `ppbench explain`."""
     lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in cause.emulated.items())
     file = folder / "injected.toml"
     file.write_text(SWEEP.format(steps=STEPS, emulated=lines))
     ppbench("sweep", str(file), "--rerun", "--results", str(folder), "--reports", str(folder))
-    told: Told = json.loads(
+    explanation: Explanation = json.loads(
         ppbench("explain", "last", "--results", str(folder), "--format", "json")
     )
-    return told
+    return explanation
 
 
 def ppbench(*arguments: str) -> str:
@@ -158,13 +162,13 @@ def ppbench(*arguments: str) -> str:
 
 
 def main() -> None:
-    print(f"{'cause':34} {'named':6} {'truth, ms':>10} {'told, ms':>10} {'told / truth':>13}")
+    print(f"{'cause':34} {'named':6} {'truth, ms':>10} {'found, ms':>10} {'found / truth':>13}")
     with tempfile.TemporaryDirectory() as name:
         for title, cause in causes().items():
-            told = explained(cause, Path(name))
-            is_named = any(cause.words in sentence for sentence in told["sentences"])
-            truth_ns = cause.truth_ns([row["step"] for row in told["by_step"]])
-            size_ns = cause.size_ns(told)
+            explanation = explained(cause, Path(name))
+            is_named = any(cause.words in sentence for sentence in explanation["sentences"])
+            truth_ns = cause.truth_ns([row["step"] for row in explanation["by_step"]])
+            size_ns = cause.size_ns(explanation)
             print(
                 f"{title:34} {'yes' if is_named else 'NO':6} {truth_ns / MS:10.1f} "
                 f"{size_ns / MS:10.1f} {size_ns / truth_ns:13.3f}",

@@ -1,4 +1,4 @@
-"""The headless Chromium of the browser tests, to time how pages open in it."""
+"""Times how pages open, in the headless Chromium of the browser tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Visit = Callable[[Path], Tab]
 
 @contextmanager
 def opened_browser() -> Iterator[Visit]:
-    """Opens pages in one browser."""
+    """Yield a function that opens pages, all in the same browser."""
     if CHROMIUM is None:
         sys.exit("Chromium was not found; install it: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
@@ -37,11 +37,11 @@ def number_of(tab: Tab, script: str) -> float:
 
 
 def drawn_ms(tab: Tab, is_drawn: str) -> float:
-    """From the start of navigation until the screen has what the expression asks for."""
+    """Milliseconds from the start of navigation until the expression is true of the page drawn."""
     return number_of(tab, DRAWN % is_drawn)
 
 
 def close(tab: Tab) -> None:
-    """Raises if the page complained of anything."""
+    """Close a page; raises if it reported any problem."""
     assert tab.problems() == []
     tab.close()

@@ -1,18 +1,18 @@
-"""What a case costs beyond its steps: workers that live on, against one torchrun per case.
+"""The cost of a case beyond its steps: workers that live on, against one torchrun per case.
 
     python -m benchmarks.case_cost [--cases 24] [--alone 2] [--rounds 6]
 
-In turns: all cases in one `ppbench sweep`, and a few of them, others in each round, by a torchrun
-each, which runs the same worker on a sweep file with this case alone. So both measure the same and
-store the same; what differs is who starts the ranks, and how often. Everything counts but the
-steps themselves: the start of Python and torch, communicators, the model, the step for memory, the
-store, the report. A case's cost is the time of the whole less that of all its steps, warm-up
-included, over the number of cases.
+Two arms take turns: all cases in one `ppbench sweep`; and a few of them, different ones in each
+round, by a torchrun each, which runs the same worker on a sweep file with a single case. So both
+measure the same and store the same; they differ in what starts the ranks, and how often. Everything
+counts but the steps themselves: the start of Python and torch, communicators, the model, the step
+for memory, the store, the report. The cost of a case is the total time less the time of all steps,
+warm-up included, over the number of cases.
 
-Two ratios: a case by torchrun over one of a whole sweep, whose start, end and report its cases
-share; and over one more case of living workers, from the first case's beginning to the last one's
-row. Figures show where a living case's time goes on rank 0, as one more sweep is seen from
-outside.
+There are two ratios: a case by torchrun over a case of a whole sweep, which shares its start, end
+and report among its cases; and over one more case of living workers, from the beginning of the
+first case to the row of the last. The figures show where rank 0 spends the time of a case in living
+workers, observed from outside during one more sweep.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Cell = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Whole:
-    """Some cases, run."""
+    """The times of some cases that were run together."""
 
     wall_s: float
     launches_s: float  # from the first case's beginning to the last one's row
@@ -77,19 +77,19 @@ class Whole:
 
     @property
     def cost_s(self) -> float:
-        """Of a case, beyond its steps."""
+        """Seconds of a case beyond its steps."""
         return (self.wall_s - self.steps_s) / self.num_cases
 
     @property
     def further_s(self) -> float:
-        """Of one more case, beyond its steps, where the workers are there already."""
+        """Seconds of one more case beyond its steps, if the workers are running already."""
         return (self.launches_s - self.steps_s) / self.num_cases
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--cases", type=int, default=24)
-    options.add_argument("--alone", type=int, default=2, help="of them by torchrun, in a round")
+    options.add_argument("--alone", type=int, default=2, help="cases by torchrun in each round")
     options.add_argument("--rounds", type=int, default=6)
     settings, surroundings = options.parse_args(), read_surroundings()
     cells = _cells(settings.cases)
@@ -103,13 +103,13 @@ def main() -> None:
                 folder / str(next(numbers)), draw.sample(cells, settings.alone)
             ),
         }
-        found = results_in_turns(arms, settings.rounds, num_warmup=0)
+        wholes = results_in_turns(arms, settings.rounds, num_warmup=0)
         phases = _phases(folder / "phases", cells)
     costs = {
-        f"one sweep of {len(cells)} cases": [whole.cost_s for whole in found["living"]],
-        "one more case of living workers": [whole.further_s for whole in found["living"]],
+        f"one sweep of {len(cells)} cases": [whole.cost_s for whole in wholes["living"]],
+        "one more case of living workers": [whole.further_s for whole in wholes["living"]],
     }
-    alone = [whole.cost_s for whole in found["alone"]]
+    alone = [whole.cost_s for whole in wholes["alone"]]
     ratios = [
         Ratio.of(f"cost of a case, a torchrun each over {arm}", alone, values, Goal(at_least=10))
         for arm, values in costs.items()
@@ -122,9 +122,9 @@ def main() -> None:
 
 
 def _cells(num_cases: int) -> list[Cell]:
-    """As many cases as asked for, rounded up to whole axes: no two the same."""
-    of_a_length = len(SCHEDULES) * len(COUNTS)
-    lengths = [32 * (1 + n) for n in range(-(-num_cases // of_a_length))]
+    """Distinct cases, at least as many as asked for: the number is rounded up to whole axes."""
+    cases_per_length = len(SCHEDULES) * len(COUNTS)
+    lengths = [32 * (1 + n) for n in range(-(-num_cases // cases_per_length))]
     return list(itertools.product(SCHEDULES, COUNTS, lengths))
 
 
@@ -144,7 +144,7 @@ def _sweep(folder: Path, cells: Sequence[Cell]) -> Whole:
 
 
 def _torchruns(folder: Path, cells: Sequence[Cell]) -> Whole:
-    """Into one store, so that both arms write as much; each file has one case."""
+    """Run each case by a torchrun, all into one store, so that both arms write the same amount."""
     torchrun = [
         sys.executable,
         "-m",
@@ -162,7 +162,7 @@ def _torchruns(folder: Path, cells: Sequence[Cell]) -> Whole:
 
 
 def _run(commands: Sequence[Sequence[str]], folder: Path, num_cases: int) -> Whole:
-    """One after the other; raises if one fails, or a case is missing."""
+    """Run the commands one after the other; exits if one fails, raises if a case is missing."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     wall_s = 0.0
     for command in commands:
@@ -178,14 +178,14 @@ def _run(commands: Sequence[Sequence[str]], folder: Path, num_cases: int) -> Who
 
 
 def _launches_s(results: Path) -> float:
-    """Where there is one launch: run ids begin with when their runs began."""
+    """Seconds from the first run's start, which its id holds, to the last run's row."""
     paths = sorted((results / "runs").glob("*.parquet"))
     first = datetime.strptime(paths[0].name[:18], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
     return max(path.stat().st_mtime for path in paths) - first.timestamp()
 
 
 def _steps_s(results: Path, num_cases: int) -> float:
-    """Of all steps that were run for their time: those of the warm-up, and those measured."""
+    """Seconds of all steps: those of the warm-up, and those measured."""
     store = Store(results)
     runs = store.runs()
     assert list(runs["status"]) == ["ok"] * num_cases, "not every case was run"
@@ -195,19 +195,19 @@ def _steps_s(results: Path, num_cases: int) -> float:
 
 
 def _phases(folder: Path, cells: Sequence[Cell]) -> list[Figure]:
-    """Where rank 0 spends a case's time."""
+    """The seconds of a case that rank 0 spends in each phase."""
     with _Watched(folder) as watched:
         whole = _sweep(folder, cells)
     spent = watched.spent_s()
     spent["start, end and report"] = whole.wall_s - sum(spent.values())
     return [
         Figure(f"seconds of a living case, rank 0: {words}", (seconds / len(cells),), "s")
-        for words, seconds in sorted(spent.items(), key=lambda one: -one[1])
+        for words, seconds in sorted(spent.items(), key=lambda item: -item[1])
     ]
 
 
 class _Watched:
-    """Reads rank 0's flight record again and again while a sweep runs."""
+    """Reads rank 0's flight record repeatedly while a sweep runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._is_over = folder, threading.Event()
@@ -230,7 +230,7 @@ class _Watched:
                     self._records[record.number] = record
 
     def spent_s(self) -> dict[str, float]:
-        """Seconds in each phase over all cases; in the actions of steps together."""
+        """Seconds in each phase over all cases; the actions of steps are one phase."""
         spent: dict[str, float] = defaultdict(float)
         for record, end_ns in self._ended():
             begins = [entry.began_ns for entry in record.entries]

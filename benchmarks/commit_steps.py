@@ -1,11 +1,11 @@
-"""Steps of this work tree and of another commit in turns: what a change costs each action.
+"""Steps of this work tree and of another commit in turns: the cost of a change per action.
 
     python -m benchmarks.commit_steps COMMIT [--rounds 40] [--steps 10]
 
 Each side has two CPU ranks with one thread each, which live as long as the benchmark. While one
-side steps, the other's ranks wait for a line on their standard input. What an action costs besides
-computing shows in both pipelines: the overhead-bound one of `benchmarks.pipelines`, and one whose
-stages take no time at all.
+side steps, the other's ranks wait for a line on their standard input. The cost of an action besides
+computing is visible in both pipelines: the overhead-bound one of `benchmarks.pipelines`, and one
+whose stages take no time at all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ dist.destroy_process_group()
 
 
 class Side:
-    """Two ranks of one work tree, stepping when they are told to."""
+    """Two ranks of one work tree, which step on request."""
 
     def __init__(self, tree: Path, model: Path, script: Path) -> None:
         environment = {
@@ -101,7 +101,7 @@ class Side:
             self._read(rank)
 
     def seconds(self, pipeline: str, count: int) -> float:
-        """Seconds of a step, mean over `count` of them; the slower rank's."""
+        """Seconds of a step on the slower rank, mean over `count` steps."""
         for rank in self._ranks:
             assert rank.stdin is not None
             rank.stdin.write(f"{pipeline} {count}\n")
@@ -126,7 +126,7 @@ class Side:
 
 @contextlib.contextmanager
 def work_tree(commit: str) -> Iterator[Path]:
-    """The files of a commit, in a folder that is removed afterwards."""
+    """Yield a folder with the files of a commit; it is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]

@@ -1,14 +1,14 @@
-"""Kills what a sweep consists of, at random moments, and checks that no work is lost by it.
+"""Kills processes of a sweep at random moments, and checks that no work is lost.
 
     python -m benchmarks.faults [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
 
-A sweep of short emulated cases is started as a user would: again after each end that left work,
-until all is done. Meanwhile SIGKILL meets the controller, the agent, a worker, the watchdog, the
+A sweep of short emulated cases is started as a user would start it: again and again, until nothing
+is missing. Meanwhile SIGKILL is sent to the controller, the agent, a worker, the watchdog, the
 sampler, or all of them at once: while they start, in a step, while a run is stored, between cases.
 Sweeps follow each other, each into a store of its own, until the kills are used up. After each,
-its store must hold exactly one good run per case and nothing that is broken or left over.
+its store must hold exactly one ok run per case and nothing that is broken or left over.
 
-Only processes that descend from this one's sweeps, or name their launches, are ever touched.
+Only processes that descend from these sweeps, or name their launches, are ever killed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ schedule = {schedules}
 VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
 WEIGHTS = (4, 2, 4, 2, 2, 4)
 INSTEAD = "instead"
-"""The controller, as the victim that was drawn was not there yet."""
+"""Kills of the controller in place of a victim that had not started yet."""
 MODULES = {
     "agent": "ppbench.run.launch.agent",
     "watchdog": "ppbench.run.failures.watchdog",
@@ -79,7 +79,7 @@ START_UP_S = 10.0
 STEPS_S = 0.6
 STORE_S = 0.1
 MOST_ROWS = 2
-"""Between two kills, so that a sweep comes to its end."""
+"""Most rows between two kills, so that a sweep comes to its end."""
 PATIENCE_S = 600.0
 GONE_S = 20.0
 POLL_S = 0.005
@@ -88,7 +88,7 @@ FAILED_RUNS = 4
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """Counts of all that has happened so far."""
 
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)  # (victim, phase)
     rows: Counter[str] = field(default_factory=Counter)  # by status
@@ -142,12 +142,12 @@ def _print_tally(tally: Tally, num_cases: int) -> None:
         print(f"{phase:{width}}{counts}")
     totals = [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in victims]
     print(f"{'in all':{width}}" + "".join(f"{total:>12}" for total in totals))
-    print(f"{INSTEAD}: the controller, as the victim that was drawn was not there yet")
+    print(f"{INSTEAD}: the controller, because the chosen victim had not started yet")
     print(f"sweeps of {num_cases} cases: {tally.num_sweeps}; starts: {tally.num_starts}")
     rows = ", ".join(f"{count} {status}" for status, count in tally.rows.most_common())
     repeated = sum(count for status, count in tally.rows.items() if status != "ok")
-    print(f"rows: {rows}; runs begun again after a kill: {repeated}")
-    print(f"files that a kill left unfinished, and nobody reads: {tally.num_asides}")
+    print(f"rows: {rows}; runs repeated after a kill: {repeated}")
+    print(f"unfinished files that kills left, which are never read: {tally.num_asides}")
 
 
 class Campaign:
@@ -167,7 +167,7 @@ class Campaign:
         self._known_ok: dict[str, str] = {}
 
     def run(self, num_kills: int) -> None:
-        """Start the sweep until it is done; kill it until so many kills are used up."""
+        """Start the sweep until it is done, killing its processes until `num_kills` are used up."""
         for start in itertools.count(1):
             self._tally.num_starts += 1
             exit_code = self._start(start, num_kills)
@@ -180,7 +180,7 @@ class Campaign:
         self._check_end()
 
     def _start(self, start: int, num_kills: int) -> int:
-        """The same command once more; returns its exit code."""
+        """Run the same command once more; returns its exit code."""
         command = [sys.executable, "-c", "from ppbench.cli import main; main()"]
         with (self._folder / f"start-{start}.log").open("wb") as log:
             controller = subprocess.Popen(
@@ -207,7 +207,7 @@ class Campaign:
                 self._accuse(f"start {start} printed a traceback: start-{start}.log")
 
     def _kill_someone(self, controller: subprocess.Popen[bytes]) -> None:
-        """Wait for a random moment, then kill at random. Nobody, if the sweep ends before."""
+        """Wait for a random moment, then kill a random victim, unless the sweep ends before."""
         moment = self._chance.choice(MOMENTS)
         victim = self._chance.choices(VICTIMS, WEIGHTS)[0]
         num_rows = self._num("row") + self._chance.randint(0, MOST_ROWS)
@@ -226,9 +226,9 @@ class Campaign:
             killed = [process for process in chosen if process.kill()]
         if killed:
             self._tally.kills[victim if is_there else INSTEAD, phase] += 1
-            told = victim if is_there else f"controller (no {victim} yet)"
+            role = victim if is_there else f"controller (no {victim} yet)"
             whom = ", ".join(str(process) for process in killed)
-            self._say(f"kill {self._tally.num_kills}: {told}, while rank 0 {phase} ({whom})")
+            self._say(f"kill {self._tally.num_kills}: {role}, while rank 0 {phase} ({whom})")
         if wanted in ("controller", "all"):
             controller.wait(PATIENCE_S)
             time.sleep(self._chance.choice((0.0, 0.5)))
@@ -236,7 +236,7 @@ class Campaign:
     def _wait_until_near(
         self, moment: str, num_rows: int, controller: subprocess.Popen[bytes]
     ) -> bool:
-        """Whether it came near to the moment before the sweep's end."""
+        """Wait until shortly before the moment; False if the sweep ends before."""
         if moment == "start-up":
             return self._sleep(self._chance.uniform(0, START_UP_S), controller)
         while self._num("row") < num_rows:
@@ -245,7 +245,10 @@ class Campaign:
         return moment != "step" or self._sleep(self._chance.uniform(0, STEPS_S), controller)
 
     def _wait_for(self, moment: str, num_rows: int, controller: subprocess.Popen[bytes]) -> bool:
-        """Whether it came: to know who is there takes too long for the short ones."""
+        """Wait for the moment; False if the sweep ends before.
+
+        Finding the processes takes longer than the short moments last, so it is done before this.
+        """
         while moment == "store" and self._phase() != Phase.STORES.words:
             if not self._sleep(POLL_S, controller):
                 return False
@@ -271,7 +274,7 @@ class Campaign:
         return sum(event["event"] == name for event in self._events())
 
     def _phase(self) -> str:
-        """What rank 0 does now, in words."""
+        """The phase that rank 0 is in, in words."""
         launches = self._launches()
         folder = node_folder(launches[-1].name) if launches else None
         record = None if folder is None else read_record(flight_path(folder, 0))
@@ -284,21 +287,21 @@ class Campaign:
 
     @contextlib.contextmanager
     def _processes(self, controller: int | None) -> Iterator[list[Process]]:
-        """The sweep's own that live now: the controller, and whoever names one of its launches."""
+        """The sweep's living processes: the controller, and those that name one of its launches."""
         ids = [launch.name for launch in self._launches()]
         wanted = [(controller, "controller")] if controller is not None else []
-        named = {pid: line for pid, line in _commands() if any(one in line for one in ids)}
+        named = {pid: line for pid, line in _commands() if any(launch in line for launch in ids)}
         wanted += [(pid, _role(pid, line, named)) for pid, line in named.items()]
         with contextlib.ExitStack() as stack:
-            found = []
+            living = []
             for pid, role in wanted:
                 with contextlib.suppress(ProcessLookupError):
-                    found.append(Process(pid, role, os.pidfd_open(pid)))
-                    stack.callback(os.close, found[-1].fd)
-            yield found
+                    living.append(Process(pid, role, os.pidfd_open(pid)))
+                    stack.callback(os.close, living[-1].fd)
+            yield living
 
     def _check_kept(self) -> None:
-        """What was done stays done: no good run is lost or replaced."""
+        """Check that every ok run of the start before is still there and was not replaced."""
         runs = self._store().runs()
         good = runs[runs["status"] == "ok"]
         now = dict(zip(good["resume_key"], good["run_id"], strict=True))
@@ -320,7 +323,7 @@ class Campaign:
         self._say(f"done, {len(runs)} rows")
 
     def _left_over(self) -> Iterator[str]:
-        """Markers, processes, shared memory."""
+        """Markers, processes and folders in shared memory that are left over."""
         until_s = time.monotonic() + GONE_S
         while (left := self._names_left()) and time.monotonic() < until_s:
             time.sleep(POLL_S)
@@ -348,14 +351,14 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Process:
-    """One of a sweep's, held by a descriptor: ids are used again."""
+    """A process of a sweep, held by a descriptor, because the system reuses ids."""
 
     pid: int
     role: str
     fd: int
 
     def kill(self) -> bool:
-        """Whether it was there to be killed."""
+        """Kill the process; returns False if it had ended already."""
         try:
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
         except ProcessLookupError:
@@ -374,7 +377,7 @@ def _commands() -> Iterator[tuple[int, str]]:
 
 
 def _role(pid: int, line: str, named: Collection[int]) -> str:
-    """Workers are forks of the agent, and have its command line."""
+    """The role of a process; workers are forks of the agent, and have its command line."""
     role = next((role for role, module in MODULES.items() if module in line), "other")
     with contextlib.suppress(OSError, IndexError):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -383,7 +386,7 @@ def _role(pid: int, line: str, named: Collection[int]) -> str:
 
 
 def problems_of(results: Path) -> Iterator[str]:
-    """What is wrong with a store in which every sweep has come to its end."""
+    """The problems of a store in which every sweep has come to its end."""
     runs = Store(results).runs()
     if runs["run_id"].duplicated().any():
         yield "a run id is there twice"

@@ -1,12 +1,12 @@
-"""The engine over what two cores could do at best: the physical limit of each schedule.
+"""The engine against the physical limit of each schedule on two cores.
 
     python -m benchmarks.limit [--rounds 8]
 
-The limit of 1f1b is a step of the unsplit model on one thread x (m + p - 1) / (m p); for every
-other schedule it is that step x the part that the simulator says when a forward and each half of a
-backward take equally long, and messages and everything else nothing. With p = 2 and m = 8, where
-computing takes the time (hidden 512, 512 tokens). The unsplit step is timed while the second core
-has nothing to do; how much slower it is when both run one is printed beside it, for two cores share
+The limit of 1f1b is a step of the unsplit model on one thread x (m + p - 1) / (m p). For every
+other schedule it is that step x the share that the simulator predicts when a forward and each half
+of a backward take equally long, and messages and everything else take no time. Here p = 2 and m =
+8, and computing takes most of the time (hidden 512, 512 tokens). The unsplit step is timed while
+the second core is idle. The last ratio is how much slower it is when both cores run one: they share
 a cache and the memory, which no schedule can change.
 """
 
@@ -20,7 +20,7 @@ from engine.plan.schedules.registry import SCHEDULES
 
 GOAL = Goal(at_least=0.95)
 TOGETHER = 3
-"""Schedules in the same rounds: the more, the longer ago the unsplit step of the same round."""
+"""Schedules per round: with more of them, more time passes between them and the unsplit step."""
 
 
 def main() -> None:
@@ -34,19 +34,19 @@ def main() -> None:
     figures: list[Figure] = []
     for group in (*groups, [Arm("torch", "1f1b"), TWO_UNSPLIT]):
         turns = measure(COMPUTE_BOUND, [*group, UNSPLIT], settings.rounds)
-        ratios += [_found(turns, arm) for arm in group]
+        ratios += [_ratio(turns, arm) for arm in group]
         figures += steps(turns, COMPUTE_BOUND)
     write("limit", settings, surroundings, ratios, figures)
 
 
-def _found(turns: Turns, arm: Arm) -> Ratio:
+def _ratio(turns: Turns, arm: Arm) -> Ratio:
     if arm == TWO_UNSPLIT:
         return turns.ratio("two unsplit steps at once over one", str(arm), str(UNSPLIT))
     return _over_limit(turns, arm)
 
 
 def _over_limit(turns: Turns, arm: Arm) -> Ratio:
-    """Tokens per second over those at the limit."""
+    """Tokens per second of an arm over those at its limit."""
     part = COMPUTE_BOUND.limit(arm.schedule)
     limits = [part * unsplit for unsplit in turns.values[str(UNSPLIT)]]
     goal = GOAL if arm.runtime == "engine" else None

@@ -1,4 +1,4 @@
-"""A store of made-up runs: a few hundred cases, each measured over and over at many commits."""
+"""A store of made-up runs: a few hundred cases, each measured many times at many commits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPANS_PER_RUN = 120
 
 
 def cases() -> list[Case]:
-    """As a nightly sweep has them: schedules by ranks by microbatches by lengths."""
+    """The cases of a nightly sweep: schedules by ranks by microbatches by lengths."""
     return [
         Case(schedule=schedule, world_size=ranks, num_microbatches=m, seq_len=length)
         for schedule in ("afab", "1f1b", "interleaved_1f1b", "zb_h1")
@@ -70,10 +70,10 @@ def rows(num_runs: int, seed: int = 0) -> Iterator[dict[str, object]]:
 
 
 def spans(run_id: str) -> pd.DataFrame:
-    """What one run has of the largest table."""
+    """The rows of one run in `spans`, the largest table."""
     numbers = range(SPANS_PER_RUN)
-    some = [
+    values = [
         (n % 5, n % 4, "compute", n % 4, "F", n % 8, n * 1000, n * 1000 + 900, 0) for n in numbers
     ]
-    frame = pd.DataFrame(some, columns=list(COLUMNS))
+    frame = pd.DataFrame(values, columns=list(COLUMNS))
     return frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)

@@ -1,6 +1,6 @@
-"""What a benchmark found, as it is kept and shown: ratios with their goals, and what they are of.
+"""The outcome of a benchmark, stored and shown: ratios with their goals, and the figures behind.
 
-A JSON file per benchmark holds every observation, so that a page, or anyone, can count again.
+A JSON file per benchmark holds every observation, so that every statistic can be recomputed.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the median lies with 95 %; None for fewer than 6 observations."""
+        """The 95 % interval of the median; None for fewer than 6 observations."""
         return median_interval(self.values)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio is to be: the median, and if asked for the nearer end of its interval."""
+    """Bounds of a ratio: of its median, and optionally of the lower end of its interval."""
 
     at_least: float | None = None
     at_most: float | None = None
     low_at_least: float | None = None
 
     def missed_by(self, ratio: Ratio) -> float:
-        """How far it is from being held, as a part of the goal; 0 where it holds."""
+        """The distance of the ratio from the goal, as a share of the goal; 0 if it is held."""
         low = ratio.interval[0] if ratio.interval else min(ratio.values)
         short = [
             1 - value / bound
@@ -74,7 +74,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Ratio(Figure):
-    """One thing over another; an observation for each time that both were measured in turn."""
+    """One measured figure over another, with an observation for each round that measured both."""
 
     goal: Goal | None = None
 
@@ -87,11 +87,11 @@ class Ratio(Figure):
         goal: Goal | None = None,
     ) -> Ratio:
         pairs = zip(numerators, denominators, strict=True)
-        return cls(name, tuple(one / other for one, other in pairs), goal=goal)
+        return cls(name, tuple(top / bottom for top, bottom in pairs), goal=goal)
 
     @classmethod
     def geometric_mean(cls, name: str, ratios: Sequence[Ratio], goal: Goal | None = None) -> Ratio:
-        """Of several ratios, round by round; all have as many rounds."""
+        """The geometric mean of ratios with the same number of rounds, round by round."""
         rounds = zip(*(ratio.values for ratio in ratios), strict=True)
         return cls(name, tuple(map(statistics.geometric_mean, rounds)), goal=goal)
 
@@ -103,7 +103,7 @@ class Ratio(Figure):
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a benchmark's run has found; `figures` is what the ratios are of."""
+    """The result of a benchmark's run; the ratios are quotients of the `figures`."""
 
     name: str
     command: str
@@ -113,8 +113,8 @@ class Outcome:
     figures: tuple[Figure, ...] = ()
 
     def as_json(self) -> str:
-        """Every observation to six digits; lists of them in a line."""
-        told = {
+        """JSON with every observation, to six digits; a list of numbers is on one line."""
+        values = {
             "name": self.name,
             "command": self.command,
             "settings": dict(sorted(self.settings.items())),
@@ -122,28 +122,34 @@ class Outcome:
             "ratios": [_ratio_as_dict(ratio) for ratio in self.ratios],
             "figures": [_figure_as_dict(figure) for figure in self.figures],
         }
-        text = json.dumps(_shortened(told), indent=1, ensure_ascii=False)
-        return _SHORT_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+        text = json.dumps(_shortened(values), indent=1, ensure_ascii=False)
+        return _SHORT_LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        told = json.loads(text)
+        values = json.loads(text)
         ratios = tuple(
-            Ratio(one["name"], tuple(one["values"]), goal=one["goal"] and Goal(**one["goal"]))
-            for one in told["ratios"]
+            Ratio(each["name"], tuple(each["values"]), goal=each["goal"] and Goal(**each["goal"]))
+            for each in values["ratios"]
         )
         figures = tuple(
-            Figure(one["name"], tuple(one["values"]), one["unit"]) for one in told["figures"]
+            Figure(each["name"], tuple(each["values"]), each["unit"]) for each in values["figures"]
         )
-        surroundings = Surroundings(**told["surroundings"])
-        return cls(told["name"], told["command"], told["settings"], surroundings, ratios, figures)
+        return cls(
+            values["name"],
+            values["command"],
+            values["settings"],
+            Surroundings(**values["surroundings"]),
+            ratios,
+            figures,
+        )
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Of a benchmark's command line: what all of them take."""
-    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    made.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
-    return made
+    """A parser with the options that every benchmark takes."""
+    options = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    options.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
+    return options
 
 
 def write(
@@ -153,10 +159,10 @@ def write(
     ratios: Iterable[Ratio],
     figures: Iterable[Figure] = (),
 ) -> Outcome:
-    """Keep what a benchmark found as `NAME.json`, and print it."""
-    told = {key: value for key, value in vars(settings).items() if key != "results"}
+    """Write the outcome of a benchmark to `NAME.json`, and print it."""
+    options = {key: value for key, value in vars(settings).items() if key != "results"}
     command = shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
-    outcome = Outcome(name, command, told, surroundings, tuple(ratios), tuple(figures))
+    outcome = Outcome(name, command, options, surroundings, tuple(ratios), tuple(figures))
     settings.results.mkdir(parents=True, exist_ok=True)
     (settings.results / f"{name}.json").write_text(outcome.as_json(), encoding="utf-8")
     for figure in outcome.figures:
@@ -174,14 +180,14 @@ def in_words(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """With three decimals, or three digits where it is small."""
+    """The value with three decimals, or three digits if it is small."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def verdict(ratio: Ratio, form: str) -> str:
-    """The goal and whether it is held, in `form`; nothing without a goal."""
+    """The goal and whether it is held, as `form` says; empty without a goal."""
     if ratio.goal is None:
         return ""
     missed = ratio.goal.missed_by(ratio)
@@ -195,7 +201,7 @@ def _ratio_as_dict(ratio: Ratio) -> dict[str, object]:
 
 
 def _figure_as_dict(figure: Figure) -> dict[str, object]:
-    """Of the values as they are kept, so that whoever reads them comes to the same median."""
+    """The figure as it is stored, with the median of the rounded values, which can be checked."""
     figure = replace(figure, values=tuple(map(_six_digits, figure.values)))
     low, high = figure.interval or (None, None)
     return {
@@ -213,11 +219,11 @@ def _six_digits(value: float) -> float:
 
 
 def _shortened(value: object) -> object:
-    """Floats to six digits, at any depth; what JSON does not know as text."""
+    """The value with floats to six digits, at any depth; types that JSON lacks become text."""
     if isinstance(value, float):
         return _six_digits(value)
     if isinstance(value, dict):
-        return {key: _shortened(one) for key, one in value.items()}
+        return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shortened(one) for one in value]
+        return [_shortened(item) for item in value]
     return value if isinstance(value, int | str | None) else str(value)

@@ -1,12 +1,12 @@
-"""What measuring costs: steps with spans, the flight record and torch.profiler, over bare ones.
+"""The overhead of measuring: steps with flight record, spans or torch.profiler, over bare ones.
 
     python -m benchmarks.overhead [--rounds 48]
 
-The measurement of `ppbench overhead sweeps/1f1b_vs_afab.toml`: two CPU ranks, 8 microbatches of
-128 tokens. On one trainer and one batch, step after step in an order that favours none: nothing
-recorded; the flight record that every run has; with it the spans of every action, as a sweep
-measures; under torch.profiler with its default settings. A step takes what it takes on the slowest
-rank.
+This is the measurement of `ppbench overhead sweeps/1f1b_vs_afab.toml`: two CPU ranks, 8
+microbatches of 128 tokens. One trainer steps on one batch, in an order that favours no arm: with
+nothing recorded; with the flight record that every run has; with flight record and the spans of
+every action, as in a sweep; under torch.profiler with its default settings. The time of a step is
+that of the slowest rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`benchmarks/README.md`, made of the results, of each benchmark's docstring and its notes.
+"""Makes `benchmarks/README.md` of the results and each benchmark's docstring and notes.
 
     python -m benchmarks.page
 
-What was tried where a goal is missed is written by hand, in `notes/NAME.md`.
+`notes/NAME.md` is written by hand: where a goal is missed, it says what was tried.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ PAGE = FOLDER / "README.md"
 HEAD = """\
 # Benchmarks
 
-Made by `python -m benchmarks.page` of `results/*.json`, which hold every observation; do not edit.
+This page is made by `python -m benchmarks.page` from `results/*.json`, which hold every
+observation; do not edit it.
 
     make bench                                   # all, with a progress display; on a quiet machine
     python -m benchmarks --only simulate store   # some
     python -m benchmarks.simulate                # one; --help has its settings
 
-Every figure is the ratio of two things that one run measured in turn: the median of the rounds,
+Every figure is the ratio of two figures that one run measured in turn: the median of the rounds,
 and in brackets the 95 % interval of that median, by order statistics (none for fewer than six
-rounds). Seconds differ from machine to machine and from hour to hour, these ratios much less. What
-a goal is missed by is a part of the goal.
+rounds). Seconds differ from machine to machine and from hour to hour, these ratios much less. The
+amount by which a goal is missed is given as a share of the goal.
 """
 
 
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def page_of(results: Path) -> str:
-    """All benchmarks that have a result, in their order."""
+    """The page: all benchmarks that have a result, in their order."""
     files = [results / f"{name}.json" for name in BENCHMARKS]
     outcomes = [Outcome.from_json(file.read_text("utf-8")) for file in files if file.exists()]
     return "\n".join([HEAD, *_goals(outcomes), *(_section(outcome) for outcome in outcomes)])
@@ -85,8 +86,8 @@ def _section(outcome: Outcome) -> str:
 
 
 def _row(ratio: Ratio, rounds: str = "") -> str:
-    told = verdict(ratio, " {} | {} |") or " | |"
-    return f"| {ratio.name} | {in_words(ratio)} |{rounds}{told}"
+    goal = verdict(ratio, " {} | {} |") or " | |"
+    return f"| {ratio.name} | {in_words(ratio)} |{rounds}{goal}"
 
 
 def _figures(figures: Iterable[Figure]) -> list[str]:
@@ -94,17 +95,24 @@ def _figures(figures: Iterable[Figure]) -> list[str]:
     if not rows:
         return []
     table = ["| measured | median [95 %] | rounds |", "|---|---|---:|", *rows]
-    return ["<details><summary>What the ratios are of</summary>", "", *table, "", "</details>", ""]
+    return [
+        "<details><summary>The figures behind the ratios</summary>",
+        "",
+        *table,
+        "",
+        "</details>",
+        "",
+    ]
 
 
 def _notes(name: str) -> list[str]:
-    """What is written by hand, if there is any."""
+    """The notes written by hand, if there are any."""
     file = FOLDER / "notes" / f"{name}.md"
     return [file.read_text("utf-8").strip(), ""] if file.exists() else []
 
 
 def _docstring(name: str) -> tuple[str, str]:
-    """First line and rest, without running the module."""
+    """The first line and the rest of a benchmark's docstring, without importing the module."""
     module = ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))
     title, _, text = (ast.get_docstring(module) or "").partition("\n")
     return title, text.strip("\n")

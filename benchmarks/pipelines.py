@@ -1,8 +1,8 @@
-"""Steps of real pipelines, of a few schedules and runtimes in turn on the same two ranks.
+"""Times steps of real pipelines: several schedules and runtimes in turn on the same two ranks.
 
 Two CPU ranks with one thread each hold a trainer for every arm, all with the same model, data and
-optimizer. A step is timed from when both ranks are ready to when both are done, its optimizer
-included, and records nothing of itself.
+optimizer. A step is timed from the moment when both ranks are ready until both are done, optimizer
+included, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ppbench.run.runtimes.torch_pipelining import TorchPipeline
 
 WORLD_SIZE = 2
 SINGLE = "1f1b"
-"""The schedule of the unsplit model: each microbatch forward and backward."""
+"""Schedule of the unsplit model: each microbatch forward and backward."""
 
 
 class Arm(NamedTuple):
-    """One of the things that are timed.
+    """A runtime with a schedule, whose steps are timed.
 
     `single` is the unsplit model on one rank while the other does nothing, `both` is the unsplit
     model on each of the two at the same time.
@@ -70,13 +70,13 @@ _BUILDS: dict[str, Build | None] = {
 
 @dataclass(frozen=True)
 class Regime:
-    """A model and its data. `model` is a preset, or the sizes of one in LlamaConfig's words."""
+    """A model and its data. `model` is a preset, or the arguments of a LlamaConfig."""
 
     name: str
     model: str | tuple[tuple[str, int], ...]
     seq_len: int
     num_microbatches: int
-    num_warmup: int  # rounds before those that count, which first touch most of the memory
+    num_warmup: int  # rounds that do not count, in which most memory is first used
 
     def config(self, arm: Arm, folder: Path) -> TrainerConfig:
         name = self.model if isinstance(self.model, str) else str(folder)
@@ -88,17 +88,17 @@ class Regime:
         )
 
     def limit(self, schedule: str) -> float:
-        """The least share of an unsplit step that two ranks take if only the schedule counts.
+        """The smallest share of an unsplit step that two ranks can take with this schedule.
 
-        It is `(m + p - 1) / (m p)` for 1f1b, and what the simulator says with F = I = W for others.
+        For 1f1b it is `(m + p - 1) / (m p)`, for others the simulated share with F = I = W.
         """
         program = self._program(schedule)
-        each_ns = 1000 * program.num_stages  # which every number of stages per rank divides
+        each_ns = 1000 * program.num_stages  # divisible by every number of stages per rank
         step_ns = simulate(program, uniform(program.placement, *[each_ns] * 3)).makespan_ns
         return step_ns / (3 * each_ns * WORLD_SIZE * self.num_microbatches)
 
     def num_actions(self, schedule: str) -> int:
-        """Computations of one rank in a step."""
+        """The number of computations of one rank in a step."""
         return len(self._program(schedule).actions[0])
 
     def _program(self, schedule: str) -> Program:
@@ -121,7 +121,7 @@ COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8, num_war
 
 
 def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
-    """Seconds of a step of each arm, named as it is printed, round by round."""
+    """Seconds of a step of each arm, by its printed name, round by round."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(regime, Path(folder))
         context = multiprocessing.get_context("spawn")
@@ -147,7 +147,7 @@ def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
 
 
 def lost_per_action(turns: Turns, regime: Regime, arm: Arm) -> Figure:
-    """Microseconds that a step takes above its limit, over the computations of a rank."""
+    """The time of a step above its limit, over the number of computations of a rank, in µs."""
     limit, count = regime.limit(arm.schedule), regime.num_actions(arm.schedule)
     pairs = zip(turns.values[str(arm)], turns.values[str(UNSPLIT)], strict=True)
     lost = tuple((step - limit * unsplit) / count * 1e6 for step, unsplit in pairs)
@@ -155,7 +155,7 @@ def lost_per_action(turns: Turns, regime: Regime, arm: Arm) -> Figure:
 
 
 def steps(turns: Turns, regime: Regime) -> list[Figure]:
-    """The step of each arm in milliseconds; the unsplit model's names the first arm beside it."""
+    """The step of each arm in ms; that of the unsplit model also names the first arm."""
     first = next(iter(turns.values))
     return [
         Figure(
@@ -168,7 +168,7 @@ def steps(turns: Turns, regime: Regime) -> list[Figure]:
 
 
 def write_model(regime: Regime, folder: Path) -> None:
-    """Write the configuration of a regime's model, unless that is a preset."""
+    """Write the configuration of a regime's model, unless the model is a preset."""
     from transformers import LlamaConfig
 
     if isinstance(regime.model, str):
@@ -197,13 +197,13 @@ def _rank(
 ) -> None:
     os.environ.update({**environment, "RANK": str(rank)})
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every rank of a sweep
+    keep_freed_memory()  # as every rank of a sweep does
     store = store_of_ranks(timedelta(minutes=5))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
-    gc.freeze()  # before each step garbage is collected: not all of torch is to be looked through
+    gc.freeze()  # garbage is collected before each step: without torch's own objects
     turns = in_turns(work, num_rounds, num_warmup=regime.num_warmup)
     for trainer in trainers.values():
         if trainer is not None:
@@ -215,7 +215,7 @@ def _rank(
 
 
 def _trainer(config: TrainerConfig, arm: Arm, fabric: Fabric) -> Trainer | None:
-    """None for a rank that has no part in it."""
+    """The trainer of an arm on this rank; None if the rank has no part in it."""
     config = connect(config, fabric)
     if arm == UNSPLIT and dist.get_rank() > 0:
         return None
@@ -223,7 +223,7 @@ def _trainer(config: TrainerConfig, arm: Arm, fabric: Fabric) -> Trainer | None:
 
 
 def _timed(trainer: Trainer | None) -> Callable[[], float]:
-    """Seconds of the trainer's next step, from when all ranks are ready to when all are done."""
+    """A function that times the next step, from all ranks being ready until all are done."""
     steps = iter(range(10**9))
 
     def work() -> None:

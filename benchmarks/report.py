@@ -1,12 +1,12 @@
-"""How large a report is and how fast it opens, beside plotly.js alone, and with ten times the runs.
+"""Size and opening time of a report, over plotly.js alone, and with ten times as many runs.
 
     python -m benchmarks.report [--rounds 12]
 
-Emulated sweeps of 8 cases and of 80 leave a report each, as `ppbench sweep` writes it. In turn in
-one headless Chromium: the page with nothing but plotly.js and one bar chart of two bars, which a
-page with any interactive figure is at least; the report of 8 runs; that of 80. Timed is from the
-start of navigation until the first figure is on the screen. Sizes are those of the files,
-plotly.js included.
+Emulated sweeps of 8 cases and of 80 cases each write a report, as `ppbench sweep` does. One
+headless Chromium opens three pages in turn: a page with only plotly.js and a chart of two bars, the
+least that a page with an interactive figure can hold; the report of 8 runs; and that of 80. The
+time is from the start of navigation until the first figure is on the screen. Sizes are those of the
+files, plotly.js included.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _report(folder: Path, lengths: list[int]) -> Path:
-    """What a sweep leaves."""
+    """Run a sweep, and return the path of its report."""
     folder.mkdir()
     (folder / "opened.toml").write_text(SWEEP.format(lengths=lengths))
     ppbench = [sys.executable, "-c", "from ppbench.cli import main; main()"]

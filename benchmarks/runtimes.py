@@ -2,14 +2,14 @@
 
     python -m benchmarks.runtimes [--overhead-rounds 40] [--demo-rounds 16] [--compute-rounds 12]
 
-For each schedule that both know, on two ranks of its own: tokens per second of the engine over
-those of torch, which is a step of torch over a step of the engine, each once in a round. Where
-little is computed (hidden 128, 4 layers, 32 tokens, 16 microbatches), on the demo's model (256
-tokens, 8 microbatches), and where computing takes the time (hidden 512, 512 tokens, 4
-microbatches). The unsplit model in the same rounds tells what is lost per action: what a step takes
-above its schedule's limit (`benchmarks.limit`), over the computations of a rank. That is the
-runtime's own work, waiting for messages, and whatever two ranks that compute at once take from each
-other.
+For each schedule that both support, the ratio is tokens per second of the engine over tokens per
+second of torch, on two ranks: a step of torch over a step of the engine, each once in a round. The
+three regimes are overhead-bound (hidden 128, 4 layers, 32 tokens, 16 microbatches), the demo's
+model (256 tokens, 8 microbatches), and compute-bound (hidden 512, 512 tokens, 4 microbatches). The
+unsplit model is timed in the same rounds and gives the time lost per action: the time of a step
+above its schedule's limit (`benchmarks.limit`), over the number of computations of a rank. It
+consists of the runtime's own work, waiting for messages, and the slowdown of two ranks that compute
+at the same time.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def main() -> None:
     figures: list[Figure] = []
     for regime, num_rounds in regimes:
         parts = [_over_torch(regime, name, num_rounds) for name in settings.schedules]
-        found = [ratio for ratio, _ in parts]
-        ratios += [*found, *_means(regime, found)]
-        figures += [figure for _, of_one in parts for figure in of_one]
+        of_regime = [ratio for ratio, _ in parts]
+        ratios += [*of_regime, *_means(regime, of_regime)]
+        figures += [figure for _, of_schedule in parts for figure in of_schedule]
     write("runtimes", settings, surroundings, ratios, figures)
 
 
@@ -67,12 +67,13 @@ def _over_torch(regime: Regime, schedule: str, num_rounds: int) -> tuple[Ratio, 
 
 
 def _means(regime: Regime, ratios: Sequence[Ratio]) -> list[Ratio]:
-    """Of all schedules, and of those that split the backward, if any."""
+    """Geometric means over all schedules, and over those that split the backward, if any."""
     goal = Goal(at_least=1.15) if regime is OVERHEAD_BOUND else None
     means = [Ratio.geometric_mean(f"{regime.name}: geometric mean", ratios, goal)]
-    if of := [ratio for ratio in ratios if any(f" {name}:" in ratio.name for name in SPLIT)]:
+    split = [ratio for ratio in ratios if any(f" {name}:" in ratio.name for name in SPLIT)]
+    if split:
         name = f"{regime.name}: geometric mean of zero bubble"
-        means.append(Ratio.geometric_mean(name, of, Goal(at_least=1.05)))
+        means.append(Ratio.geometric_mean(name, split, Goal(at_least=1.05)))
     return means
 
 

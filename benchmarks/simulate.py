@@ -1,24 +1,25 @@
-"""Computations per second of the simulator, torch's two beside it, and how its time grows.
+"""Actions per second of the simulator over those of torch's two, and how its time grows.
 
     python -m benchmarks.simulate [--actions 50000] [--rounds 8] [--largest 10000000]
 
-The plans are of 2, 8 and 64 ranks, of 8 where no other is named, and everybody gets them as objects
-in memory. torch (2.9 and later, torch.distributed.pipelining) has two simulators:
+The plans have 2, 8 and 64 ranks (8 unless stated otherwise), and every simulator gets them as
+objects in memory. torch (2.9 and later, torch.distributed.pipelining) has two simulators:
 
 - `_simulate_comms_compute`, its dry run, plays a plan with its sends and receives in steps of
-  equal length, says in which step each action runs, and stops at a hang. Before it, torch must put
-  the transfers in place (`_add_send_recv`): both are timed, the dry run alone and the two together.
-  Ours is given the same computations and knows what is sent: `simulate` gives each computation its
-  beginning and end in nanoseconds, by its stage's cost and by when each message arrives. Sends and
+  equal length, returns the step in which each action runs, and stops at a hang. Before it, torch
+  must insert the transfers (`_add_send_recv`); the dry run is timed alone, and the two together.
+  Ours gets the same computations and derives the messages: `simulate` computes the start and end of
+  each computation in nanoseconds, from its stage's cost and the arrival of each message. Sends and
   receives count as actions on both sides.
-- `add_schedule_op_spacing`, of its visualizer, gives times to computations, of which each op has
-  its length, and knows no messages. Both are given computations alone, of one unit of time each,
-  and must come to the same length. What it prints goes to the null device.
+- `add_schedule_op_spacing`, of its visualizer, gives times to computations, each op with its own
+  length, and ignores messages. Both simulators get computations only, of one unit of time each,
+  and must agree on the length of the plan. Its output goes to the null device.
 
-Growth: `simulate` alone on plans of 10⁴ computations and ten times more, up to `--largest` (10⁷
-take gigabytes). Were time proportional to the plan, the exponent that is fitted would be 1;
-with n log n it would be 1.08 over these three decades. The goal allows 1.05, or 1.4 times the time
-per action at 10⁷ of that at 10⁴, since the larger plans leave the processor's caches.
+For growth, `simulate` alone runs on plans of 10⁴ computations and ten times more, up to `--largest`
+(10⁷ need gigabytes). If time were proportional to the size of the plan, the fitted exponent would
+be 1; with n log n it would be 1.08 over these three decades. The goal allows 1.05, which means 1.4
+times as much time per action at 10⁷ as at 10⁴, because larger plans do not fit into the processor's
+caches.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ from engine.plan.simulate import TransferModel, simulate, uniform
 TRANSFERS = TransferModel(latency_ns=1000)
 SMALLEST = 10_000
 OVER = "actions/s, ours over torch's"
-Found = tuple[list[Ratio], list[Figure]]
+Result = tuple[list[Ratio], list[Figure]]
 
 
 class Shape(NamedTuple):
-    """Of a plan."""
+    """The shape of a plan."""
 
     schedule: str
     num_ranks: int
@@ -64,9 +65,11 @@ class Shape(NamedTuple):
         return f"{self.schedule} on {self.num_ranks} ranks"
 
     def program(self, num_actions: int, *, with_transfers: bool = False) -> Program:
-        """With about so many; a multiple of the ranks in microbatches."""
-        of_one = build_program(self.schedule, self.num_ranks, self.num_ranks, self.stages_per_rank)
-        counted = lower(of_one, Policy.JUST_IN_TIME) if with_transfers else of_one
+        """A program of about so many actions; its microbatches are a multiple of its ranks."""
+        smallest = build_program(
+            self.schedule, self.num_ranks, self.num_ranks, self.stages_per_rank
+        )
+        counted = lower(smallest, Policy.JUST_IN_TIME) if with_transfers else smallest
         groups = max(1, round(num_actions / sum(map(len, counted.actions))))
         num_microbatches = groups * self.num_ranks
         return build_program(self.schedule, self.num_ranks, num_microbatches, self.stages_per_rank)
@@ -78,7 +81,9 @@ SHAPES = (Shape("zb_h1", 2, 1), USUAL, Shape("1f1b", 64, 1))
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--actions", type=int, default=50_000, help="of the comparison with torch")
+    options.add_argument(
+        "--actions", type=int, default=50_000, help="actions of a plan compared with torch"
+    )
     options.add_argument(
         "--largest", type=int, default=10_000_000, help="computations, a power of 10"
     )
@@ -89,14 +94,16 @@ def main() -> None:
         _against_spacing(settings.actions, settings.rounds),
         _growth(settings.largest, settings.rounds),
     ]
-    ratios = [ratio for found, _ in parts for ratio in found]
-    write("simulate", settings, surroundings, ratios, [one for _, found in parts for one in found])
+    ratios = [ratio for part, _ in parts for ratio in part]
+    write(
+        "simulate", settings, surroundings, ratios, [figure for _, part in parts for figure in part]
+    )
 
 
 # against torch
 
 
-def _against_dry_run(shape: Shape, num_asked: int, num_rounds: int) -> Found:
+def _against_dry_run(shape: Shape, num_asked: int, num_rounds: int) -> Result:
     program = shape.program(num_asked, with_transfers=True)
     lowered, ranks = lower(program, Policy.JUST_IN_TIME), program.placement.ranks
     rows, computations = _torchs_rows(lowered), _torchs_rows(program)
@@ -117,7 +124,7 @@ def _against_dry_run(shape: Shape, num_asked: int, num_rounds: int) -> Found:
     return ratios, _rates(turns, lowered)
 
 
-def _against_spacing(num_asked: int, num_rounds: int) -> Found:
+def _against_spacing(num_asked: int, num_rounds: int) -> Result:
     program = USUAL.program(num_asked)
     rows = _torchs_rows(program)
     unit = uniform(program.placement, *[USUAL.stages_per_rank] * 3)
@@ -138,8 +145,8 @@ def _dry_run(rows: dict[int, Any], ranks: tuple[int, ...]) -> dict[int, list[_Ac
 def _planned_by_torch(
     computations: list[list[_Action | None]], ranks: tuple[int, ...]
 ) -> dict[int, list[_Action | None]]:
-    """As its runtime prepares a schedule that it was given without transfers."""
-    rows = {rank: [one for one in row if one] for rank, row in enumerate(computations)}
+    """Torch's preparation of a schedule without transfers, and its dry run."""
+    rows = {rank: [action for action in row if action] for rank, row in enumerate(computations)}
     return _dry_run(_add_send_recv(rows, lambda stage: ranks[stage], len(ranks)), ranks)
 
 
@@ -165,13 +172,13 @@ def _rates(turns: Turns, program: Program) -> list[Figure]:
 # growth
 
 
-def _growth(largest: int, num_rounds: int) -> Found:
+def _growth(largest: int, num_rounds: int) -> Result:
     sizes = [
         10**power for power in range(round(math.log10(SMALLEST)), round(math.log10(largest)) + 1)
     ]
     programs = {f"10^{round(math.log10(size))}": USUAL.program(size) for size in sizes}
     gc.collect()
-    gc.freeze()  # the plans are not the simulator's: no collection is to look through them
+    gc.freeze()  # the plans are not the simulator's: collections skip them
     turns = timed_in_turns(
         {name: _simulating(program) for name, program in programs.items()}, num_rounds
     )
@@ -200,7 +207,7 @@ def _simulating(program: Program) -> Callable[[], object]:
 
 
 def _exponent(counts: list[int], seconds: list[float]) -> float:
-    """Of the power law that fits best: the slope in logarithms."""
+    """The exponent of the power law that fits best: the slope in logarithms."""
     logs = [list(map(math.log, values)) for values in (counts, seconds)]
     return statistics.linear_regression(*logs).slope
 

@@ -1,11 +1,12 @@
-"""Whether a backward in two halves costs more than a whole one.
+"""A backward in two halves over a whole backward.
 
     python -m benchmarks.split_backward [--part 1]
 
-For models of three sizes: a middle stage on one CPU thread, microbatch after microbatch, as it is
-(F, B) and split (F, I, W) by turns. Above 1 is what the halves cost: lines of Python, and memory
-that is read once more. Below 1 is what they save: W adds to a gradient as it multiplies, and makes
-room for no product. A forward that prepares for being split takes longer by the last ratio.
+For models of three sizes, a middle stage runs on one CPU thread, microbatch after microbatch, whole
+(F, B) and split (F, I, W) in turn. A ratio above 1 is the cost of two halves: Python code, and
+memory that is read once more. A ratio below 1 is a saving: W adds to a gradient while it
+multiplies, and allocates no product. The last ratio is the forward that prepares for the split over
+the plain one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Size:
     num_rounds: int
 
     def stages(self) -> tuple[Stage, Stage, tuple[int, ...]]:
-        """Whole and split, of layers from the second on, and the shape that both take and give.
+        """The stage whole and split, from the second layer on, and the shape of its messages.
 
-        With the same parameters, so that where these lie in memory makes no difference.
+        Both have the same parameters, so their place in memory makes no difference.
         """
         model = open_model(ModelSpec(self.preset), (1, self.seq_len), CPU)
         end = 1 + self.num_layers
@@ -62,11 +63,11 @@ SIZES = (
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--part", type=float, default=1, help="of the usual rounds")
+    options.add_argument("--part", type=float, default=1, help="share of the usual rounds")
     settings, surroundings = options.parse_args(), read_surroundings()
     torch.set_num_threads(1)
     parts = [measure(size, round(settings.part * size.num_rounds)) for size in SIZES]
-    ratios = [ratio for found, _ in parts for ratio in found]
+    ratios = [ratio for part, _ in parts for ratio in part]
     write("split_backward", settings, surroundings, ratios, [figure for _, figure in parts])
 
 
@@ -74,18 +75,18 @@ def measure(size: Size, num_rounds: int) -> tuple[list[Ratio], Figure]:
     whole, split, shape = size.stages()
     x, gradient = torch.randn(shape), torch.randn(shape)
     gc.collect()
-    gc.freeze()  # before each action the heap is cleaned, which would take longer than the action
+    gc.freeze()  # garbage is collected before each action, which would take longer than the action
     arms = {
         "whole": lambda: run_whole(whole, x, gradient),
         "split": lambda: run_split(split, x, gradient),
     }
-    found = results_in_turns(arms, num_rounds, num_warmup=num_rounds // 10)
-    f, b = zip(*found["whole"], strict=True)
-    f_split, i, w = zip(*found["split"], strict=True)
+    seconds = results_in_turns(arms, num_rounds, num_warmup=num_rounds // 10)
+    f, b = zip(*seconds["whole"], strict=True)
+    f_split, i, w = zip(*seconds["split"], strict=True)
     halves = [sum(both) for both in zip(i, w, strict=True)]
     pairs = {"(I + W) / B": (halves, b), "I / B": (i, b), "W / B": (w, b), "F / F": (f_split, f)}
     ratios = [Ratio.of(f"{size.preset}, {name}", *sides) for name, sides in pairs.items()]
-    return ratios, Figure(f"{size.preset}, B", tuple(1e3 * seconds for seconds in b), "ms")
+    return ratios, Figure(f"{size.preset}, B", tuple(1e3 * each for each in b), "ms")
 
 
 def run_whole(stage: Stage, x: Tensor, gradient: Tensor) -> tuple[float, ...]:

@@ -1,11 +1,12 @@
-"""How soon a command answers: `--help`, `ls` and imports, over a Python that does nothing.
+"""The start-up time of commands and imports, over a Python process that does nothing.
 
     python -m benchmarks.starting [--rounds 20]
 
-Processes in turn, from their start to their end: Python with nothing to do; `ppbench --help`;
+Processes run in turn, each from its start to its end: Python with nothing to do; `ppbench --help`;
 `ppbench ls` in a store of 20 runs; `import ppbench`; `import engine.plan…`, which plans and
-simulates; `import torch`, which none of these needs. The ratio to Python alone is what the user
-waits for; that to `import torch` is what it would be at least if any of them imported it.
+simulates; `import torch`, which none of these needs. The ratio to Python alone is the user's
+waiting time; the ratio to `import torch` compares it with the least time it would take if torch
+were imported.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How long questions to a store of 100,000 runs take, beside reading its files by hand.
+"""The time of questions to a store of 100,000 runs, over reading its files by hand.
 
     python -m benchmarks.store [--runs 100000] [--rounds 8]
 
-Each question is asked in turn by ppbench's command and by the shortest Python that answers it from
-the same compacted parquet files, as somebody would write it without ppbench: with pandas, pyarrow
-or DuckDB. Whole processes, from their start to their end. A ratio below 1 is the time that is
-saved.
+Each question is answered in turn by ppbench's command and by the shortest Python program that
+answers it from the same compacted parquet files without ppbench: with pandas, pyarrow or DuckDB.
+Whole processes are timed, from their start to their end. A ratio below 1 means that ppbench is
+faster.
 
-Beside the wall time each has its time on a core, which is fairer on a busy machine. Runs are made
-from a template with figures at random; with 120 spans of each, 12 million in all.
+Wall time and core time are given; core time is the fairer one on a busy machine. Runs are made
+from a template with random figures; each has 120 spans, 12 million in all.
 
-With `--single N` it also prints how long `compact` takes for N runs in a file for each table.
+With `--single N`, the time of `compact` is printed too, for N runs with one file per table and run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DUCKDB = (
 
 
 class Question(NamedTuple):
-    """What is asked, of ppbench and by hand."""
+    """A question, as ppbench's arguments and as code written by hand."""
 
     name: str
     ours: list[str]  # arguments of ppbench
@@ -106,7 +106,9 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=100_000)
     options.add_argument("--single", type=int, default=0)
     options.add_argument("--rounds", type=int, default=8)
-    options.add_argument("--folder", type=Path, help="where to; a temporary folder by default")
+    options.add_argument(
+        "--folder", type=Path, help="folder of the store; by default a temporary one"
+    )
     settings, surroundings = options.parse_args(), read_surroundings()
     with tempfile.TemporaryDirectory(prefix="ppbench-store-", dir=settings.folder) as scratch:
         folder = Path(scratch) / "results"
@@ -120,7 +122,7 @@ def main() -> None:
 
 
 def make_compacted(folder: Path, num_runs: int) -> None:
-    """Written a part at a time, then merged by `compact` itself."""
+    """Make a store: write it a part at a time, then merge it by `compact` itself."""
     part: list[dict[str, object]] = []
     for row in rows(num_runs):
         part.append({**row, "schema_version": SCHEMA_VERSION})
@@ -138,20 +140,20 @@ def _write_part(folder: Path, part: list[dict[str, object]]) -> None:
     first = part[0]["run_id"]
     write_rows("runs", pd.DataFrame(part), folder / "runs" / "compacted" / f"{first}.parquet")
     ids = [str(row["run_id"]) for row in part]
-    of_all = pd.concat([spans(ids[0])] * len(ids), ignore_index=True)
-    of_all["run_id"] = [run_id for run_id in ids for _ in range(SPANS_PER_RUN)]
-    write_rows("spans", of_all, folder / "spans" / "compacted" / f"{first}.parquet")
+    of_part = pd.concat([spans(ids[0])] * len(ids), ignore_index=True)
+    of_part["run_id"] = [run_id for run_id in ids for _ in range(SPANS_PER_RUN)]
+    write_rows("spans", of_part, folder / "spans" / "compacted" / f"{first}.parquet")
 
 
 class Took(NamedTuple):
-    """A process."""
+    """The time that a process took."""
 
     wall_s: float
     core_s: float
 
 
 def _asked(folder: Path, num_rounds: int) -> tuple[list[Ratio], list[Figure]]:
-    """Each question by both in turn, the questions one after the other."""
+    """Ask each question of both in turn, one question after the other."""
     ratios, figures = [], []
     for name, arguments, library, code in questions():
         ours, theirs = f"ppbench {name}", f"{library}: {name}"
@@ -161,7 +163,7 @@ def _asked(folder: Path, num_rounds: int) -> tuple[list[Ratio], list[Figure]]:
         }
         taken = results_in_turns(arms, num_rounds)
         for kind in Took._fields:
-            values = {arm: tuple(getattr(one, kind) for one in taken[arm]) for arm in arms}
+            values = {arm: tuple(getattr(took, kind) for took in taken[arm]) for arm in arms}
             time = "wall time" if kind == "wall_s" else "core time"
             title = f"`{name}`, {time}, ppbench over {library}"
             ratios.append(Ratio.of(title, values[ours], values[theirs]))
@@ -179,19 +181,21 @@ def _process(command: list[str]) -> Callable[[], Took]:
 
 
 def _core_seconds() -> float:
-    """What commands have used of the cores until now."""
+    """Core time that commands have used until now."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def time_compact(folder: Path, num_runs: int) -> None:
-    """`num_runs` runs of one file for each of two tables, as sweeps leave them."""
+    """Print the time of compacting runs that have one file for each of two tables."""
     store = Store(folder)
     for row in rows(num_runs):
         store.write_run(row, {"spans": spans(str(row["run_id"])).drop(columns=["schema_version"])})
     took = seconds_of(
         lambda: [
-            print(" ", dataclasses.asdict(one)) for one in store.compact(print) if one.files_before
+            print(" ", dataclasses.asdict(done))
+            for done in store.compact(print)
+            if done.files_before
         ]
     )
     print(f"compact, {num_runs:,} runs in {2 * num_runs:,} files: {took:.1f} s")

@@ -1,4 +1,4 @@
-"""What a benchmark's figures depend on besides the code, and which code it was."""
+"""The machine, the software and the commit on which a benchmark's figures depend."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ppbench.run.machine.environment import read_environment
 
 ROOT = Path(__file__).parents[1]
 OWN_FILES = ("benchmarks/results", "benchmarks/README.md")
-"""What benchmarks write: it does not make the code another one."""
+"""Files that benchmarks write, which do not count as changes of the code."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Machine, software, code and moment, read when a benchmark begins."""
+    """Machine, software, code and date, read when a benchmark begins."""
 
     date: str
     commit: str | None  # None outside a repository
@@ -32,7 +32,7 @@ class Surroundings:
     load: float  # runnable processes, mean of the minute before
 
     def in_words(self) -> str:
-        """For the page."""
+        """The surroundings as a line of the page."""
         code = (self.commit or "no commit")[:12] + (", with changes" if self.is_dirty else "")
         return (
             f"{self.date}, commit {code}; {self.cpu}, {self.num_cores} cores, "
@@ -42,7 +42,7 @@ class Surroundings:
 
 
 def read_surroundings() -> Surroundings:
-    """To be called first: the load is that of others."""
+    """Read the surroundings; called first, while the load is still that of other processes."""
     machine = read_environment()
     commit, is_dirty = _commit()
     return Surroundings(

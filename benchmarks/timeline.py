@@ -1,12 +1,12 @@
-"""How fast a timeline of a million spans opens and zooms, beside `plotly.express.timeline`.
+"""Opening and zooming a timeline of a million spans, over `plotly.express.timeline`.
 
     python -m benchmarks.timeline [--spans 1000000] [--express-spans 10000] [--rounds 8]
 
-Two pages in the same headless Chromium, in turn: `ppbench timeline` of a step of a million spans
-(1F1B on 64 ranks, times drawn at random), and `plotly.express.timeline` of ten thousand spans, as
-it is meant to be used: a hundred times fewer. Of each page: the time from the start of navigation
-until its first picture is on the screen, and from the end of a zoom until what is in view has been
-drawn again; then the size of the file.
+The same headless Chromium opens two pages in turn: `ppbench timeline` of a step of a million spans
+(1F1B on 64 ranks, random times), and `plotly.express.timeline` of ten thousand spans, used as it is
+meant to be: a hundred times fewer. For each page, three figures are measured: the time from the
+start of navigation until its first picture is on the screen, the time from the end of a zoom until
+the view has been drawn again, and the size of the file.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def main() -> None:
         _write_express(pages[theirs], spans.head(settings.express_spans))
         with opened_browser() as visit:
             arms = {page: _visiting(visit, path, page == ours) for page, path in pages.items()}
-            found = results_in_turns(arms, settings.rounds)
+            visits_of = results_in_turns(arms, settings.rounds)
         sizes = {page: path.stat().st_size / MIB for page, path in pages.items()}
     measured = {
-        page: {what: tuple(one[what] for one in visits) for what in visits[0]}
-        for page, visits in found.items()
+        page: {what: tuple(visit[what] for visit in visits) for what in visits[0]}
+        for page, visits in visits_of.items()
     }
     ratios = [
         Ratio.of(f"{what}, {ours} over {theirs}", measured[ours][what], values)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _random_step(num_spans: int) -> pd.DataFrame:
-    """At least so many spans of 1F1B, none like another."""
+    """At least `num_spans` spans of 1F1B, all different."""
     random = np.random.default_rng(0)
     lowered = lower(build_program("1f1b", RANKS, -(-num_spans // SPANS_PER_MICROBATCH)))
     actions = [action for row in lowered.actions for action in row]
@@ -122,7 +122,7 @@ def _write_express(page: Path, spans: pd.DataFrame) -> None:
 
 
 def _visiting(visit: Visit, page: Path, is_ours: bool) -> Callable[[], dict[str, float]]:
-    """Milliseconds of opening and of each view; ours has to be ready for one."""
+    """A function that opens a page and zooms; it returns the milliseconds of each."""
 
     def visited() -> dict[str, float]:
         tab = visit(page)

@@ -1,31 +1,31 @@
-"""How often ppbench alarms without reason, and how often it misses a change, on made-up series.
+"""Rates of false alarms and of missed changes, on made-up series.
 
     python -m benchmarks.tracking [--seed 8] [--comparisons 5000] [--series 2000] [--searches 1000]
 
-Launches are made as they are measured: lognormal, 0.8 % between launches, 0.8 % within, where steps
-follow an AR(1) of 0.4 and 2 % of them take 1.5 to 3 times as long; 20 steps each, of which a launch
-keeps the median. On these run
+The made-up launches resemble measured ones: lognormal, with a deviation of 0.8 % between launches
+and 0.8 % within, where steps follow an AR(1) of 0.4 and 2 % of them take 1.5 to 3 times as long.
+Each has 20 steps, and a launch counts with their median. There are four parts:
 
-    compare    5 launches a side, of the same commit (A/A) and of commits 2 % and 5 % apart; without
-               and with a noise that was measured before, by 20 launches of its own
-    intervals  how often what is called a 95 % interval holds the true ratio: Welch's, that with the
+    compare    5 launches per side, of the same commit (A/A) and of commits that differ by 2 % and
+               5 %; without and with a noise that 20 other launches have measured before
+    intervals  the share of 95 % intervals that hold the true ratio: Welch's, that with the
                noise known, and the percentile bootstrap's
-    history    60 commits, of which each has one launch (and three): without a change, and with one
-               at commit 40; caught early where the series ends one commit after the change. A
-               change is hit where the range of commits that is named holds commit 40, beside which
-               the distance of the likeliest commit is printed. No noise is taken as known here.
+    history    60 commits with one launch each (and three): without a change, and with one at commit
+               40; for early detection, the series ends one commit after the change. A change is
+               hit if the range of commits that is named holds commit 40; the distance of the
+               likeliest commit is printed as well. No noise is known in advance here.
                `3 sharing launches`: all launches of a commit share another 0.8 %, as in a session
     bisect     64 commits, the first bad one anywhere, until the search says that it is done
 
-Beside each the same series by what tools in use do: scipy's Mann-Whitney test (p < 5 %) on the
-steps of both sides, and a threshold of 5 % on their medians; a history by them is each commit
-against the one before. Beside bisect, a plain bisection that knows both levels and asks one launch
-of each commit.
+The same series go through the methods of other tools: scipy's Mann-Whitney test (p < 5 %) on the
+steps of both sides, and a threshold of 5 % on their medians; in a history, each commit is compared
+with the one before. For bisect, the alternative is a plain bisection that knows both levels and
+asks for one launch of each commit.
 
-The demands are printed at the end; if one is not held, the exit code is 1. A false alarm of
-`compare` is the gate's, which alarms on `slower` only: that is where 1 % is demanded. `slower or
-faster` counts false verdicts in both directions: without a noise that was measured 1.1 to 1.4 % of
-comparisons, for which nothing is demanded; with one, 1 % is demanded of both together.
+The demands are printed at the end; if one is not held, the exit code is 1. The gate alarms on
+`slower` only, so the demand of 1 % false alarms is on `slower`. `slower or faster` counts false
+verdicts in both directions: 1.1 to 1.4 % of comparisons without measured noise, on which there is
+no demand; with measured noise, 1 % is demanded of both together.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from ppbench.statistics.noise import detectable_change, measure_noise
 from ppbench.statistics.verdicts import METRICS, Change, Noise, Pair, Verdict, compare
 
 BETWEEN, WITHIN, AUTOREGRESSION, OUTLYING = 0.008, 0.008, 0.4, 0.02
-SHARED = 0.008  # by all launches of a commit
-OUTLIERS = (1.5, 3.0)  # times as long as the step would have taken
+SHARED = 0.008  # deviation that all launches of a commit share
+OUTLIERS = (1.5, 3.0)  # factors by which an outlier is longer
 NUM_COMMITS, CHANGED_AT = 60, 40
 NUM_SEARCHED = 64
 NOISE_LAUNCHES = 20
-UNDERSTATED = 1.5  # times as much as was measured, launches scatter now
+UNDERSTATED = 1.5  # factor by which launches scatter more than the stored noise
 CHANGES = (0.0, 0.02, 0.05)
 SEARCHED_CHANGES = (0.02, 0.05, 0.08)
 MOST_SEARCH_LAUNCHES = 300
 NUM_BY_OTHERS = 1000
-"""Of the histories, those that go through other tools' tests, which take longer."""
+"""Histories that go through other tools' tests, which take longer."""
 THRESHOLD = 0.05
 P = 0.05
 RESAMPLES = 1000
@@ -73,7 +73,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Settings:
-    """The command line."""
+    """The options of the command line."""
 
     seed: int
     comparisons: int
@@ -84,13 +84,13 @@ class Settings:
     json: Path | None
 
     def draw(self, what: str) -> np.random.Generator:
-        """Random numbers of its own for each part, whatever others took."""
+        """A generator for one part, independent of the others."""
         return np.random.default_rng([self.seed, *what.encode()])
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What must hold, for the exit code to be 0."""
+    """A bound of a figure that must hold, or the exit code is 1."""
 
     figure: str
     at_most: float | None = None
@@ -140,8 +140,8 @@ def main() -> int:
     held = _print_demands(figures)
     print(f"{time.perf_counter() - began:.0f} s")
     if settings.json is not None:
-        told = {name: value for name, value in vars(settings).items() if name != "json"}
-        settings.json.write_text(json.dumps({**told, "figures": figures}, indent=1) + "\n")
+        options = {name: value for name, value in vars(settings).items() if name != "json"}
+        settings.json.write_text(json.dumps({**options, "figures": figures}, indent=1) + "\n")
     return 0 if held else 1
 
 
@@ -149,11 +149,11 @@ def _arguments() -> Settings:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--comparisons", type=int, default=5000)
-    parser.add_argument("--series", type=int, default=2000, help="of histories")
+    parser.add_argument("--series", type=int, default=2000, help="number of histories")
     parser.add_argument("--searches", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=20, help="of a launch")
-    parser.add_argument("--launches", type=int, default=5, help="of a side, compared")
-    parser.add_argument("--json", type=Path, help="where the raw figures go")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a launch")
+    parser.add_argument("--launches", type=int, default=5, help="launches of a side")
+    parser.add_argument("--json", type=Path, help="file for the raw figures")
     return Settings(**vars(parser.parse_args()))
 
 
@@ -169,7 +169,7 @@ def _print_demands(figures: Figures) -> bool:
 
 
 def _steps(draw: np.random.Generator, shape: tuple[int, ...], num_steps: int) -> Floats:
-    """Times of steps, of which each launch has its own luck: the given shape, and the steps."""
+    """Step times with a deviation per launch, as an array of the given shape and the steps."""
     fresh = draw.normal(0, WITHIN * np.sqrt(1 - AUTOREGRESSION**2), (*shape, _BURN_IN + num_steps))
     within = lfilter([1.0], [1.0, -AUTOREGRESSION], fresh, axis=-1)[..., _BURN_IN:]
     between = draw.normal(0, BETWEEN, (*shape, 1))
@@ -179,7 +179,7 @@ def _steps(draw: np.random.Generator, shape: tuple[int, ...], num_steps: int) ->
 
 
 def _noises(settings: Settings, num: int) -> list[Noise]:
-    """As measured before, each by launches of its own."""
+    """Noises as measured before, each by launches of its own."""
     draw = settings.draw("noise")
     launches = np.median(_steps(draw, (num, NOISE_LAUNCHES), settings.steps), axis=-1)
     return [measure_noise([series]).noise for series in launches]
@@ -199,7 +199,7 @@ def _compared(settings: Settings) -> Iterator[tuple[str, float]]:
     for change in CHANGES:
         base, head = steps[:, :num], steps[:, num:] * (1 + change)
         for name, known in (("unknown", None), ("known", noises)):
-            verdicts = Counter(found.verdict for found in _changes(base, head, known))
+            verdicts = Counter(each.verdict for each in _changes(base, head, known))
             either = verdicts[Verdict.slower] + verdicts[Verdict.faster]
             start = f"compare, noise {name}, {_of(change)}"
             yield f"{start}: slower", verdicts[Verdict.slower] / settings.comparisons
@@ -213,20 +213,20 @@ def _compared(settings: Settings) -> Iterator[tuple[str, float]]:
     yield "compare, the change that it says is found in 80 %", detectable_change(typical, num)
     base, head = steps[:, :num], steps[:, num:]
     quieter = [Noise(noise.deviation / UNDERSTATED, NOISE_LAUNCHES) for noise in noises]
-    slower = [found.verdict is Verdict.slower for found in _changes(base, head, quieter)]
+    slower = [change.verdict is Verdict.slower for change in _changes(base, head, quieter)]
     yield "compare, noise understated by a third, A/A: slower", _mean(slower)
 
 
 def _changes(base: Floats, head: Floats, noises: list[Noise] | None) -> Iterator[Change]:
-    """Each series by itself, as the one case of a comparison."""
+    """The change of each series, as the only case of a comparison."""
     sides = np.median(base, axis=-1), np.median(head, axis=-1)
-    for index, (one, other) in enumerate(zip(*sides, strict=True)):
+    for index, (before, after) in enumerate(zip(*sides, strict=True)):
         noise = None if noises is None else noises[index]
-        yield compare(METRICS["step_ns"], [Pair(tuple(one), tuple(other), noise)])[0]
+        yield compare(METRICS["step_ns"], [Pair(tuple(before), tuple(after), noise)])[0]
 
 
 def _mann_whitney(base: Floats, head: Floats) -> npt.NDArray[np.bool_]:
-    """Whether the steps differ; of the last axis, or of all launches of a side."""
+    """Whether the steps of each series differ; all launches of a side are pooled."""
     sides = [side.reshape(len(side), -1) for side in (base, head)]
     return np.asarray(mannwhitneyu(*sides, axis=-1, method="asymptotic").pvalue < P)
 
@@ -257,15 +257,15 @@ def _coverage(name: str, ends: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _bootstrap(draw: np.random.Generator, base: Floats, head: Floats) -> Floats:
-    """Percentiles of the difference of means of resampled launches, of each series."""
-    found = []
+    """Percentiles of the difference of means of resampled launches, for each series."""
+    ends = []
     for start in range(0, len(base), _CHUNK):
         means = []
         for side in (base[start : start + _CHUNK], head[start : start + _CHUNK]):
             taken = draw.integers(side.shape[1], size=(len(side), RESAMPLES, side.shape[1]))
             means.append(np.take_along_axis(side[:, None], taken, axis=2).mean(axis=2))
-        found.append(np.quantile(means[1] - means[0], [0.025, 0.975], axis=1).T)
-    return np.concatenate(found)
+        ends.append(np.quantile(means[1] - means[0], [0.025, 0.975], axis=1).T)
+    return np.concatenate(ends)
 
 
 # history
@@ -286,8 +286,8 @@ def _history(settings: Settings) -> Iterator[tuple[str, float]]:
 
 
 def _alarms(start: str, steps: Floats) -> Iterator[tuple[str, float]]:
-    found = [bool(points) for points in _all_points(steps)]
-    yield f"{start}, no change: alarm", float(np.mean(found))
+    alarms = [bool(points) for points in _all_points(steps)]
+    yield f"{start}, no change: alarm", _mean(alarms)
     for name, is_alarm in _by_others(steps[:NUM_BY_OTHERS]):
         yield f"{start}, no change, {name}: alarm", float(is_alarm.any(axis=1).mean())
 
@@ -324,9 +324,9 @@ def _nearest(points: list[ChangePoint]) -> ChangePoint | None:
 
 
 def _by_others(steps: Floats) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    """Alarms of each series at each commit but the first, against the one before.
+    """Alarms of other tools for each series, at each commit against the one before.
 
-    Only of one launch a commit: with more, the tests of others change little.
+    Only with one launch per commit: with more, their alarms change little.
     """
     num_series, num_commits, num_launches, _ = steps.shape
     if num_launches > 1:
@@ -361,7 +361,7 @@ def _bisected(settings: Settings) -> Iterator[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Searched:
-    """A search that is over, or was given up."""
+    """A search that has ended, or was given up."""
 
     search: Search
     first_bad: int
@@ -373,16 +373,16 @@ class Searched:
 
 
 def _searches(start: str, searches: list[Searched], change: float) -> Iterator[tuple[str, float]]:
-    found = [one for one in searches if one.search.finding is Finding.found]
+    found = [each for each in searches if each.search.finding is Finding.found]
     for finding in Finding:
-        share = _mean(one.search.finding is finding for one in searches)
+        share = _mean(each.search.finding is finding for each in searches)
         if share:
             yield f"{start}: says {finding.replace('_', ' ')}", share
     if change:
-        yield f"{start}: right where it says found", _mean(one.is_right for one in found)
-        said = _mean(one.search.confidence for one in found)
+        yield f"{start}: right where it says found", _mean(each.is_right for each in found)
+        said = _mean(each.search.confidence for each in found)
         yield f"{start}: how sure it says it is, in the mean", said
-    nums = [one.num_launches for one in searches]
+    nums = [each.num_launches for each in searches]
     yield f"{start}: launches, number in the median", float(np.median(nums))
     yield f"{start}: launches, number in 90 % at most", float(np.quantile(nums, 0.9))
 
@@ -404,7 +404,7 @@ def _searched(
 
 
 def _plainly(settings: Settings, draw: np.random.Generator, change: float) -> bool:
-    """Whether one launch of each commit asked leads to the right one; both levels are known."""
+    """Whether a bisection with one launch per commit, which knows both levels, is right."""
     first_bad = int(draw.integers(1, NUM_SEARCHED))
     good, bad = 0, NUM_SEARCHED - 1
     while bad - good > 1:

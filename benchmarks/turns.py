@@ -1,4 +1,4 @@
-"""Several things measured in turn, so that what slows the machine slows them all."""
+"""Measures several arms in turn, so that whatever slows the machine slows all of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Turns:
-    """What each arm measured, round by round."""
+    """The values that each arm measured, round by round."""
 
     values: dict[str, list[float]]
     unit: str = "s"
 
     def ratio(self, name: str, numerator: str, denominator: str, goal: Goal | None = None) -> Ratio:
-        """Of two arms, in each round."""
+        """The ratio of two arms, in each round."""
         return Ratio.of(name, self.values[numerator], self.values[denominator], goal)
 
     def figures(self) -> list[Figure]:
@@ -32,16 +32,16 @@ class Turns:
 def in_turns(
     arms: Mapping[str, Callable[[], float]], num_rounds: int, num_warmup: int = 1, unit: str = "s"
 ) -> Turns:
-    """What the arms measure, each once in a round; the first rounds are not kept."""
+    """Measure each arm once in a round; the values of the first rounds are not kept."""
     return Turns(results_in_turns(arms, num_rounds, num_warmup), unit)
 
 
 def results_in_turns(
     arms: Mapping[str, Callable[[], Result]], num_rounds: int, num_warmup: int = 1
 ) -> dict[str, list[Result]]:
-    """What the arms return, whatever it is, where more than one figure is taken from it.
+    """Like `in_turns`, for arms that return anything but one number.
 
-    The order is the same in every process that asks for the same arms, so ranks may do it together.
+    The order depends on the names of the arms only, so several ranks can do this together.
     """
     results: dict[str, list[Result]] = {name: [] for name in arms}
     for round_index in range(num_warmup + num_rounds):
@@ -55,13 +55,13 @@ def results_in_turns(
 def timed_in_turns(
     arms: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int = 1
 ) -> Turns:
-    """The seconds that each arm takes."""
+    """Measure the seconds that each arm takes."""
     timed = {name: functools.partial(seconds_of, work) for name, work in arms.items()}
     return in_turns(timed, num_rounds, num_warmup)
 
 
 def order(names: tuple[str, ...], round_index: int) -> Iterator[str]:
-    """Forwards and backwards by turns, beginning with another one every second round.
+    """The names forwards and backwards in turn, beginning with the next one every second round.
 
     So each comes first, last and after each neighbour equally often.
     """
@@ -71,7 +71,7 @@ def order(names: tuple[str, ...], round_index: int) -> Iterator[str]:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """From a clean heap, and with what it returns still alive."""
+    """Seconds of the work, begun after a garbage collection; its result is freed afterwards."""
     gc.collect()
     began = time.perf_counter()
     kept = work()

@@ -1,9 +1,10 @@
-"""Whether a backward in two halves pays: each split schedule over 1f1b, on both runtimes.
+"""Schedules that split the backward, over 1f1b, on both runtimes.
 
     python -m benchmarks.zero_bubble [--rounds 10]
 
-Tokens per second over those of 1f1b on the same runtime, on two ranks and the demo's model, beside
-what the simulator says when a forward and each half of a backward take equally long.
+The ratio is tokens per second over those of 1f1b on the same runtime, on two ranks with the demo's
+model. The figures have the simulated ratio, where a forward and each half of a backward take
+equally long.
 """
 
 from __future__ import annotations
