@@ -339,11 +339,9 @@ def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Di
         "cautions": "",
     }
     tables = {}
-    if diagnosis.found is not None:
-        tables = {
-            "flight": flight_rows(diagnosis.found, diagnosis.at_ns),
-            "spans": diagnosis.spans,
-        }
+    if diagnosis.post_mortem is not None:
+        flight = flight_rows(diagnosis.post_mortem, diagnosis.at_ns)
+        tables = {"flight": flight, "spans": diagnosis.spans}
     Store(Path(job.results)).write_run(run, tables)
 
 

@@ -1,8 +1,9 @@
 """Collects what a node's ranks left when they died, and diagnoses the failure.
 
 Every rank writes into its node's folder: its flight record as it goes, the exception that ended
-it, the stack at which it crashed. The watchdog adds which rank died first. After a restart the
-first rank of each node collects all this, and rank 0 diagnoses it: status, error, rank, actions.
+it, the stack at which it crashed. The watchdog adds the states in which it saw the ranks. After a
+restart the first rank of each node collects all this, and rank 0 diagnoses it: status, error, rank,
+actions.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from ppbench.run.machine.private_folder import (
     SHARED_MEMORY,
     Choice,
     Claim,
+    aside_path,
     bases,
     choose,
     kept_folders,
@@ -73,17 +75,17 @@ class RankError:
 class CrashReport:
     """The records, errors and exits that one node's ranks left.
 
-    The times in its records and in `sighting` are of its own clock.
+    The times in its records and in `report` are of its own clock.
     """
 
     hostname: str
-    to_epoch_ns: int  # what makes its monotonic clock the time since the epoch
+    to_epoch_ns: int  # added to its monotonic clock, gives the time since the epoch
     records: list[Record] = field(default_factory=list)
     errors: list[RankError] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
-    sighting: WatchdogReport | None = None
+    report: WatchdogReport | None = None  # of its watchdog
     exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how its process ended
-    words: dict[int, str] = field(default_factory=dict)  # rank of these -> the end of its log
+    log_ends: dict[int, str] = field(default_factory=dict)  # rank of these -> end of its log
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class Diagnosis:
     error: str
     rank: int | None
     last_actions: list[str | None]
-    found: PostMortem | None  # None if no rank left a record
-    at_ns: int  # when, as spans tell time
-    spans: pd.DataFrame  # what the ranks had finished of their last steps
+    post_mortem: PostMortem | None  # None if no rank left a record
+    at_ns: int  # on the clock of the spans
+    spans: pd.DataFrame  # computations that the ranks had finished in their last steps
 
 
 def node_folder(launch_id: str, node: int = 0) -> Path:
@@ -110,8 +112,8 @@ def node_folder(launch_id: str, node: int = 0) -> Path:
 
 
 def _is_there(folder: Path) -> bool:
-    """Whether the folder is in use: its lock exists until the folder is forgotten."""
-    return any(path.exists() for path in (lock_path(folder), folder, _aside(folder)))
+    """Whether the folder is in use: its lock exists until the folder is removed."""
+    return any(path.exists() for path in (lock_path(folder), folder, aside_path(folder)))
 
 
 def node_folders(launch_id: str, launch: Path) -> list[Path]:
@@ -122,14 +124,14 @@ def node_folders(launch_id: str, launch: Path) -> list[Path]:
     """
     kept = kept_folders(launch)
     names = {path.name for path in kept}
-    found = [
+    present = [
         path.with_name(path.name.removeprefix("."))
         for base in bases()
         for pattern in (f"{launch_id}-*", f".{launch_id}-*")
         for path in base.glob(pattern)
         if path.is_dir()
     ]
-    return sorted({*kept, *(path for path in found if path.name not in names)})
+    return sorted({*kept, *(path for path in present if path.name not in names)})
 
 
 SAMPLES_BYTES = 8 * 2**20
@@ -151,8 +153,8 @@ def claimed_node_folder(
     try:
         yield folder
     finally:
-        if not folder.exists() and not _aside(folder).exists():
-            forget(folder)  # its lock
+        if not folder.exists() and not aside_path(folder).exists():
+            remove_folder(folder)  # its lock
         claim.release()
 
 
@@ -194,10 +196,10 @@ def write_rank_error(
     status_of: Callable[[BaseException, str], str],
     log: str,
 ) -> None:
-    """Write the exception that ended a rank; `status_of` judges it by itself and its message.
+    """Write the exception that ended a rank; `status_of` takes it and its message.
 
-    Its type is written first, alone: a user's `__str__` may end this process, or last longer than
-    the process is given. `log` names where the whole of a message is that is too long.
+    Its type is written first, alone: a user's `__str__` may end this process, or take longer than
+    the process has left. `log` names the place of the whole message, should it be too long.
     """
     at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
     if not isinstance(error, PpbenchError):  # those say what is in our own words
@@ -224,11 +226,11 @@ def _read_error(path: Path) -> RankError | None:
 
 
 def collect(folder: Path, launch: Path) -> CrashReport:
-    """Read what is in a node's folder, and what the agent noted in the launch's.
+    """Read a node's folder, and the exits that the agent noted in the launch's.
 
-    The folder is moved aside, so that it is not mistaken for the next one; see `forget`.
+    The folder is moved aside, so that it is not mistaken for the next one; see `remove_folder`.
     """
-    source = folder if folder.exists() else _aside(folder)  # whoever collected it was killed
+    source = folder if folder.exists() else aside_path(folder)  # whoever collected it was killed
     errors = [_read_error(path) for path in source.glob("error-rank*.json")]
     records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {
@@ -237,7 +239,7 @@ def collect(folder: Path, launch: Path) -> CrashReport:
         if (text := path.read_text(errors="replace").strip())
     }
     exits = _exits(launch, {record.pid for record in records if record is not None})
-    found = CrashReport(
+    crash = CrashReport(
         platform.node(),
         time.time_ns() - time.monotonic_ns(),
         sorted((r for r in records if r is not None), key=lambda record: record.rank),
@@ -248,24 +250,15 @@ def collect(folder: Path, launch: Path) -> CrashReport:
         {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
     )
     if source == folder:
-        shutil.rmtree(_aside(folder), ignore_errors=True)
+        shutil.rmtree(aside_path(folder), ignore_errors=True)
         with contextlib.suppress(OSError):
-            folder.rename(_aside(folder))
-    return found
-
-
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}")
-
-
-def forget(folder: Path) -> None:
-    """Remove a node's folder, and what was collected of it."""
-    remove_folder(folder)
+            folder.rename(aside_path(folder))
+    return crash
 
 
 def _exits(launch: Path, pids: Container[int]) -> dict[int, Exit]:
-    """Return how those of these processes ended that the agent saw end of themselves, by rank."""
-    return {one.rank: one for one in reversed(read_ends(launch)) if one.pid in pids}
+    """Return, by rank, how those of these processes ended that the agent did not end itself."""
+    return {ended.rank: ended for ended in reversed(read_ends(launch)) if ended.pid in pids}
 
 
 STORE_FAILED = "store"
@@ -273,7 +266,7 @@ STORE_FAILED = "store"
 
 
 def store_error(folder: Path) -> str | None:
-    """Return why the launch's results cannot be stored, if that is so."""
+    """Return why the launch's results cannot be stored; None if no rank has failed to."""
     for path in folder.glob("error-rank*.json"):
         error = _read_error(path)
         if error is not None and error.status == STORE_FAILED:
@@ -305,25 +298,26 @@ def diagnose(
     at_ns = max([_ended_ns(node) for node in nodes], default=time.time_ns())
     seen = [_last_seen(node, record, lowered, number) for node, record in located]
     world_size = len(seen) if lowered is None else lowered.world_size
-    seen = sorted((one for one in seen if one.rank < world_size), key=lambda one: one.rank)
-    origin_ns = min([*(s.start_ns for s in spans), *(one.since_ns for one in seen)], default=at_ns)
+    seen = sorted((s for s in seen if s.rank < world_size), key=lambda state: state.rank)
+    starts_ns = [*(span.start_ns for span in spans), *(state.since_ns for state in seen)]
+    origin_ns = min(starts_ns, default=at_ns)
     at_ns -= origin_ns
-    seen = [dataclasses.replace(one, since_ns=one.since_ns - origin_ns) for one in seen]
-    found = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
-    gone = sorted(set(range(world_size)) - {one.rank for one in seen})
-    status, error, rank = _cause(nodes, found, timeout_s, gone)
+    seen = [dataclasses.replace(s, since_ns=s.since_ns - origin_ns) for s in seen]
+    finding = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
+    gone = sorted(set(range(world_size)) - {state.rank for state in seen})
+    status, error, rank = _cause(nodes, finding, timeout_s, gone)
     is_killed = not any(node.errors or node.faults for node in nodes) and status != "timeout"
     if is_interrupted and (is_killed or status == PEER_LOST):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
-    return Diagnosis(status, error, rank, _last_actions(seen, world_size), found, at_ns, frame)
+    return Diagnosis(status, error, rank, _last_actions(seen, world_size), finding, at_ns, frame)
 
 
 def _ended_ns(node: CrashReport) -> int:
     """Return when the node's ranks ended: as the watchdog saw it, else now."""
-    if node.sighting is not None:
-        return node.sighting.at_ns + node.to_epoch_ns
+    if node.report is not None:
+        return node.report.at_ns + node.to_epoch_ns
     ends = [error.at_ns + node.to_epoch_ns for error in node.errors]
     return max(ends, default=time.time_ns())
 
@@ -349,15 +343,15 @@ class _End:
         elif self.error is not None:
             at_ns = self.error.at_ns
         else:
-            sighting = self.node.sighting
-            at_ns = time.monotonic_ns() if sighting is None else sighting.at_ns
+            report = self.node.report
+            at_ns = time.monotonic_ns() if report is None else report.at_ns
         return at_ns + self.node.to_epoch_ns
 
     @property
     def is_by_watchdog(self) -> bool:
         """Whether it was still alive when the watchdog saw a rank dead, or the time up."""
-        sighting = self.node.sighting
-        return sighting is not None and sighting.processes.get(self.rank, DEAD) != DEAD
+        report = self.node.report
+        return report is not None and report.processes.get(self.rank, DEAD) != DEAD
 
     @property
     def is_by_sigterm(self) -> bool:
@@ -367,13 +361,13 @@ class _End:
     @property
     def is_killed_for_memory(self) -> bool:
         is_kill = self.exit is None or self.exit.exitcode == -signal.SIGKILL
-        sighting = self.node.sighting
-        return is_kill and sighting is not None and sighting.oom_kills > 0
+        report = self.node.report
+        return is_kill and report is not None and report.oom_kills > 0
 
     @property
     def last_words(self) -> str:
-        """Return where it crashed and the end of its log, in which a C++ library may say why."""
-        log = self.node.words.get(self.rank, "")
+        """Return its stack at the crash and the end of its log, where C++ libraries say why."""
+        log = self.node.log_ends.get(self.rank, "")
         texts = [self.node.faults.get(self.rank, ""), log and f"the end of its log:\n{log}"]
         return "\n".join(text for text in texts if text)
 
@@ -394,7 +388,7 @@ class _End:
 
 def _ends_of(node: CrashReport) -> Iterator[_End]:
     errors = {error.rank: error for error in node.errors}
-    states = {} if node.sighting is None else node.sighting.processes
+    states = {} if node.report is None else node.report.processes
     dead = {rank for rank, state in states.items() if state == DEAD}
     for rank in sorted({*errors, *node.exits, *node.faults, *dead}):
         yield _End(node, rank, errors.get(rank), node.exits.get(rank))
@@ -417,26 +411,25 @@ def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
 
 
 def _cause(
-    nodes: Sequence[CrashReport], found: PostMortem | None, timeout_s: float, gone: Sequence[int]
+    nodes: Sequence[CrashReport], finding: PostMortem | None, timeout_s: float, gone: Sequence[int]
 ) -> tuple[str, str, int | None]:
     """Return the status, the error and the rank that failed first.
 
     `gone` are the ranks of which nothing is left, as on a machine that was lost.
     """
-    verdict = "" if found is None else found.verdict
-    accounts = [] if found is None else [account.account for account in found.ranks]
-    states = "\n".join(line for line in (verdict, *accounts) if line)
+    lines = [] if finding is None else [finding.verdict, *(r.account for r in finding.ranks)]
+    states = "\n".join(line for line in lines if line)
     first = _first_end(nodes)
     if first is not None and first.error is not None:
         return _of_error(first.error, states)
-    timeouts = [node for node in nodes if node.sighting is not None and node.sighting.has_timed_out]
+    timeouts = [node for node in nodes if node.report is not None and node.report.has_timed_out]
     if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
-        return "timeout", f"{words}: {states}", None if found is None else found.rank
+        return "timeout", f"{words}: {states}", None if finding is None else finding.rank
     status, words, rank = _death(first, gone)
     trace = "" if first is None else first.last_words
     errors = sort_errors([error for node in nodes for error in node.errors])
-    complaints = [f"rank {one.rank}: {one.message}\n{one.traceback}" for one in errors[:1]]
+    complaints = [f"rank {e.rank}: {e.message}\n{e.traceback}" for e in errors[:1]]
     texts = [words, states, trace, *complaints]
     return status, "\n".join(text for text in texts if text), rank
 
@@ -469,7 +462,7 @@ def _death(first: _End | None, gone: Sequence[int]) -> tuple[str, str, int | Non
 def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
-    """Return where a rank was; its times count from the epoch."""
+    """Return the last state of a rank; its times count from the epoch."""
     last = record.entries[-1] if record.entries and record.number == number else None
     action = None if last is None else _action(last, record.rank, lowered)
     phase = Phase.WAITS if last is None else last.phase
@@ -494,8 +487,8 @@ def _last_seen(
 
 def _state(node: CrashReport, rank: int) -> str:
     """Return the state of a rank as the watchdog saw it, else from the rank or the agent."""
-    if node.sighting is not None:
-        return node.sighting.processes.get(rank, "alive")
+    if node.report is not None:
+        return node.report.processes.get(rank, "alive")
     is_dead = rank in node.exits or rank in [error.rank for error in node.errors[:1]]
     return "dead" if is_dead else "alive"
 

@@ -21,6 +21,7 @@ from engine.flight import Phase
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import counterpart, incoming, outgoing
 from engine.plan.program import Program
+from ppbench.store.columns import FLIGHT
 
 ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
 STEPS = "steps"
@@ -60,20 +61,7 @@ MOVED_LATELY_NS = 1_000_000_000
 """When a rank has begun something later than this before the end, nothing shows a hang."""
 _BEFORE_FIRST = -1
 _MOST_NAMED = 3
-_FLIGHT_COLUMNS = [
-    "rank",
-    "hostname",
-    "process",
-    "phase",
-    "step",
-    "action",
-    "is_waiting",
-    "since_ns",
-    "until_ns",
-    "waits_for_rank",
-    "waits_for_action",
-    "account",
-]
+_FLIGHT_COLUMNS = [column.name for column in FLIGHT][2:]  # the store adds the run and its version
 
 _Place = tuple[int, int]
 """A step, and a position in a rank's row of it; phases come after the longest of the rows."""
@@ -81,7 +69,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank was doing when it was last looked at."""
+    """State of a rank when it was last looked at."""
 
     rank: int
     hostname: str
@@ -95,7 +83,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class RankAccount:
-    """What a rank was doing, and which rank it waited for."""
+    """State of a rank, and the rank and action that it waited for."""
 
     seen: RankState
     waits_for_rank: int | None
@@ -105,7 +93,7 @@ class RankAccount:
 
 @dataclass(frozen=True)
 class PostMortem:
-    """Where a run went wrong, as far as the records show."""
+    """The rank and action at which a run went wrong, as far as the records show."""
 
     rank: int | None  # at fault; None if unknown
     verdict: str  # one sentence
@@ -114,38 +102,32 @@ class PostMortem:
 
 
 def post_mortem(seen: Sequence[RankState], lowered: Program, at_ns: int) -> PostMortem:
-    """Find the rank at fault from what all ranks were last seen doing.
+    """Find the rank at fault from the last known states of all ranks.
 
-    `at_ns` is the time of that on the same clock; `lowered` is the case's program with its
+    `at_ns` is when they were taken, on the same clock; `lowered` is the case's program with its
     transfers. Ranks without a record are left out of `seen`; ranks that take no part in the case
     may be in it.
     """
     waits = _Waits(seen, lowered)
-    found = _found(waits, at_ns)
+    culprit = _culprit(waits, at_ns)
     accounts = tuple(
-        _account(waits, rank, found.rank, at_ns) for rank in waits.ranks if rank in waits.seen
+        _account(waits, rank, culprit.rank, at_ns) for rank in waits.ranks if rank in waits.seen
     )
-    return PostMortem(found.rank, found.verdict, accounts, found.action)
+    return PostMortem(culprit.rank, culprit.verdict, accounts, culprit.action)
 
 
-def flight_rows(found: PostMortem, at_ns: int) -> pd.DataFrame:
+def flight_rows(diagnosed: PostMortem, at_ns: int) -> pd.DataFrame:
     """Return the store's table `flight`: a row per rank, with the times as given."""
     rows = [
         {
-            "rank": one.seen.rank,
-            "hostname": one.seen.hostname,
-            "process": one.seen.process,
-            "phase": one.seen.phase,
-            "step": one.seen.step,
-            "action": _text_or_none(one.seen.action),
-            "is_waiting": one.seen.is_waiting,
-            "since_ns": one.seen.since_ns,
+            **vars(account.seen),
+            "action": _text_or_none(account.seen.action),
             "until_ns": at_ns,
-            "waits_for_rank": one.waits_for_rank,
-            "waits_for_action": _text_or_none(one.waits_for_action),
-            "account": one.account,
+            "waits_for_rank": account.waits_for_rank,
+            "waits_for_action": _text_or_none(account.waits_for_action),
+            "account": account.account,
         }
-        for one in found.ranks
+        for account in diagnosed.ranks
     ]
     frame = pd.DataFrame(rows, columns=_FLIGHT_COLUMNS)
     return frame.astype({"step": "Int64", "waits_for_rank": "Int64"})
@@ -194,24 +176,21 @@ class _Waits:
     """Which ranks wait for which, as far as the records show."""
 
     def __init__(self, seen: Sequence[RankState], lowered: Program) -> None:
-        self.seen = {one.rank: one for one in seen}
+        self.seen = {state.rank: state for state in seen}
         self.ranks = sorted({*range(lowered.world_size), *self.seen})
         self._program = lowered
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
         self._longest = max(map(len, lowered.actions))
-        self._last_step = max((one.step for one in seen if one.step is not None), default=0)
-        self.of = {rank: self._wait_of(one) for rank, one in self.seen.items()}
-        self._reached = {rank: self._follow(rank) for rank in self.ranks}
-
-    def reached_from(self, rank: int) -> set[int]:
-        """Return the ranks that a rank waits for, directly or not; itself in a circle."""
-        return self._reached[rank]
+        self._last_step = max((s.step for s in seen if s.step is not None), default=0)
+        self.by_rank = {rank: self._wait_of(state) for rank, state in self.seen.items()}
+        self.reached = {rank: self._follow(rank) for rank in self.ranks}
 
     def _follow(self, rank: int) -> set[int]:
+        """Return the ranks that a rank waits for, directly or not; itself in a circle."""
         reached: set[int] = set()
         pending = [rank]
         while pending:
-            wait = self.of.get(pending.pop())
+            wait = self.by_rank.get(pending.pop())
             fresh = set(wait.ranks) - reached if wait is not None else set()
             reached |= fresh
             pending += fresh
@@ -219,8 +198,8 @@ class _Waits:
 
     def waiting_for(self, rank: int) -> list[int]:
         """Return the living ranks that wait for this one, directly or not."""
-        others = [one for one in self.ranks if one != rank and not self.is_gone(one)]
-        return [one for one in others if rank in self.reached_from(one)]
+        others = [other for other in self.ranks if other != rank and not self.is_gone(other)]
+        return [other for other in others if rank in self.reached[other]]
 
     def is_gone(self, rank: int) -> bool:
         return rank in self.seen and self.seen[rank].process != ALIVE
@@ -245,9 +224,9 @@ class _Waits:
         """Return the others that have not come to where this rank is, or are gone."""
         place = self._place(rank)
         return tuple(
-            one
-            for one in self.ranks
-            if one != rank and (self.is_gone(one) or not self._has_begun(one, place))
+            other
+            for other in self.ranks
+            if other != rank and (self.is_gone(other) or not self._has_begun(other, place))
         )
 
     def _message(self, seen: RankState, send: Action) -> _Wait | None:
@@ -270,7 +249,7 @@ class _Waits:
         """Return the wait for a message at the end of a row; it moves when both ends are ready."""
         if seen.rank >= self._program.world_size:
             return _Wait(())
-        found: dict[int, Action] = {}
+        awaited: dict[int, Action] = {}
         for send in self._program.actions[seen.rank]:
             if send.op not in SEND_OPS:
                 continue
@@ -278,8 +257,8 @@ class _Waits:
             receiver = self._program.placement.ranks[receive.stage]
             place = self._step_of(seen), self._positions[receiver][receive] + 1
             if not self._has_begun(receiver, place):
-                found.setdefault(receiver, receive)
-        return _Wait(tuple(found), next(iter(found.values()), None))
+                awaited.setdefault(receiver, receive)
+        return _Wait(tuple(awaited), next(iter(awaited.values()), None))
 
     def _step_of(self, seen: RankState) -> int:
         return self._last_step if seen.step is None else seen.step
@@ -307,7 +286,7 @@ class _Waits:
 
 
 class _Cause(IntEnum):
-    """What a chain of waits can end in, the surest sign first."""
+    """Reason why a chain of waits ends, the surest sign first."""
 
     LOST = 0
     UNSEEN = 1
@@ -327,66 +306,68 @@ class _End:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Culprit:
+    """The rank and action at fault, None where unknown, and the sentence about them."""
+
     rank: int | None
     verdict: str
     action: Action | None = None
 
 
-def _found(waits: _Waits, at_ns: int) -> _Found:
+def _culprit(waits: _Waits, at_ns: int) -> _Culprit:
     if any(waits.is_gone(rank) for rank in waits.ranks):
-        return _of_the_gone(waits, at_ns)
+        return _first_gone(waits, at_ns)
     ends = _ends(waits)
     if not ends:
-        return _of_a_circle(waits)
+        return _deadlock(waits)
     lost = [end for end in ends if end.cause is _Cause.LOST]
     most = max(len(end.waiting) for end in lost or ends)
     ends = [end for end in lost or ends if len(end.waiting) == most]
     first = min(ends, key=lambda end: (end.cause, end.since_ns))
     ends = [end for end in ends if end.cause is first.cause]
-    idle_ns = at_ns - max(one.since_ns for one in waits.seen.values()) if waits.seen else at_ns
+    idle_ns = at_ns - max(state.since_ns for state in waits.seen.values()) if waits.seen else at_ns
     if idle_ns < MOVED_LATELY_NS and first.cause is not _Cause.UNSEEN:
         last = f"the last sign of life is {_seconds(idle_ns)} old"
-        return _Found(None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}")
+        return _Culprit(None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}")
     if first.cause is not _Cause.LOST and len(ends) > 1:
         states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
-        return _Found(None, f"the rank at fault is unknown: {states}")
-    return _Found(first.rank, _verdict(waits, first, at_ns), first.action)
+        return _Culprit(None, f"the rank at fault is unknown: {states}")
+    return _Culprit(first.rank, _verdict(waits, first, at_ns), first.action)
 
 
-def _of_the_gone(waits: _Waits, at_ns: int) -> _Found:
+def _first_gone(waits: _Waits, at_ns: int) -> _Culprit:
     """Blame the rank that waits for no other gone rank: those that lose a peer may end as well."""
     gone = {rank for rank in waits.ranks if waits.is_gone(rank)}
-    first = [rank for rank in sorted(gone) if not waits.reached_from(rank) & gone - {rank}]
+    first = [rank for rank in sorted(gone) if not waits.reached[rank] & gone - {rank}]
     if len(first) != 1:
         states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
-        return _Found(None, f"the rank that died first is unknown: {states}")
+        return _Culprit(None, f"the rank that died first is unknown: {states}")
     rank = first[0]
     verdict = _state(waits, rank, at_ns) + _who_wait(waits.waiting_for(rank))
-    return _Found(rank, verdict, waits.seen[rank].action)
+    return _Culprit(rank, verdict, waits.seen[rank].action)
 
 
 def _ends(waits: _Waits) -> list[_End]:
-    found = []
+    ends = []
     for rank in waits.ranks:
-        seen, wait = waits.seen.get(rank), waits.of.get(rank)
+        seen, wait = waits.seen.get(rank), waits.by_rank.get(rank)
         others = tuple(waits.waiting_for(rank))
         if seen is None:
-            found.append(_End(_Cause.UNSEEN, rank, others, None, 0))
+            ends.append(_End(_Cause.UNSEEN, rank, others, None, 0))
         elif wait is None:
-            found.append(_End(_Cause.AT_WORK, rank, others, seen.action, seen.since_ns))
+            ends.append(_End(_Cause.AT_WORK, rank, others, seen.action, seen.since_ns))
         elif wait.is_lost:
             those = tuple(sorted({rank, *others}))
-            found.append(_End(_Cause.LOST, wait.ranks[0], those, wait.action, seen.since_ns))
+            ends.append(_End(_Cause.LOST, wait.ranks[0], those, wait.action, seen.since_ns))
         elif not wait.ranks:
-            found.append(_End(_Cause.UNKNOWN, rank, others, seen.action, seen.since_ns))
-    return found
+            ends.append(_End(_Cause.UNKNOWN, rank, others, seen.action, seen.since_ns))
+    return ends
 
 
-def _of_a_circle(waits: _Waits) -> _Found:
+def _deadlock(waits: _Waits) -> _Culprit:
     """Report a deadlock: each rank waits for another, so every chain comes back to itself."""
     waits_in_words = "; ".join(_waits_in_words(waits, rank, None) for rank in _circle(waits))
-    return _Found(None, f"deadlock: {waits_in_words}")
+    return _Culprit(None, f"deadlock: {waits_in_words}")
 
 
 def _circle(waits: _Waits) -> list[int]:
@@ -395,7 +376,7 @@ def _circle(waits: _Waits) -> list[int]:
     rank = waits.ranks[0]
     while rank not in chain:
         chain.append(rank)
-        wait = waits.of[rank]
+        wait = waits.by_rank[rank]
         assert wait is not None  # it would be an end
         rank = wait.ranks[0]
     return chain[chain.index(rank) :]
@@ -404,14 +385,8 @@ def _circle(waits: _Waits) -> list[int]:
 def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
     if end.cause is not _Cause.LOST:
         return _state(waits, end.rank, at_ns) + _who_wait(end.waiting)
-    receivers = [
-        one
-        for one, wait in waits.of.items()
-        if wait is not None
-        and wait.is_lost
-        and (wait.ranks, wait.action) == ((end.rank,), end.action)
-    ]
-    receiver = waits.seen[receivers[0]]
+    lost = _Wait((end.rank,), end.action, is_lost=True)
+    receiver = waits.seen[next(rank for rank, wait in waits.by_rank.items() if wait == lost)]
     assert end.action is not None
     return (
         f"the message of {end.action} was lost or never sent, or one before it on its channel: "
@@ -421,7 +396,7 @@ def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
 
 
 def _account(waits: _Waits, rank: int, culprit: int | None, at_ns: int) -> RankAccount:
-    seen, wait = waits.seen[rank], waits.of[rank]
+    seen, wait = waits.seen[rank], waits.by_rank[rank]
     if wait is None or not wait.ranks:
         return RankAccount(seen, None, None, _state(waits, rank, at_ns))
     peer = culprit if culprit in wait.ranks else wait.ranks[0]
@@ -434,19 +409,18 @@ def _state(waits: _Waits, rank: int, at_ns: int) -> str:
     seen = waits.seen.get(rank)
     if seen is None:
         return f"rank {rank} left no record"
+    where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
     if seen.process == STOPPED:
-        where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
-        text = f"rank {rank} is stopped (SIGSTOP or a debugger) {where}"
-        return f"{text}, since {_age(seen, at_ns)}"
+        stopped = f"rank {rank} is stopped (SIGSTOP or a debugger) {where}"
+        return f"{stopped}, since {_age(seen, at_ns)}"
     if seen.process == DEAD:
-        where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
         return f"rank {rank} died {where}, begun {_age(seen, at_ns)} before"
     return _waits_in_words(waits, rank, at_ns)
 
 
 def _waits_in_words(waits: _Waits, rank: int, at_ns: int | None) -> str:
     """Say what a living rank does; without `at_ns`, leave out since when."""
-    seen, wait = waits.seen[rank], waits.of[rank]
+    seen, wait = waits.seen[rank], waits.by_rank[rank]
     since = "" if at_ns is None else f", since {_age(seen, at_ns)}"
     if wait is None:
         doing = _phase(seen) if seen.action is None else f"is in the work of {_where(seen)}"

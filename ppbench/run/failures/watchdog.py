@@ -1,11 +1,13 @@
-"""Watches a node's ranks from outside: ends a case that takes too long, notes the first death.
+"""Watches a node's ranks from outside: ends a case that takes too long, or whose rank has died.
 
     python -m ppbench.run.failures.watchdog FOLDER RANK:PID ...
 
-One small process per node, started by the node's first rank, gone when the ranks are. It reads
-each rank's flight record for the time by which its case must be over. What it saw goes into one
-file; then it kills the ranks that are left, also those that are stopped or wait for ever, so that
-torch's agent can start them anew.
+It is one small process per node, started by the node's first rank, and ends with the ranks. It
+reads each rank's flight record for the time by which its case must be over. It writes the states of
+the ranks into one file; then it kills those that are left, also those that are stopped or wait for
+ever, so that torch's agent can start them anew.
+
+    FOLDER/watchdog.json    the states of the ranks when the watchdog ended them
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from engine.flight import map_record, read_deadline
 
 LOOK_S = 0.2
 NUM_LOOKS = 25
-"""A kill for memory counts if it was so many looks ago at most."""
+"""A kill for memory counts if it was at most so many looks ago."""
 GRACE_S = 2.0
-"""How long the other ranks have, after one has died, to end by themselves and say why."""
+"""Time that the other ranks have, after one has died, to end and write their own errors."""
+_REPORT, _UNFINISHED_REPORT = "watchdog.json", "watchdog.partial"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,6 @@ class WatchdogReport:
 
     at_ns: int  # on the node's monotonic clock
     has_timed_out: bool
-    first_dead: int | None  # rank
     processes: dict[int, str]  # rank -> `alive`, `stopped` or `dead`, at that time
     oom_kills: int  # processes that the kernel killed for memory just then, of whatever launch
 
@@ -49,10 +51,7 @@ def flight_path(folder: Path, rank: int) -> Path:
 
 
 def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[bytes]:
-    """Watch these ranks of the node, by their process ids; return at once.
-
-    Kill the process to end it.
-    """
+    """Start the watchdog of these ranks, by their process ids; kill it to end it."""
     ranks = [f"{rank}:{pid}" for rank, pid in pids.items()]
     return subprocess.Popen(
         [sys.executable, "-m", "ppbench.run.failures.watchdog", str(folder), *ranks],
@@ -62,7 +61,7 @@ def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[by
 
 def read_report(folder: Path) -> WatchdogReport | None:
     try:
-        data = json.loads((folder / "sighting.json").read_text())
+        data = json.loads((folder / _REPORT).read_text())
     except (OSError, ValueError):
         return None
     data["processes"] = {int(rank): state for rank, state in data["processes"].items()}
@@ -86,34 +85,33 @@ def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
     oom_kills = deque([_num_oom_kills()], NUM_LOOKS)  # a victim dies some time after it is counted
     while True:
         oom_kills.append(_num_oom_kills())
-        dead = _wait_for_death(processes, LOOK_S)
+        has_death = _wait_for_death(processes, LOOK_S)
         now_ns = time.monotonic_ns()
         deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
-        has_timed_out = not dead and any(end_ns < now_ns for end_ns in deadlines)
-        if dead or has_timed_out:
+        has_timed_out = not has_death and any(end_ns < now_ns for end_ns in deadlines)
+        if has_death or has_timed_out:
             break
     states = {rank: process.state() for rank, process in processes.items()}
     num_killed = _num_oom_kills() - oom_kills[0]
-    first = dead[0] if dead else None
-    _write_sighting(WatchdogReport(now_ns, has_timed_out, first, states, num_killed), held)
-    if dead:
+    _write_report(WatchdogReport(now_ns, has_timed_out, states, num_killed), held)
+    if has_death:
         _wait_for_all(processes, GRACE_S)
     for process in processes.values():
         process.kill()
 
 
-def _write_sighting(seen: WatchdogReport, folder: int) -> None:
+def _write_report(report: WatchdogReport, folder: int) -> None:
     """Write into the open folder, even if ranks started anew have another in its place."""
-    data = json.dumps(dataclasses.asdict(seen)).encode()
+    data = json.dumps(dataclasses.asdict(report)).encode()
     with contextlib.suppress(FileNotFoundError):  # collected already
-        file = os.open("sighting.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
+        file = os.open(_UNFINISHED_REPORT, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
         os.write(file, data)
         os.close(file)
-        os.rename("sighting.partial", "sighting.json", src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(_UNFINISHED_REPORT, _REPORT, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> list[int]:
-    """Wait for a rank to die, at most so long; return the dead ranks, the first one first."""
+def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> bool:
+    """Wait for a rank to die, at most so long; return whether one is dead."""
     if all(process.fd is not None for process in processes.values()):
         poll = select.poll()
         for process in processes.values():
@@ -121,7 +119,7 @@ def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> list
         poll.poll(timeout_s * 1000)
     else:
         time.sleep(timeout_s)
-    return [rank for rank, process in processes.items() if process.is_dead()]
+    return any(process.is_dead() for process in processes.values())
 
 
 def _wait_for_all(processes: Mapping[int, _Process], timeout_s: float) -> None:

@@ -267,6 +267,11 @@ def lock_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
+def aside_path(folder: Path) -> Path:
+    """Return where a launch's folder is moved once it has been collected."""
+    return folder.with_name(f".{folder.name}")
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
@@ -276,7 +281,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def remove_folder(folder: Path) -> None:
     """Remove a launch's folder, what was collected of it, and its lock."""
-    for path in (folder, folder.with_name(f".{folder.name}")):
+    for path in (folder, aside_path(folder)):
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         lock_path(folder).unlink()
@@ -361,7 +366,7 @@ def _keep(folder: Path) -> None:
     The copy is whole, or it is not there.
     """
     marker = _note_of(folder).get("marker")
-    source = folder if folder.exists() else folder.with_name(f".{folder.name}")
+    source = folder if folder.exists() else aside_path(folder)
     if not isinstance(marker, str):
         return
     with contextlib.suppress(OSError):  # a store that cannot be reached, or not by this user

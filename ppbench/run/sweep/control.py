@@ -42,7 +42,6 @@ from ppbench.results import Results
 from ppbench.run.failures.evidence import (
     claimed_node_folder,
     collect,
-    forget,
     notes_on,
     place_for,
     store_error,
@@ -50,6 +49,7 @@ from ppbench.run.failures.evidence import (
 from ppbench.run.job import Event, Job, Journal, PlannedRun, read_state, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
 from ppbench.run.machine.environment import default_device
+from ppbench.run.machine.private_folder import remove_folder
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
 from ppbench.run.sweep.plan import (
     Choice,
@@ -150,7 +150,7 @@ def _run_job_in(
     finally:
         launch.stop()
         if not folder.is_dir():  # no other sweep would find out about it
-            forget(local)
+            remove_folder(local)
     _close(job, folder, local, marker, on_event, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
@@ -181,7 +181,7 @@ def _close(
     nodes = [collect(local, folder)]
     for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
         on_event(closed.event)
-    forget(local)
+    remove_folder(local)
     marker.path.unlink(missing_ok=True)
     marker.release()
 

@@ -19,9 +19,9 @@ from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, lowered_of
 from ppbench.errors import StoreError, first_line
 from ppbench.files import POLL_S, Lock
-from ppbench.run.failures.evidence import CrashReport, collect, diagnose, forget, node_folders
+from ppbench.run.failures.evidence import CrashReport, collect, diagnose, node_folders
 from ppbench.run.job import Attempt, Event, Job, Journal, read_job, read_state
-from ppbench.run.machine.private_folder import KEPT
+from ppbench.run.machine.private_folder import KEPT, remove_folder
 from ppbench.run.records import write_failure
 from ppbench.run.verification.exchange import FOLDER
 from ppbench.store import Store
@@ -137,7 +137,7 @@ def _close_launch(folder: Path) -> Iterable[Closed]:
     here = dataclasses.replace(job, results=str(folder.parents[1]))
     closed = close_open_runs(here, folder, nodes, is_interrupted=True)
     for local in folders:
-        forget(local)
+        remove_folder(local)
     for left in (KEPT, FOLDER):
         shutil.rmtree(folder / left, ignore_errors=True)
     return closed

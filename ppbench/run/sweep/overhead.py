@@ -17,9 +17,10 @@ from pathlib import Path
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, first_line
-from ppbench.run.failures.evidence import claimed_node_folder, collect, diagnose, forget
+from ppbench.run.failures.evidence import claimed_node_folder, collect, diagnose
 from ppbench.run.job import Event, Job, PlannedRun, write_job
 from ppbench.run.launch.local import LocalLaunch, preloaded_for
+from ppbench.run.machine.private_folder import remove_folder
 from ppbench.run.sweep.control import follow
 from ppbench.run.sweep.plan import check_devices
 from ppbench.run.sweep.progress import describe
@@ -135,7 +136,7 @@ def measure_overhead(
                 raise LaunchError(f"{followed.place}: {_cause(launch, folder, local)}")
         finally:
             launch.stop()
-            forget(local)
+            remove_folder(local)
 
 
 def _cause(launch: LocalLaunch, folder: Path, local: Path) -> str:

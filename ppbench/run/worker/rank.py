@@ -49,7 +49,6 @@ from ppbench.run.failures.evidence import (
     claim_node_folder,
     collect,
     fault_path,
-    forget,
     node_folder,
     write_rank_error,
 )
@@ -66,7 +65,7 @@ from ppbench.run.job import (
 )
 from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.machine.environment import read_environment
-from ppbench.run.machine.private_folder import make_folder, remove_dead
+from ppbench.run.machine.private_folder import make_folder, remove_dead, remove_folder
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, Runtime, trainer_config
@@ -205,7 +204,7 @@ def _part(job: Job) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if os.environ["LOCAL_RANK"] == "0":
-        forget(_local_folder(job))
+        remove_folder(_local_folder(job))
 
 
 def _is_out_of_memory(text: str) -> bool:
