@@ -171,7 +171,8 @@ def _sweep_elsewhere(
 
     A dry run prints what would be run, and runs nothing. Raises SweepInterruptedError.
     """
-    from ppbench.run.launch.cluster import WORKER, SlurmJob, node_launches
+    from ppbench.run.launch.cluster import SlurmJob, node_launches
+    from ppbench.run.launch.local import WORKER
     from ppbench.run.sweep.control import choice_options
     from ppbench.store import check_writable
 

@@ -1,13 +1,13 @@
 """The messages between the controller and its workers: a job file and a journal.
 
-The job file lists what to run. The journal is a file of JSON lines that rank 0 appends to; the
-controller follows it for its display, and restarted workers read it to know what is left. Both
-live in one folder per launch, beside the workers' logs.
+The job file lists the runs. The journal is a file of JSON lines that rank 0 appends to; the
+controller follows it for its display, and restarted workers read it to know which runs are left.
+Both are in one folder per launch, beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
-                                 running              exists, locked, while it has work
-                                 logs/                what each worker printed
+                                 running              exists, locked, while runs are left
+                                 logs/                standard output and error of each worker
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Job:
-    """One launch's runs, and what every row of them contains."""
+    """One launch's runs, and the values that are the same in all their rows."""
 
     launch_id: str
     results: str
@@ -87,8 +87,8 @@ def _frozen(data: dict[str, Any]) -> dict[str, Any]:
 class Journal:
     """The events of a launch: rank 0 appends them, and the controller follows them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "journal.jsonl"
+    def __init__(self, folder: Path, name: str = "journal.jsonl") -> None:
+        self._path = folder / name
         self._offset = 0
 
     def append(self, event: EventName, **details: str | float | None) -> None:
@@ -121,20 +121,20 @@ class Journal:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A try to make a run, noted in the journal when it begins."""
+    """An attempt at a run, noted in the journal when it begins."""
 
     index: int  # of its item
     run_id: str
-    attempt: int  # which try of the item this is in the launch, from 1
+    attempt: int  # number of the item's attempts in the launch so far, this one included
 
 
 @dataclass(frozen=True)
 class LaunchState:
-    """How far a launch has come, according to its journal."""
+    """Progress of a launch, according to its journal."""
 
     is_open: tuple[Attempt, ...]  # begun and without a row
     attempts: dict[int, int]  # item -> how often it was begun
-    statuses: dict[int, str]  # item -> of its newest row
+    statuses: dict[int, str]  # item -> status of its newest row
 
 
 def read_state(folder: Path) -> LaunchState:

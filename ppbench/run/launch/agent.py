@@ -6,7 +6,7 @@
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
 as one that is stopped. It does not report in what order workers died, or how. It leaves its workers
 behind when it is killed. And each worker that it starts imports torch and the models anew, which
-takes seconds; these are forked from the agent, which has imported all that.
+takes seconds; here workers are forked from the agent, which has imported them.
 
     FOLDER/exits.jsonl                       who failed, how and when (local.py)
            logs/*/attempt_<n>/<rank>/        what each worker printed
@@ -53,7 +53,7 @@ from ppbench.run.launch import lifetime
 from ppbench.run.launch.local import Exit, note_exit
 
 GRACE_S = 1.0
-"""Workers have nothing to put in order; what they store is whole at any moment."""
+"""Workers have nothing to finish: their files are whole at any moment."""
 
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
@@ -62,7 +62,7 @@ _STORE_TIMEOUT = timedelta(seconds=300)
 _POLL_S = 0.05
 _ROLE = "ppbench"
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The agent, as torch's, raises an exception for these; its forks inherit that."""
+"""Signals for which the agent, like torch's, raises an exception; its forks inherit that."""
 
 
 class Loopback(RendezvousHandler):
@@ -99,7 +99,7 @@ class Loopback(RendezvousHandler):
 
 
 class Agent(LocalElasticAgent):
-    """Torch's agent with another way to learn of a worker's end, and to end the other workers."""
+    """Torch's agent, but that it sees at once when a worker ends, and then ends the others."""
 
     def __init__(
         self, spec: WorkerSpec, logs: DefaultLogsSpecs, folder: Path, start_method: str
@@ -148,7 +148,8 @@ class _Watch:
         self._noted: set[int] = set()  # process ids
         self.has_failed = False
         self._threads = [
-            threading.Thread(target=self._follow, args=one, daemon=True) for one in pids.items()
+            threading.Thread(target=self._follow, args=worker, daemon=True)
+            for worker in pids.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -164,10 +165,7 @@ class _Watch:
         self.note(rank, pid, -status.si_status if is_signal else status.si_status)
 
     def note(self, rank: int, pid: int, exitcode: int) -> None:
-        """Note, once, that a worker has just ended.
-
-        One that left with code 0 is noted too: it may not have been done.
-        """
+        """Note, once, that a worker has ended, even with code 0: its work may be unfinished."""
         at, at_ns = time.time(), time.monotonic_ns()
         with self._lock:
             if self._is_ending or pid in self._noted:
@@ -204,30 +202,23 @@ class _Watch:
                 os.killpg(pid, number)  # each has a session of its own
 
 
-def run(
-    folder: Path,
-    num_ranks: int,
-    max_restarts: int,
-    preloaded: str,
-    module: str,
-    arguments: list[str],
-) -> RunResult:
+def run(options: argparse.Namespace) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    for name in preloaded.split(","):
+    for name in options.preloaded.split(","):
         importlib.import_module(name)  # before torch starts threads, which a fork leaves behind
     gc.freeze()  # so that the workers share its memory
     gc.enable()
     spec = WorkerSpec(
         role=_ROLE,
-        local_world_size=num_ranks,
+        local_world_size=options.num_ranks,
         rdzv_handler=Loopback(),
         entrypoint=_work,
-        args=(os.getpid(), module, arguments),
-        max_restarts=max_restarts,
+        args=(os.getpid(), options.module, options.arguments),
+        max_restarts=options.max_restarts,
         monitor_interval=_POLL_S,
     )
-    logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL)
-    result: RunResult = Agent(spec, logs, folder, start_method="fork").run()
+    logs = DefaultLogsSpecs(log_dir=str(options.folder / "logs"), redirects=Std.ALL)
+    result: RunResult = Agent(spec, logs, options.folder, start_method="fork").run()
     return result
 
 
@@ -272,20 +263,12 @@ def main() -> None:
     parser.add_argument("preloaded")
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    given = parser.parse_args()
+    options = parser.parse_args()
     stay_local()
-    # It would tell of a worker that was ended because of another as if it were the cause.
+    # It would report a worker that was ended because of another one as if it were the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
-        result = run(
-            given.folder,
-            given.num_ranks,
-            given.max_restarts,
-            given.preloaded,
-            given.module,
-            given.arguments,
-        )
-        exit_code = 1 if result.is_failed() else 0
+        exit_code = 1 if run(options).is_failed() else 0
     except SignalException as error:
         exit_code = 128 + error.sigval
     _end(exit_code)  # taking torch down takes half a second, and there is nothing to close

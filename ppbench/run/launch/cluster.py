@@ -3,17 +3,15 @@
     torchrun on every node --rendezvous--> one launch: its agents restart all workers together
     sbatch --> submitit on each node --> for each launch: torchrun --> workers
 
-The command is the same on each node. Whoever starts it, a person, a Slurm job or a pod, has no
+The command is the same on each node, whether a person, a Slurm job or a pod starts it. There is no
 controller: rank 0 plans and reports. A Slurm job's first host is the rendezvous. Results go to the
-store's folder, which the nodes share; so does what submitit keeps: `results/slurm/<job>_*`.
+store's folder, which the nodes share; so do submitit's files: `results/slurm/<job>_*`.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from ppbench.config.case import Slurm
 from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, UsageError
+from ppbench.run.launch.local import end_group
 
-WORKER = "ppbench.run.worker"
 NODES = "ppbench.run.launch.nodes"
-"""Torchrun, but that it listens on one interface."""
+"""Torchrun, but listening on one interface only."""
 
 STOP_TIMEOUT_S = 35
 """Torchrun gives its workers 30 seconds to end."""
@@ -43,7 +41,7 @@ class Nodes:
 
 
 def nodes_for(sweep: Sweep, num_nodes: int) -> Nodes:
-    """Return as many ranks per node as the largest case needs; restarts for every run to fail."""
+    """Return as many ranks per node as the largest case needs, and a restart for each failure."""
     largest = max(case.world_size for case, _ in sweep.cases)
     tries = sum(2 + measure.retry for _, measure in sweep.cases)
     return Nodes(num_nodes, -(-largest // num_nodes), tries)
@@ -119,23 +117,9 @@ class NodeLaunches:
             try:
                 exit_code = torchrun.wait()
             finally:
-                _stop(torchrun)
+                end_group(torchrun, STOP_TIMEOUT_S)
             if exit_code != 0:
                 raise LaunchError(f"torchrun ended with exit code {exit_code}")
-
-
-def _stop(torchrun: subprocess.Popen[bytes]) -> None:
-    """Have torchrun end its workers and itself, unless it is over. Blocks until it is."""
-    if torchrun.poll() is not None:
-        return
-    torchrun.send_signal(signal.SIGTERM)
-    try:
-        torchrun.wait(STOP_TIMEOUT_S)
-    except BaseException as error:  # too long, or for whoever stops it once more
-        os.killpg(torchrun.pid, signal.SIGKILL)  # its workers die with it
-        torchrun.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
 
 
 def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeLaunches:
@@ -162,7 +146,7 @@ if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
-"""Below the ports that the system hands out by itself (32768 and up on Linux)."""
+"""Ports below those that the system assigns (32768 and up on Linux)."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +191,7 @@ class SlurmJob:
             raise LaunchError(f"Slurm did not take the job: {error}") from None
 
     def script(self) -> str:
-        """Return what `submit` would hand to sbatch; this writes nothing and needs no Slurm."""
+        """Return the script that `submit` passes to sbatch; write nothing, and need no Slurm."""
         executor = self._executor()
         # Submitit has no public way to ask for it; a test compares it with what sbatch is given.
         return executor._make_submission_file_text(executor._submitit_command_str, "")
@@ -224,7 +208,7 @@ class SlurmJob:
         class Executor(SlurmExecutor):
             @classmethod
             def affinity(cls) -> int:
-                return 2  # whether Slurm is here is asked by who submits; a script needs none
+                return 2  # `submit` asks whether Slurm is here; a script needs none
 
         executor = Executor(folder=self.results / "slurm")
         executor.update_parameters(**parameters(self.sweep, self.launches.nodes.ranks_per_node))

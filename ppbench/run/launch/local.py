@@ -3,10 +3,9 @@
 The agent is run as a subprocess: the controller stays free of torch, and a crash of the agent is
 an exit code here. It ends with this process, and its workers with it, even when this one is killed.
 
-    <launch's folder>/exits.jsonl    a line for each worker that ended of itself
+    <launch's folder>/exits.jsonl    a line for each worker that the agent did not end itself
 
-The agent writes that line as it happens. Workers that the agent ends because another one has failed
-are not in it.
+The agent writes that line when the worker ends.
 """
 
 from __future__ import annotations
@@ -60,7 +59,9 @@ class LocalLaunch:
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
-            local_command(folder, program, num_ranks, max_restarts, preloaded),
+            lifetime.command(
+                AGENT, str(folder), str(num_ranks), str(max_restarts), preloaded, *program
+            ),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -74,13 +75,7 @@ class LocalLaunch:
 
     def stop(self) -> None:
         """End the agent and, through it, every worker. Blocks until they are gone."""
-        if self._agent.poll() is None:
-            self._agent.send_signal(signal.SIGTERM)
-            try:
-                self._agent.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._agent.pid, signal.SIGKILL)
-                self._agent.wait()
+        end_group(self._agent, STOP_TIMEOUT_S)
         self._log.close()
 
     def num_starts(self) -> int:
@@ -96,12 +91,29 @@ class LocalLaunch:
         """Return the end of the log of the worker that failed first, else of the newest log."""
         cause = first_exit(self._folder)
         start = "*" if cause is None else f"attempt_{cause.attempt}/{cause.rank}"
-        for found in (f"logs/*/{start}/stderr.log", "logs/*/attempt_*/*/stderr.log", "agent.log"):
-            written = [path for path in self._folder.glob(found) if path.stat().st_size]
+        for logs in (f"logs/*/{start}/stderr.log", "logs/*/attempt_*/*/stderr.log", "agent.log"):
+            written = [path for path in self._folder.glob(logs) if path.stat().st_size]
             if written:
                 newest = max(written, key=lambda path: path.stat().st_mtime)
                 return newest.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return []
+
+
+def end_group(leader: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Have a process end its workers and itself, unless it is over. Blocks until it is.
+
+    `leader` has a session of its own, and its workers end when it is killed.
+    """
+    if leader.poll() is not None:
+        return
+    leader.send_signal(signal.SIGTERM)
+    try:
+        leader.wait(timeout_s)
+    except BaseException as error:  # it takes too long, or the user interrupts once more
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def check_semaphores() -> None:
@@ -111,14 +123,14 @@ def check_semaphores() -> None:
     except OSError as error:
         raise LaunchError(
             f"{SHARED_MEMORY}: no semaphore can be made there: {error.strerror}; torch starts no "
-            "workers without: mount a tmpfs there that can be written to"
+            "workers without one; mount a writable tmpfs there"
         ) from error
 
 
 def preloaded_for(models: Iterable[str]) -> str:
-    """Return the modules that workers with these models import, loaded once for all of them.
+    """Return the modules that all workers with these models need, to be imported once for them.
 
-    What a user's own module imports is left to each worker: its import may have side effects.
+    A user's own module is left to each worker: its import may have side effects.
     """
     names, modules = set(models), [WORKER, _FOR_ANY_MODEL]
     if not all(":" in name for name in names):
@@ -129,7 +141,7 @@ def preloaded_for(models: Iterable[str]) -> str:
 
 
 def _environment(threads_per_rank: int) -> dict[str, str]:
-    """Allow a hardware queue for the CUDA stream of each channel.
+    """Return the workers' environment, with a hardware queue for each channel's CUDA stream.
 
     With fewer queues than streams (the default is 8), a receive that waits could block the
     computation that its peer waits for.
@@ -141,17 +153,9 @@ def _environment(threads_per_rank: int) -> dict[str, str]:
     }
 
 
-def local_command(
-    folder: Path, program: Sequence[str], num_ranks: int, max_restarts: int, preloaded: str
-) -> list[str]:
-    """Return the command that starts the workers, as a child of this process."""
-    numbers = (str(num_ranks), str(max_restarts))
-    return lifetime.command(AGENT, str(folder), *numbers, preloaded, *program)
-
-
 EXITS = "exits.jsonl"
 MOST_WORDS = 2_000
-"""Bytes of a worker's log that may tell why it died."""
+"""Bytes read from the end of a worker's log, for the cause of its death."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class Exit:
     attempt: int  # how often the workers had been restarted
     rank: int
     pid: int
-    exitcode: int  # of a signal, its negative number
+    exitcode: int  # the negative number of the signal, if one ended it
     at: float  # seconds since the epoch
     at_ns: int = 0  # the same moment on the machine's monotonic clock; 0 where it is not known
 
@@ -185,14 +189,14 @@ def signal_name(number: int) -> str:
 
 
 def note_exit(folder: Path, ended: Exit) -> None:
-    """Append a line by one write: it is whole unless the agent was killed meanwhile."""
+    """Append a line by a single write: it is whole unless the agent was killed meanwhile."""
     with (folder / EXITS).open("a") as file:
         file.write(json.dumps(dataclasses.asdict(ended)) + "\n")
 
 
 def read_exits(folder: Path) -> list[Exit]:
     """Return the workers that failed, in the order in which the agent saw them end."""
-    return [one for one in read_ends(folder) if one.exitcode != 0]
+    return [ended for ended in read_ends(folder) if ended.exitcode != 0]
 
 
 def read_ends(folder: Path) -> list[Exit]:
@@ -220,5 +224,5 @@ def last_words(folder: Path, ended: Exit) -> str:
 def first_exit(folder: Path) -> Exit | None:
     """Return the failure that ended the newest start of the workers, as far as the agent knows."""
     exits = read_exits(folder)
-    newest = max((one.attempt for one in exits), default=0)
-    return min((one for one in exits if one.attempt == newest), key=lambda e: e.at, default=None)
+    newest = max((ended.attempt for ended in exits), default=0)
+    return min((e for e in exits if e.attempt == newest), key=lambda ended: ended.at, default=None)

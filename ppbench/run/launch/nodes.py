@@ -1,10 +1,11 @@
-"""torchrun, but that what it opens listens on one interface of each machine.
+"""torchrun, but listening on one interface of each machine only.
 
-    python -m ppbench.run.launch.nodes OPTIONS OF TORCHRUN
+    python -m ppbench.run.launch.nodes [TORCHRUN OPTIONS]
 
-Torchrun's stores listen on every interface, and obey whoever reaches them. Here, the machine that
-the rendezvous endpoint names listens on that address alone, and each of the others on the address
-from which it reaches that one; so do gloo and NCCL. `GLOO_SOCKET_IFNAME` chooses another interface.
+Torchrun's stores listen on every interface, and obey anyone who reaches them. Here, the machine
+that the rendezvous endpoint names listens on that address alone, and each of the others on the
+address from which it reaches that one; so do gloo and NCCL. `GLOO_SOCKET_IFNAME` chooses another
+interface.
 
     endpoint's machine   its agents' store   <--   agents of all machines
     first machine        the ranks' store    <--   ranks of all machines
@@ -58,7 +59,7 @@ class OneInterface(RendezvousHandler):
     def __init__(self, handler: RendezvousHandler, place: Interface) -> None:
         self._handler, self._place = handler, place
         theirs: Any = handler
-        theirs._create_tcp_store_server = self._serve  # what it does where agents share a store
+        theirs._create_tcp_store_server = self._serve  # torch calls it where agents share a store
 
     def _serve(self, _host: str, port: int) -> object:
         return serve(self._place.address, port, _STORE_TIMEOUT)
@@ -67,12 +68,8 @@ class OneInterface(RendezvousHandler):
         """Block until all nodes are here. The store's keys are those of this round."""
         met = self._handler.next_rendezvous()
         if met.rank == 0:
-            store_info = met.bootstrap_store_info
-            port = (
-                store_info.master_port
-                if store_info is not None and self.use_agent_store
-                else self._free()
-            )
+            info = met.bootstrap_store_info
+            port = info.master_port if info is not None and self.use_agent_store else self._free()
             met.store.set(_ADDRESS, f"{port} {self._place.address}")
         port_text, _, address = met.store.get(_ADDRESS).decode().partition(" ")
         where = RendezvousStoreInfo(address, int(port_text))

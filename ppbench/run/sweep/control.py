@@ -1,4 +1,4 @@
-"""Runs what is missing of a sweep, launch by launch, to its result.
+"""Runs the missing cases of a sweep, launch by launch.
 
 missing runs --job file--> workers --journal--> display
 
@@ -6,8 +6,8 @@ No finished run is lost, whichever process is killed and when. A run exists once
 store; one that has begun and has none is closed with a row that says why: by the restarted rank 0,
 by this controller, or by the next sweep into the store.
 
-`run_sweep` is what a command and a notebook call. It is quiet but for notes: whoever wants to show
-progress passes a display.
+Commands and notebooks call `run_sweep`. It prints notes only; progress is shown by a display that
+the caller passes.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ MAX_FRUITLESS_STARTS = 2
 
 
 def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = False) -> None:
-    """Run what is missing. Every finished case is in the store when the next one begins.
+    """Run the missing cases. Every finished one is in the store when the next begins.
 
-    Raises LaunchError if the workers end without doing their work, StoreError if it cannot be
-    stored. On KeyboardInterrupt they are ended, and what is finished is kept.
+    Raises LaunchError if the workers end without finishing any, StoreError if results cannot be
+    stored. On KeyboardInterrupt the workers are ended, and finished runs are kept.
     """
     if plan.missing:
         check_semaphores()
-        for note in notes_on(place_for(_num_ranks(plan.missing))):
+        for note in notes_on(place_for(num_ranks_of(plan.missing))):
             print(f"note: {note}", file=sys.stderr, flush=True)
     if reruns:
         note_rerun(plan, store)
@@ -92,8 +92,8 @@ def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = 
 def _run_launch(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> None:
     """Run one launch's items; `indices` are their positions among the missing runs.
 
-    The workers are started anew when the agent itself has died, as long as each start ends some
-    runs.
+    The workers are started anew when the agent itself has died, as long as each start finishes
+    some runs.
     """
     left = indices
     while left:
@@ -118,47 +118,49 @@ def job_of(plan: SweepPlan, indices: list[int], store: Store) -> Job:
 def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
     """Start the agent once; return the status of each item that has a row when it has ended."""
     folder = store.folder / "launches" / job.launch_id
-    with claimed_node_folder(job.launch_id, _num_ranks(job.items), folder / RUNNING) as local:
-        return _run_job_in(folder, local, job, on_event)
-
-
-def _num_ranks(items: Iterable[PlannedRun]) -> int:
-    return max((item.case.world_size for item in items), default=1)
-
-
-def _run_job_in(
-    folder: Path, local: Path, job: Job, on_event: Callable[[Event], None]
-) -> dict[int, str]:
-    """Run a job; `folder` is its launch in the store, `local` the folder on this machine."""
-    job_file = write_job(folder, job)
-    marker = Lock(folder / RUNNING)
-    marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
-    launch = LocalLaunch(
-        folder,
-        [WORKER, str(job_file)],
-        num_ranks=_num_ranks(job.items),
-        threads_per_rank=max(item.case.launch_threads_per_rank for item in job.items),
-        max_restarts=sum(2 + item.measure.retry for item in job.items),
-        preloaded=preloaded_for(item.case.model_preset for item in job.items),
-    )
-    try:
-        follow(launch, folder, on_event, local)
-    except KeyboardInterrupt:
-        launch.stop()
-        _close(job, folder, local, marker, on_event, is_interrupted=True)
-        raise
-    finally:
-        launch.stop()
-        if not folder.is_dir():  # no other sweep would find out about it
-            remove_folder(local)
-    _close(job, folder, local, marker, on_event, is_interrupted=False)
+    max_restarts = sum(2 + item.measure.retry for item in job.items)
+    with claimed_node_folder(job.launch_id, num_ranks_of(job.items), folder / RUNNING) as local:
+        program = [WORKER, str(write_job(folder, job))]
+        marker = Lock(folder / RUNNING)
+        marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
+        launch = start_workers(folder, program, job.items, max_restarts)
+        try:
+            follow(launch, folder, on_event, local)
+        except KeyboardInterrupt:
+            launch.stop()
+            _close(job, folder, local, marker, on_event, is_interrupted=True)
+            raise
+        finally:
+            launch.stop()
+            if not folder.is_dir():  # no other sweep would find out about it
+                remove_folder(local)
+        _close(job, folder, local, marker, on_event, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
     raise LaunchError(_why_none_ended(launch, folder))
 
 
+def num_ranks_of(items: Iterable[PlannedRun]) -> int:
+    """Return how many ranks the largest case needs; 1 without cases."""
+    return max((item.case.world_size for item in items), default=1)
+
+
+def start_workers(
+    folder: Path, program: Sequence[str], items: Sequence[PlannedRun], max_restarts: int
+) -> LocalLaunch:
+    """Start as many workers as the largest case needs. Raises LaunchError."""
+    return LocalLaunch(
+        folder,
+        program,
+        num_ranks=num_ranks_of(items),
+        threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
+        max_restarts=max_restarts,
+        preloaded=preloaded_for(item.case.model_preset for item in items),
+    )
+
+
 def _why_none_ended(launch: LocalLaunch, folder: Path) -> str:
-    """Return the limit that the workers met, on one line; else the end of their log."""
+    """Describe the limit of the machine that the workers met, else the end of their log."""
     lines = launch.last_lines()
     if limit := limit_in("\n".join(lines)):
         return f"the workers could not be started: {limit}. All logs: {folder}"
@@ -202,7 +204,11 @@ def follow(
             has_begun = True
             on_event(event)
         if not folder.is_dir():
-            raise StoreError(_of_lost_results(folder))
+            raise StoreError(
+                f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "
+                "it held are gone with it, and the ranks were stopped. Put it back, or start the "
+                "sweep again"
+            )
         if problem := store_error(local):
             raise StoreError(problem)
         if exit_code is not None:
@@ -210,14 +216,6 @@ def follow(
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
-
-
-def _of_lost_results(folder: Path) -> str:
-    """Describe that the store with the folder of this launch is gone."""
-    return (
-        f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that it held "
-        "are gone with it, and the ranks were stopped. Put it back, or start the sweep again"
-    )
 
 
 def show_event(indices: list[int], display: Display, event: Event) -> None:
@@ -276,11 +274,11 @@ def sweep(
     retry_failed: bool = False,
     display: Display | None = None,
 ) -> SweepResult:
-    """Measure what is missing of a sweep file's cases, into the folder `results`.
+    """Measure the missing cases of a sweep file into the folder `results`.
 
-    `overrides` are `KEY=VALUE` as of `--set`, `only` as of `--only`. Raises UsageError for what
-    cannot be run, SweepInterruptedError when it is stopped from the keyboard; what is finished by
-    then stays. A run that fails has a row that says why.
+    `overrides` are `KEY=VALUE` as for `--set`, `only` as for `--only`. Raises UsageError for cases
+    that cannot be run, SweepInterruptedError when it is stopped from the keyboard; finished runs
+    are kept. A run that fails has a row that says why.
     """
     path, choice = Path(file), Choice(rerun, retry_failed, parse_only(list(only)))
     read = read_sweep(path, list(overrides), default_device())
@@ -290,7 +288,7 @@ def sweep(
 
 
 def note_stages(read: Sweep) -> None:
-    """Note what is remarkable about the stages of the sweep's models."""
+    """Print the notes on the stages of the sweep's models."""
     for text in notes_on_stages((case for case, _ in read.cases), read.facts):
         note(f"note: {text}")
 
@@ -302,10 +300,10 @@ def run_sweep(
     display: Display | None = None,
     command: str | None = None,
 ) -> SweepResult:
-    """Run what is missing of a sweep that has been read.
+    """Run the missing cases of a sweep that has been read.
 
-    When the workers cannot go on, a note says so, and what is finished stays. Raises
-    SweepInterruptedError, which says how to go on where `command` makes the same sweep.
+    When the workers cannot go on, a note says so, and finished runs are kept. Raises
+    SweepInterruptedError, which says how to go on if `command` is the command of this sweep.
     """
     plan = plan_sweep(read, store, choice)
     try:
@@ -336,18 +334,12 @@ def _note_done(plan: SweepPlan) -> None:
         note(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
 
 
-class _Quiet:
+class _Quiet(Display):
     """A display that shows nothing."""
-
-    def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None: ...
-    def case_begins(self, index: int) -> None: ...
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None: ...
-    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
-    def end(self) -> None: ...
 
 
 def choice_options(choice: Choice) -> list[str]:
-    """The options of a command line that make the choice."""
+    """Return the command line options that make this choice."""
     words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
     return [*words, *_only_options(choice.only.allowed)]
 

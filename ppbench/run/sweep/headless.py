@@ -1,4 +1,4 @@
-"""A sweep without a controller: rank 0 plans it, holds its locks and reports its progress.
+"""Runs a sweep without a controller: rank 0 plans it, holds its locks and reports its progress.
 
     torchrun --nnodes N ... -m ppbench.run.worker SWEEP.toml [--results DIR] [--set KEY=VALUE] ...
 
@@ -23,7 +23,7 @@ from ppbench.errors import UsageError
 from ppbench.files import Lock
 from ppbench.run.job import Event, Job, read_job, read_state, write_job
 from ppbench.run.machine.environment import default_device
-from ppbench.run.sweep.control import job_of, show_event
+from ppbench.run.sweep.control import job_of, num_ranks_of, show_event
 from ppbench.run.sweep.open_runs import RUNNING, running_note
 from ppbench.run.sweep.plan import Choice, SweepPlan, exclusive_plan, forget_rerun, note_rerun
 from ppbench.run.sweep.progress import PlainDisplay
@@ -52,10 +52,10 @@ class Headless:
         choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
         begun = self._begun()
         plan = self._plan = self._held.enter_context(
-            exclusive_plan(read, store, choice, self._wait, _agent())
+            exclusive_plan(read, store, choice, _say_wait, _agent())
         )
         job = begun or self._begin(plan)
-        needed = max((item.case.world_size for item in job.items), default=1)
+        needed = num_ranks_of(job.items)
         if needed > num_ranks:
             raise UsageError(
                 f"{given.file}: a case needs {needed} ranks, and {num_ranks} were started; "
@@ -109,16 +109,9 @@ class Headless:
             forget_rerun(self._plan, self._store)
         self._held.close()
 
-    @staticmethod
-    def _wait(holder: str) -> None:
-        _say(f"waiting for {holder or 'another sweep'}")
-
 
 def _agent() -> str:
-    """Return a name of this node's agent that no other has.
-
-    A later process with the same id has another name: the time of its start is part of it.
-    """
+    """Return a unique name of this node's agent: its process id and the time of its start."""
     parent = os.getppid()
     began = ""
     with contextlib.suppress(OSError):
@@ -128,6 +121,10 @@ def _agent() -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _say_wait(holder: str) -> None:
+    _say(f"waiting for {holder or 'another sweep'}")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ its result. An architecture that ends the ranks is an `error`, and new ranks go 
 
 from __future__ import annotations
 
-import json
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.model.descriptions import Check
 from ppbench.errors import LaunchError, UsageError
+from ppbench.run.job import Journal
 from ppbench.run.launch.local import PRETRAINED, LocalLaunch
 
 POLL_S = 0.1
@@ -48,36 +49,20 @@ class _Record:
         self.planned = dict.fromkeys(names)
         self.checks: list[Check] = []
         self._current: str | None = None
-        self._path, self._offset = Path(), 0
 
     @property
     def remaining(self) -> list[str]:
         done = {check.architecture for check in self.checks}
         return [name for name in self.planned if name not in done]
 
-    def follow(self, path: Path) -> None:
-        """Read another file from here on.
-
-        Each start of the ranks has its own: a line of the last one may have been cut off.
-        """
-        path.touch()
-        self._path, self._offset = path, 0
-
-    def read(self) -> None:
-        """Add the lines since the last call, except one that is still being written."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines = [line for line in file if line.endswith(b"\n")]
-        self._offset += sum(map(len, lines))
-        for line in lines:
-            self._take(json.loads(line))
-
-    def _take(self, line: dict[str, object]) -> None:
-        name = str(line["architecture"])
-        self.planned.setdefault(name)
-        if line["status"] not in _NOT_RESULTS:
-            self.checks.append(Check(**line))  # type: ignore[arg-type]  # our own ranks wrote it
-        self._current = name if line["status"] == "started" else None
+    def read(self, lines: Journal) -> None:
+        """Add the lines since the last call."""
+        for line in lines.new_events():
+            name = str(line["architecture"])
+            self.planned.setdefault(name)
+            if line["status"] not in _NOT_RESULTS:
+                self.checks.append(Check(**line))  # type: ignore[arg-type]  # our ranks wrote it
+            self._current = name if line["status"] == "started" else None
 
     def close_current(self) -> None:
         """Record an error for the architecture that the ranks were at when they died, if any."""
@@ -91,7 +76,7 @@ def check_architectures(
     on_check: Callable[[CheckProgress], None],
     module: str = MODULE,
 ) -> list[Check]:
-    """Check the named architectures, or all that there are, in order.
+    """Check the named architectures, or all known ones, in order.
 
     Raises UsageError for unknown names, LaunchError if the ranks cannot be started.
     """
@@ -113,11 +98,10 @@ def _run_ranks(
 ) -> bool:
     """Start the ranks once and follow them to their end; return whether they checked everything."""
     path, num_before = folder / "checks.jsonl", len(record.checks)
-    record.follow(path)
-    program = [module, str(path), *wanted]
+    lines = Journal(folder, path.name)
     launch = LocalLaunch(
         folder,
-        program,
+        [module, str(path), *wanted],
         num_ranks=NUM_RANKS,
         threads_per_rank=1,
         max_restarts=0,
@@ -128,7 +112,7 @@ def _run_ranks(
         while exit_code is None:
             time.sleep(POLL_S)
             exit_code = launch.poll()  # before the last look: nothing is written after it
-            _pass_on(record, on_check, record.read)
+            _pass_on(record, on_check, functools.partial(record.read, lines))
     finally:
         launch.stop()
     _pass_on(record, on_check, record.close_current)

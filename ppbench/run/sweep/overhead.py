@@ -2,7 +2,7 @@
 
     sweep file --> cases --job file--> ranks in turns --journal--> rounds --> ratios
 
-Nothing goes into the store: it holds steps with spans, and these rounds measure what spans cost.
+Nothing goes into the store, which holds steps with spans: these rounds measure the cost of spans.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError, first_line
 from ppbench.run.failures.evidence import claimed_node_folder, collect, diagnose
 from ppbench.run.job import Event, Job, PlannedRun, write_job
-from ppbench.run.launch.local import LocalLaunch, preloaded_for
+from ppbench.run.launch.local import LocalLaunch
 from ppbench.run.machine.private_folder import remove_folder
-from ppbench.run.sweep.control import follow
+from ppbench.run.sweep.control import follow, num_ranks_of, start_workers
 from ppbench.run.sweep.plan import check_devices
 from ppbench.run.sweep.progress import describe
 from ppbench.statistics.significance import Ratio, paired_ratio
@@ -58,7 +58,7 @@ def _columns(name: str, ratio: Ratio) -> dict[str, object]:
 
 
 OnProgress = Callable[[str, int], None]
-"""Told which case is being measured, in words, and how many of its rounds are over."""
+"""Called with a description of the case being measured and its number of finished rounds."""
 
 
 class _Followed:
@@ -120,17 +120,9 @@ def measure_overhead(
         contextlib.ExitStack() as held,
     ):
         folder, launch_id = Path(name) / "launch", new_run_id()
-        num_ranks = max(item.case.world_size for item in items)
-        local = held.enter_context(claimed_node_folder(launch_id, num_ranks))
-        job_file = write_job(folder, Job(launch_id, name, "", sweep.name, sweep.file, None, items))
-        launch = LocalLaunch(
-            folder,
-            [MODULE, str(job_file)],
-            num_ranks=num_ranks,
-            threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
-            max_restarts=0,
-            preloaded=preloaded_for(item.case.model_preset for item in items),
-        )
+        local = held.enter_context(claimed_node_folder(launch_id, num_ranks_of(items)))
+        job = Job(launch_id, name, "", sweep.name, sweep.file, None, items)
+        launch = start_workers(folder, [MODULE, str(write_job(folder, job))], items, max_restarts=0)
         try:
             if not follow(launch, folder, followed.take, local):
                 raise LaunchError(f"{followed.place}: {_cause(launch, folder, local)}")

@@ -1,6 +1,6 @@
-"""What the user sees while a sweep runs: a live line on a terminal, plain lines elsewhere.
+"""Progress of a sweep: live bars on a terminal, plain lines elsewhere.
 
-Written to standard error, so that standard output holds the results alone.
+It is written to standard error, so that standard output holds the results alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -17,8 +16,8 @@ from ppbench.errors import printable
 from ppbench.run.job import PlannedRun
 
 
-class Display(Protocol):
-    """Shows the events of a sweep, in order."""
+class Display:
+    """Shows the events of a sweep, in order; a method that is not overridden shows nothing."""
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None: ...
     def case_begins(self, index: int) -> None: ...
@@ -137,7 +136,7 @@ def time_left(estimate: Estimate) -> str:
     return f"{clock} or more left" if has_more else f"{clock} left"
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """Prints a line when a case begins and one when it ends; steps would only fill a log."""
 
     def __init__(self, console: Console) -> None:
@@ -164,14 +163,11 @@ class PlainDisplay:
         self._estimate.finish(index)
         self._say(f"  {status}, {summary}, run {run_id}, {time_left(self._estimate)}")
 
-    def end(self) -> None:
-        pass
-
     def _say(self, text: str) -> None:
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Shows a bar for all cases and one for the current case's steps."""
 
     def __init__(self, console: Console) -> None:

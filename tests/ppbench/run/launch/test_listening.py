@@ -15,7 +15,8 @@ import pytest
 from nodes import ADDRESSES, reason_against_nodes, two_nodes
 from sockets import is_loopback, listening
 
-from ppbench.run.launch.cluster import NODES, WORKER, Nodes, torchrun_command
+from ppbench.run.launch.cluster import NODES, Nodes, torchrun_command
+from ppbench.run.launch.local import WORKER
 from ppbench.store import Store
 
 PATIENCE_S = 300.0

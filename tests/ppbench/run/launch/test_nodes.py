@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from nodes import Node, reason_against_nodes, two_nodes
 
-from ppbench.run.launch.cluster import WORKER, Nodes, torchrun_command
+from ppbench.run.launch.cluster import Nodes, torchrun_command
+from ppbench.run.launch.local import WORKER
 from ppbench.store import Store
 
 PATIENCE_S = 600

@@ -363,7 +363,7 @@ def test_memory_that_takes_no_semaphores_is_one_error(tmp_path):
     assert done.returncode == 4
     assert done.stderr == (
         "error: /dev/shm: no semaphore can be made there: Read-only file system; torch starts no "
-        "workers without: mount a tmpfs there that can be written to\n"
+        "workers without one; mount a writable tmpfs there\n"
     )
 
 
