@@ -44,19 +44,19 @@ from ppbench.errors import PpbenchError, UsageError, describe, first_line
 from ppbench.external.members import Members
 from ppbench.external.record import RunMetadata, check_name, settings_from, write_run
 from ppbench.external.recording import RankRecording, gpu_of, join_recordings, rank_facts
-from ppbench.run.runtimes.torch_spans import Instrument, stages_of
+from ppbench.run.runtimes.torch_spans import Instrument, replace_attribute, stages_of
 from ppbench.store import Store, check_writable
 
 Loss = Callable[[], float | None]
 
 
 class AttachWarning(UserWarning):
-    """Says why no run will be stored, or what is missing in it. Training goes on."""
+    """Reason why no run is stored, or why something is missing in it. Training goes on."""
 
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """What the script asks for."""
+    """Checked arguments of `attach`."""
 
     steps: frozenset[int]
     metadata: RunMetadata
@@ -69,12 +69,12 @@ class AttachRequest:
         return max(self.steps)
 
     def common(self) -> str:
-        """Return what must be the same on all ranks, or they would wait at different points."""
+        """Describe what all ranks must agree on, or they would wait at different points."""
         return f"steps={sorted(self.steps)}, {'an' if self.optimizers else 'no'} optimizer"
 
 
 _schedules: WeakSet[Any] = WeakSet()
-"""The schedules that are attached now: two attachments would undo each other's patches."""
+"""The schedules that are attached: two attachments would remove each other's patches."""
 
 
 class Attachment:
@@ -86,7 +86,7 @@ class Attachment:
         self._schedule, self._request, self._members = schedule, request, members
         self._device = torch.device(stages_of(schedule)[0].device)
         self._clock: Clock = clock_for(self._device)
-        self._instrument = Instrument(schedule, self._clock, members.rank)
+        self._instrument = Instrument(schedule, self._clock)
         self._recording = RankRecording()
         self._count = 0  # calls of `schedule.step` so far
         self._num_before = 0  # the number of calls before the first chosen one
@@ -104,16 +104,16 @@ class Attachment:
     def begin(self) -> None:
         """Replace the schedule's `step` by one that counts and records."""
         schedule = self._schedule
-        self._usual_step, self._had_own_step = schedule.step, "step" in vars(schedule)
+        self._usual_step = schedule.step
         self._our_step = functools.wraps(self._usual_step)(functools.partial(self._step))
-        schedule.step = self._our_step
+        self._restore_step = replace_attribute(schedule, "step", self._our_step)
         _schedules.add(schedule)
         atexit.register(self._at_exit)
 
     def close(self) -> None:
-        """Store what was recorded, if that is not done, and restore the schedule.
+        """Store what was recorded, unless that is done, and restore the schedule.
 
-        Collective over the pipeline's ranks, unless nothing was recorded or all is done.
+        Collective over the pipeline's ranks, unless nothing was recorded or the run is stored.
         """
         if not self._is_over:
             if self._has_begun:
@@ -179,7 +179,7 @@ class Attachment:
 
     @contextlib.contextmanager
     def _guarded(self) -> Any:
-        """Keep an error for the others to see, and record nothing from then on."""
+        """Keep an error for the other ranks, and record nothing from then on."""
         try:
             yield
         except Exception as error:
@@ -199,7 +199,7 @@ class Attachment:
             _warn(f"the loss of step {number} is not known: {describe(error)}")
 
     def _record_optimizers(self, number: int) -> None:
-        """Hook the optimizers until the next step begins. Others may add hooks in between."""
+        """Hook the optimizers until the next step begins."""
         self._optimizer_step = number
         for optimizer in self._request.optimizers:
             before = optimizer.register_step_pre_hook(self._optimizer_begins)
@@ -230,7 +230,7 @@ class Attachment:
                 self._recording.spans.append(span)
 
     def _finish(self) -> None:
-        """Gather what all ranks recorded; the first one writes it. Collective."""
+        """Gather the recordings of all ranks; rank 0 writes the run. Collective."""
         self._release_optimizers()
         self._is_over = True
         members = self._members
@@ -247,12 +247,13 @@ class Attachment:
             everyone: list[RankRecording] = members.gather_objects(self._recording, members.ranks)
             if members.rank == 0:
                 self.run_id = self._write(everyone)
-                _print(f"run {self.run_id} is stored in {self._request.results}")
+                stored = f"ppbench: run {self.run_id} is stored in {self._request.results}"
+                print(stored, file=sys.stderr, flush=True)
         except Exception as error:
             self._warn(_text_of(error))
 
     def _write(self, everyone: Sequence[RankRecording]) -> str:
-        """Raises PpbenchError."""
+        """Store the run; return its id. Raises PpbenchError."""
         recorded = join_recordings(
             everyone, self._schedule, self._device, self._members, self._num_before
         )
@@ -275,7 +276,7 @@ class Attachment:
         self._detach()
 
     def _detach(self) -> None:
-        """Restore everything. A second call changes nothing."""
+        """Remove every patch and hook. A second call changes nothing."""
         self._is_over = True
         atexit.unregister(self._at_exit)
         _schedules.discard(self._schedule)
@@ -284,7 +285,7 @@ class Attachment:
         self._release_optimizers()
         self._members.close()
         if vars(self._schedule).get("step") is self._our_step:
-            _put_back(self._schedule, self._usual_step, is_own=self._had_own_step)
+            self._restore_step()
 
     def _at_exit(self) -> None:
         """Detach when the process ends before the last chosen step; other ranks may be gone."""
@@ -334,9 +335,9 @@ def attach(
     of the steps. `steps` counts the calls of `schedule.step` from now on, from 0. With data
     parallelism the pipeline that has rank 0 is recorded, or `every_pipeline`, each as its own run.
 
-    `optimizer`: one or several, to have spans of their own. `loss`: called for the step's loss
-    after each chosen step; without it, it is the mean of the list that the script passes to
-    `schedule.step(losses=...)`. `settings`: what is known of the workload, by the sweep file's
+    `optimizer`: one or several, whose steps get spans. `loss`: called for the step's loss after
+    each chosen step; without it, the loss is the mean of the list that the script passes to
+    `schedule.step(losses=...)`. `settings`: the known settings of the workload, by the sweep file's
     keys, `{"model.preset": "llama-8b", "seq_len": 8192}`.
 
     Never raises: an error becomes an `AttachWarning`.
@@ -422,17 +423,6 @@ def _checked_optimizers(optimizer: Any) -> tuple[Any, ...]:
 def _has_rank_0(schedule: Any) -> bool:
     group = stages_of(schedule)[0].group
     return group is None or 0 in dist.get_process_group_ranks(group)
-
-
-def _put_back(owner: Any, usual: Any, *, is_own: bool) -> None:
-    if is_own:
-        owner.step = usual
-    else:  # the class has it
-        del owner.step
-
-
-def _print(text: str) -> None:
-    print(f"ppbench: {text}", file=sys.stderr, flush=True)
 
 
 def _warn(text: str) -> None:

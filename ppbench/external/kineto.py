@@ -6,14 +6,14 @@ host's clock since 1970: events count microseconds since `baseTimeNanoseconds`.
 
 Names of ranges that are recognized:
 
-2F0, 0SEND_F3, OPT          engine's own
+    2F0, 0SEND_F3, OPT          engine's own
     PP:2F0, PP:(0F3;3B1)...     torch.distributed.pipelining, schedules of several stages
     Forward 3, Backward 3       torch's ScheduleGPipe, with one stage per rank
     ...: forward_one_chunk      torch's stages themselves, in a trace with Python's stack: needed
                                 for Schedule1F1B, which names no ranges
     a pattern                   any other names
 
-A file is read by the first of these forms that occurs in it, or by the pattern if one is given.
+A file is read by the first of these forms that occurs in it, or by the pattern if there is one.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ _OPS = {word: op for op, words in _WORDS.items() for word in words}
 
 
 class Named(NamedTuple):
-    """A range that is an action. A stage or microbatch of None is inferred from the others."""
+    """A range that is an action; a stage or microbatch of None is inferred later."""
 
     within: Interval
     op: Op
@@ -205,24 +205,20 @@ class Named(NamedTuple):
     may_wait: bool  # its range may begin with waiting for a message
 
 
-@dataclass(frozen=True)
-class Form:
-    """One way of naming actions."""
-
-    name: str
-    read: Callable[[Trace, Interval], Sequence[Named]]
+Form = Callable[[Trace, Interval], Iterator[Named]]
+"""A way of naming actions: yields the actions that a range is."""
 
 
 def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
     """Return the actions of a trace by start. Raises UsageError if there are none."""
     forms = _FORMS if pattern is None else (_form_of(pattern),)
     for form in forms:
-        actions = [named for outer in trace.ranges for named in form.read(trace, outer)]
+        actions = [named for outer in trace.ranges for named in form(trace, outer)]
         if any(named.op is not Op.OPT for named in actions):
-            has_optimizer = any(named.op is Op.OPT for named in actions)
-            others = [] if has_optimizer else list(_optimizer_ranges(trace))
-            return sorted([*actions, *others], key=lambda named: named.within)
-    raise UsageError(_nothing_found(trace, pattern))
+            if not any(named.op is Op.OPT for named in actions):
+                actions += _optimizer_ranges(trace)
+            return sorted(actions, key=lambda named: named.within)
+    raise UsageError(_no_action_in(trace, pattern))
 
 
 def check_pattern(text: str) -> re.Pattern[str]:
@@ -297,7 +293,7 @@ def _form_of(pattern: re.Pattern[str]) -> Form:
             stage, microbatch = (_number(trace, outer, groups, n) for n in ("stage", "microbatch"))
             yield Named(outer, op, stage, microbatch, may_wait=False)
 
-    return Form("pattern", lambda trace, outer: list(read(trace, outer)))
+    return read
 
 
 def _number(trace: Trace, outer: Interval, groups: dict[str, str | None], name: str) -> int | None:
@@ -312,11 +308,7 @@ def _number(trace: Trace, outer: Interval, groups: dict[str, str | None], name: 
         ) from None
 
 
-_FORMS = (
-    Form("actions", lambda trace, outer: list(_of_actions(trace, outer))),
-    Form("GPipe", lambda trace, outer: list(_of_gpipe(trace, outer))),
-    Form("stages", lambda trace, outer: list(_of_stages(trace, outer))),
-)
+_FORMS: tuple[Form, ...] = (_of_actions, _of_gpipe, _of_stages)
 
 
 def _optimizer_ranges(trace: Trace) -> Iterator[Named]:
@@ -329,7 +321,7 @@ def is_transfer(op: Op) -> bool:
     return op in SEND_OPS or op in RECV_OPS
 
 
-def _nothing_found(trace: Trace, pattern: re.Pattern[str] | None) -> str:
+def _no_action_in(trace: Trace, pattern: re.Pattern[str] | None) -> str:
     names = list(dict.fromkeys(outer.name for outer in trace.ranges))
     shown = ", ".join(f'"{name[:40]}"' for name in names[:12]) or "no ranges at all"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""

@@ -1,8 +1,8 @@
 """Stores a run that ppbench did not start, with the same columns as a measured one.
 
-What is not known is null. Settings are columns that every run has: `settings_told` lists those that
-are known, and the others are `unknown`, or 0 and false where they are not text. The workload's id
-depends on the name that its owner gave it as well, so that two unknown models are never compared.
+Unknown figures are null. Settings are columns of every run: `settings_told` lists those that are
+known, and the others are `unknown`, or 0 and false where they are not text. The workload's id also
+depends on the name given by its owner, so that two unknown models are never compared.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CASE_FIELDS = {case_field.name: case_field.default for case_field in dataclasse
 _RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
 _NOT_SETTABLE = (*_RECORDED, "device", "runtime")
 _NAMES = ("model.preset", "data.source")
-"""Settings that may name something that ppbench does not know."""
+"""Settings whose values ppbench need not know."""
 _LOWERING = ("transfer_policy", "transfer_look_ahead")
-"""How transfers are added to a stored program: never unknown."""
+"""Settings by which transfers are added to a stored program: never unknown."""
 
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """What the owner of a run says about it."""
+    """Name and known settings of a run, given by its owner."""
 
     name: str
     settings: Mapping[str, object] = field(default_factory=dict)  # fields of Case
@@ -50,7 +50,7 @@ class RunMetadata:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What was recorded of a run."""
+    """Spans and facts of a run that ppbench did not start."""
 
     origin: str  # `imported` or `attached`
     program: Program  # without transfers
@@ -58,10 +58,10 @@ class RecordedRun:
     ranks: Sequence[Mapping[str, object]]  # columns of `ranks`, in order
     facts: Mapping[str, object]  # columns of `runs`
     losses: Mapping[int, float] = field(default_factory=dict)  # by step
-    early: Collection[Receive] = frozenset()  # receives that were there when they were asked for
+    early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
     num_warmup_steps: int | None = None
     is_oversubscribed: bool = False
-    completion_seen_on_wait: bool = False  # a receive ends when it was taken, not when it came
+    completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
 
 
@@ -174,7 +174,7 @@ def _finished(recorded: RecordedRun, metadata: RunMetadata, case: Case) -> Finis
 
 
 def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
-    """Add to each rank's row what the program implies: its stages and what it holds."""
+    """Add the columns that the program implies: each rank's stages, and what it holds."""
     program = recorded.program
     held = peak_activations(program)  # from a microbatch's forward to the end of its backward
     return [
@@ -198,7 +198,7 @@ def _with_known_sizes(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def _case_of(program: Program, metadata: RunMetadata) -> Case:
-    """Return the case with the settings that are known; the others are as the module says."""
+    """Return the case with the known settings; the others are as described in the module."""
     known = {
         "schedule": program.schedule,
         "world_size": program.world_size,

@@ -1,4 +1,4 @@
-"""What the ranks of an attached pipeline recorded, joined to one run."""
+"""Joins the recordings of an attached pipeline's ranks to one run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ppbench.external.members import Members
 from ppbench.external.record import RecordedRun, named_program
 from ppbench.git import read_commit
 from ppbench.run.machine.environment import read_environment
+from ppbench.run.runtimes.runtime import clock_facts
 from ppbench.run.runtimes.torch_spans import program_from, stages_of
 
 ATTACHED = "attached"
@@ -33,15 +34,15 @@ ATTACHED = "attached"
 
 @dataclass
 class RankRecording:
-    """What one rank recorded, as the others receive it."""
+    """Recording of one rank, as it is sent to the others."""
 
     error: str | None = None
     spans: list[Span] = field(default_factory=list)
-    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
+    early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
     row: tuple[Action, ...] = ()
     losses: dict[int, float] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)  # columns of `ranks`
-    gpu: str = ""  # identifies it among all, however many the process may see
+    gpu: str = ""  # unique id of the GPU, also where a process sees only some
 
 
 def join_recordings(
@@ -51,7 +52,7 @@ def join_recordings(
     members: Members,
     num_steps_before: int,
 ) -> RecordedRun:
-    """Join the recordings of all ranks. Raises UsageError, also for what a rank failed with."""
+    """Join the recordings of all ranks. Raises UsageError, also if a rank could not record."""
     for rank, recording in enumerate(recordings):
         if recording.error is not None:
             raise UsageError(f"rank {rank} could not be recorded: {recording.error}")
@@ -126,16 +127,12 @@ def rank_facts(schedule: Any, rank: int, clock: Clock, alignment: Alignment) -> 
     stages = stages_of(schedule)
     device = torch.device(stages[0].device)
     parameters = {id(p): p for stage in stages for p in stage.submod.parameters()}
-    source = "shared with rank 0" if alignment.is_shared else "aligned by pings"
     return {
         "hostname": platform.node(),
         "device": str(device),
         "num_parameters": sum(p.numel() for p in parameters.values()),
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "clock": "rank 0" if rank == 0 else source,
-        "clock_offset_ns": alignment.offset_ns,
-        "clock_drift_ppb": alignment.drift_ppb,
-        "clock_error_ns": alignment.error_ns + clock.error_ns,
+        **clock_facts(rank, alignment, clock.error_ns),
         **_memory_facts(device),
     }
 

@@ -201,10 +201,9 @@ def chosen_steps(ranks: Sequence[Steps], wanted: Iterable[int]) -> list[int]:
     for number in chosen:
         lacking = [rank for rank, steps in enumerate(ranks) if number not in steps]
         if lacking:
-            there = ", ".join(map(str, every))
             raise UsageError(
                 f"step {number}: rank {lacking[0]} has no actions in it; the traces have the steps "
-                f"{there}. Choose those that all ranks have with --step"
+                f"{', '.join(map(str, every))}. Choose those that all ranks have with --step"
             )
     return chosen
 
@@ -215,7 +214,7 @@ def check_whole(ranks: Sequence[Steps], chosen: Sequence[int]) -> None:
     Raises UsageError.
     """
     for rank, steps in enumerate(ranks):
-        rows = {number: _computes(steps[number]) for number in chosen}
+        rows = {number: computations(steps[number]) for number in chosen}
         every = dict.fromkeys(action for row in rows.values() for action in row)
         for number, row in rows.items():
             if missing := [str(action) for action in every if action not in set(row)]:
@@ -237,13 +236,9 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + more
 
 
-def _computes(step: Sequence[Timed]) -> list[Action]:
+def computations(step: Sequence[Timed]) -> list[Action]:
+    """Return a rank's computations of a step in the order in which they were issued."""
     return [t.action for t in step if not is_transfer(t.action.op) and t.action.op is not Op.OPT]
-
-
-def program_rows(ranks: Sequence[Steps], step: int) -> tuple[tuple[Action, ...], ...]:
-    """Return each rank's computations of a step in the order in which they were issued."""
-    return tuple(tuple(_computes(steps[step])) for steps in ranks)
 
 
 def named_stages(source: RankTrace) -> set[int]:
@@ -259,7 +254,7 @@ Slack = Mapping[tuple[int, int], int]
 """(rank a, rank b) -> the least time in nanoseconds from the end of a's action to the start of the
 action of b that needs it, each on its own clock."""
 TOLERANCE_NS = 1_000
-"""Traces count microseconds, and each process ties its clock to the date by itself."""
+"""Traces count microseconds, and each process relates its clock to the date on its own."""
 
 
 @dataclass(frozen=True)
@@ -274,20 +269,17 @@ class Clock:
 def clocks_of(hosts: Sequence[str | None], slack: Slack) -> list[Clock]:
     """Return a clock for each rank; ranks of unnamed hosts have one each."""
     names: list[Hashable] = [rank if host is None else host for rank, host in enumerate(hosts)]
-    solution = _solve(names, slack)
-    if solution.violated_ns > TOLERANCE_NS and len(set(names)) < len(names):
-        solution = _solve(list(range(len(hosts))), slack)
-    return solution.clocks
+    clocks, violated_ns = _solve(names, slack)
+    if violated_ns > TOLERANCE_NS and len(set(names)) < len(names):
+        clocks, _ = _solve(list(range(len(hosts))), slack)
+    return clocks
 
 
-@dataclass(frozen=True)
-class _Solution:
-    clocks: list[Clock]
-    violated_ns: int  # by which messages still arrive too early
+def _solve(names: Sequence[Hashable], slack: Slack) -> tuple[list[Clock], int]:
+    """Find an offset for each name, the first rank's being 0; return the ranks' clocks.
 
-
-def _solve(names: Sequence[Hashable], slack: Slack) -> _Solution:
-    """Find one offset for each name; the first rank's is 0."""
+    The number is by how many nanoseconds messages still arrive too early.
+    """
     numbers = {name: index for index, name in enumerate(dict.fromkeys(names))}
     clock_of = [numbers[name] for name in names]
     bounds = np.full((len(numbers), len(numbers)), np.inf)
@@ -308,25 +300,21 @@ def _solve(names: Sequence[Hashable], slack: Slack) -> _Solution:
         far = max(high - offsets[number], offsets[number] - low, 0.0) if number else 0.0
         error_ns = round(far) if np.isfinite(far) else 0
         clocks.append(Clock(round(offsets[number]), error_ns + violated_ns, number == 0))
-    return _Solution(clocks, violated_ns)
+    return clocks, violated_ns
 
 
 def _relax(bounds: np.ndarray) -> int:
     """Widen bounds in place until they are consistent; return by how much.
 
     Around a cycle of messages the bounds must not add up to a negative number: if they do, the
-    clocks have drifted, or ranges are not what they seem.
+    clocks have drifted, or ranges were not recognized rightly.
     """
     widened_ns = 0.0
-    while (worst := _most_negative_cycle(bounds)) < 0:
+    while (worst := float(np.diag(_shortest(bounds)).min())) < 0:  # the most negative cycle
         step = -worst / len(bounds)
         bounds[np.isfinite(bounds) & ~np.eye(len(bounds), dtype=bool)] += step + 1
         widened_ns += step + 1
     return round(widened_ns)
-
-
-def _most_negative_cycle(bounds: np.ndarray) -> float:
-    return float(np.diag(_shortest(bounds)).min())
 
 
 def _shortest(bounds: np.ndarray) -> np.ndarray:

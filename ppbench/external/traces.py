@@ -2,10 +2,10 @@
 
     files -> ranges -> actions -> steps -> one clock -> spans -> row
 
-A trace shows when actions computed, but only on GPUs, whose transfers are kernels, when messages
-moved. Elsewhere a message lasts as long as its receiver verifiably waited for it: from when the
-sender had made it and the receiver was idle, to when the receiver went on. Transfers hidden behind
-computation thus take no time, which is what they cost.
+A trace shows when actions computed. It shows when messages moved only on GPUs, where transfers are
+kernels. Elsewhere a message lasts as long as its receiver verifiably waited for it: from when the
+sender had made it and the receiver was idle, to when the receiver went on. A transfer hidden behind
+computation thus takes no time, which is what it costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,8 @@ from ppbench.external.steps import (
     check_whole,
     chosen_steps,
     clocks_of,
+    computations,
     named_stages,
-    program_rows,
     steps_of,
 )
 from ppbench.store import Store, check_writable
@@ -56,7 +56,7 @@ IMPORTED = "imported"
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What the command line asks for, besides the files."""
+    """Options of `ppbench import`, besides the files."""
 
     name: str
     schedule: str | None = None
@@ -90,7 +90,8 @@ def import_traces(paths: Sequence[Path], request: ImportRequest, results: Path) 
     ranks = [steps_of(source) for source in sources]
     chosen = chosen_steps(ranks, request.steps)
     check_whole(ranks, chosen)
-    program = _program_of(sources, program_rows(ranks, chosen[0]), request.schedule)
+    rows = tuple(tuple(computations(steps[chosen[0]])) for steps in ranks)
+    program = _program_of(sources, rows, request.schedule)
     check_legal(program)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, ranks, chosen))
     spans = list(_spans(program, ranks, chosen, clocks))
@@ -150,11 +151,12 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
 
 
 def _check_num_ranks(traces: Sequence[Trace]) -> None:
-    """Check that the files can be all of a pipeline: not every form of ranges names its stage."""
+    """Check that there is a file of each rank: not every form of ranges names its stage."""
     given, sizes = len(traces), {trace.world_size for trace in traces} - {None}
     if len(sizes) > 1:
+        listed = " and ".join(sorted(map(str, sizes)))
         raise UsageError(
-            f"{traces[0].path}: the traces are of jobs of {_listed(sizes)} ranks; give those of one"
+            f"{traces[0].path}: the traces are of jobs of {listed} ranks; give those of one"
         )
     size = max(map(int, filter(None, sizes)), default=given)
     if size % given or (given == 1 < size and traces[0].has_messages):
@@ -164,15 +166,11 @@ def _check_num_ranks(traces: Sequence[Trace]) -> None:
         )
 
 
-def _listed(numbers: Iterable[int | None]) -> str:
-    return " and ".join(sorted(map(str, numbers)))
-
-
 def _check_stages(sources: Sequence[RankTrace], stages: Sequence[set[int]]) -> None:
     """Check that the ranks are one pipeline: no stage twice, and none missing."""
     owners: dict[int, RankTrace] = {}
-    for source, of_rank in zip(sources, stages, strict=True):
-        for stage in sorted(of_rank):
+    for source, stages_of_rank in zip(sources, stages, strict=True):
+        for stage in sorted(stages_of_rank):
             if stage in owners:
                 raise UsageError(
                     f"{source.trace.path}: has stage {stage}, as has {owners[stage].trace.path}: "
@@ -185,10 +183,14 @@ def _check_stages(sources: Sequence[RankTrace], stages: Sequence[set[int]]) -> N
     highest = max((named | ahead) - {None}, default=0)
     missing = [stage for stage in range(int(highest) + 1) if owners and stage not in owners]
     if missing:
-        raise UsageError(
-            f"stage {missing[0]} is in none of the {len(sources)} traces, though the pipeline has "
-            "it: ranks are missing; give the files of all ranks of the pipeline"
-        )
+        raise _missing_stage(missing[0], sources)
+
+
+def _missing_stage(stage: int, sources: Sequence[RankTrace]) -> UsageError:
+    return UsageError(
+        f"stage {stage} is in none of the {len(sources)} traces, though the pipeline has it: ranks "
+        "are missing; give the files of all ranks of the pipeline"
+    )
 
 
 def _program_of(
@@ -199,18 +201,14 @@ def _program_of(
         for action in row:
             owners.setdefault(action.stage, rank)
     if set(owners) != set(range(len(owners))):
-        lacking = min(set(range(max(owners) + 1)) - set(owners))
-        raise UsageError(
-            f"stage {lacking} is in none of the {len(sources)} traces: ranks are missing; give the "
-            "files of all ranks of the pipeline"
-        )
+        raise _missing_stage(min(set(range(max(owners) + 1)) - set(owners)), sources)
     placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(rows))
     microbatches = {action.microbatch for row in rows for action in row}
     return named_program(Program(IMPORTED, placement, max(microbatches) + 1, rows), name)
 
 
 def _needs(program: Program) -> Iterator[tuple[int, Action, int, Action]]:
-    """Yield what crosses ranks: rank and action that makes it, rank and action that needs it."""
+    """Yield, for each message: the rank and action that make it, those that need it."""
     makers = {a: rank for rank, row in enumerate(program.actions) for a in row}
     for rank, row in enumerate(program.actions):
         for action in row:
@@ -309,7 +307,7 @@ def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:
 
 
 def _facts(sources: Sequence[RankTrace]) -> dict[str, object]:
-    """Return what the traces say about their machines, as columns of `runs`."""
+    """Return the columns of `runs` about the machines, as far as the traces name them."""
     first = sources[0].trace
     hosts = sorted({source.trace.hostname or "" for source in sources})
     environment = {

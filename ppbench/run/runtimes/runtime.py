@@ -20,6 +20,7 @@ from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
 from engine.plan.program import Program
 from engine.plan.schedules.registry import CSV_PREFIX
+from engine.run.alignment import Alignment
 from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
@@ -136,6 +137,17 @@ def facts_of_split(
         "layers_per_stage": json.dumps([len(owned) for owned in partition]),
         "parameters_per_stage": json.dumps([int(size) for size in sizes]),
         "stage_shares": json.dumps(shares),
+    }
+
+
+def clock_facts(rank: int, alignment: Alignment, device_error_ns: int) -> dict[str, object]:
+    """Return columns of `ranks`; `device_error_ns` is the device clock's error on the host's."""
+    shared = "rank 0" if rank == 0 else "shared with rank 0"
+    return {
+        "clock": shared if alignment.is_shared else "aligned by pings",
+        "clock_offset_ns": alignment.offset_ns,
+        "clock_drift_ppb": alignment.drift_ppb,
+        "clock_error_ns": alignment.error_ns + device_error_ns,
     }
 
 

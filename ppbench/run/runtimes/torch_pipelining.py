@@ -51,7 +51,7 @@ class TorchPipeline(Stopwatch):
         self._num_tokens = 0
         self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
         self.schedule = self._schedule()
-        self._instrument = Instrument(self.schedule, self.clock, trainer.rank)
+        self._instrument = Instrument(self.schedule, self.clock)
         self._is_watched = False
         self._program = program_of(self.schedule)
         if self._program is not None:

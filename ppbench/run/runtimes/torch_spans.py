@@ -13,20 +13,20 @@ Each patch calls what it replaces and takes marks around it:
     _batch_p2p, _wait_batch_p2p of torch's module        when it is started, and when it is complete
 
 torch's profiler would not do: it knows neither stage nor microbatch of the schedules with one stage
-per rank. A schedule of our own would be another one than the one that is measured. Between recorded
-steps nothing is patched: a step that is not recorded costs what it did before.
+per rank. A schedule of our own would not be the one to be measured. Between recorded steps nothing
+is patched: a step that is not recorded costs no more than without ppbench.
 
-torch waits for a send when it must, often at the end of the step, so a send ends when its rank
-noticed it; `ppbench.analysis.transfers.reconciled_end_ns` combines both ends of a message. Where a
-script waits for a message by itself, it ends when its consumer begins, or else with the step.
+torch waits for a send when it must, often at the end of the step, so the recorded end of a send is
+late; `ppbench.analysis.transfers.reconciled_end_ns` combines both ends of a message. A message that
+the script waits for, not torch, ends when its consumer begins, or else with the step.
 
-No work object of gloo says whether it is complete before it is waited for, and one of NCCL only by
-polling. So a receive ends when its rank has waited for it; one that had arrived before the rank
-waited is `early`, and when it arrived is not known.
+A work object of gloo does not show whether it is complete before it is waited for, and one of NCCL
+only when it is polled. So a receive ends when its rank has waited for it; one that had arrived
+before that is `early`, and the time of its arrival is not known.
 
 The patched names are private to torch; if one of them is missing, `Instrument` refuses. An error
-of our own within a step is kept for `collect`: torch's code runs on as if it were not recorded, and
-its own errors pass through.
+of our own within a step is kept for `collect`: torch's code runs on unrecorded, and its own errors
+pass through.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ppbench.errors import UsageError
 
 _T = TypeVar("_T")
 EARLY_NS = 100_000
-"""A shorter wait means that the message had arrived: gloo needs 10 to 50 us to say so."""
+"""A shorter wait means that the message had arrived already: gloo needs 10 to 50 us for that."""
 _STARTS = "_batch_p2p"
 _WAITS = "_wait_batch_p2p"
 _SENDS_AND_RECEIVES = {
@@ -84,21 +84,21 @@ class _Timed:
     start: Mark
     end: Mark | None = None
     num_bytes: int = 0
-    asked: Mark | None = None  # of a transfer: when its rank began to wait for it
+    asked: Mark | None = None  # when the rank began to wait for it, if it is a transfer
 
 
 class Instrument:
     """Records chosen steps of one rank's part of a schedule."""
 
-    def __init__(self, schedule: Any, clock: Clock, rank: int | None = None) -> None:
-        """Take a schedule of torch's, with one stage or several, and the rank in the pipeline.
+    def __init__(self, schedule: Any, clock: Clock) -> None:
+        """Take a schedule of torch's, with one stage or several.
 
         Raises UsageError for any other object, and for a version of torch that is not supported.
         """
         self.schedule, self.clock = schedule, clock
         self.stages = stages_of(schedule)
         _check_names(schedule, self.stages)
-        self.rank = int(self.stages[0].group_rank) if rank is None else rank
+        self.rank = int(self.stages[0].group_rank)  # in the pipeline
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
         self._issued: list[_Timed] = []  # in the order in which the rank came to them
@@ -109,12 +109,12 @@ class Instrument:
         self._open_messages: dict[Action, _Timed] = {}
         self._computations: dict[Action, _Timed] = {}
         self._error: Exception | None = None  # of our own, in the recorded step
-        self.early: set[Action] = set()  # receives of the last step that were there when asked for
+        self.early: set[Action] = set()  # receives that had arrived before the rank waited for them
 
     @property
     def row(self) -> tuple[Action, ...]:
-        """The rank's actions in the last recorded step, transfers where they were issued."""
-        return tuple(one.action for one in self._issued)
+        """The rank's actions in the last recorded step, transfers at the places of their issue."""
+        return tuple(timed.action for timed in self._issued)
 
     @property
     def peak_held(self) -> int:
@@ -132,7 +132,9 @@ class Instrument:
         """
         self.remove()
         self._has_ranges, self._error = has_ranges, None
-        self._forget()
+        self._issued.clear()
+        self._open_messages.clear()
+        self._computations.clear()
         for stage in self.stages:
             self._patch_stage(stage)
         self._patch(self.schedule, "_maybe_compute_loss", self._with_loss)
@@ -143,15 +145,15 @@ class Instrument:
     def collect(self, step: int) -> list[Span]:
         """Return the spans of the step that is over, and remove the patches.
 
-        Blocks until the device is done with it. Raises the error that recording it met.
+        Blocks until the device has finished it. Raises the error that ended its recording.
         """
         self.remove()
         if self._error is not None:
             raise self._error
         over = self.clock.mark()
         self.clock.end_step()
-        self.early = {one.action for one in self._issued if self._was_early(one)}
-        return [self._span(step, one, over) for one in self._issued]
+        self.early = {timed.action for timed in self._issued if self._was_early(timed)}
+        return [self._span(step, timed, over) for timed in self._issued]
 
     def remove(self) -> None:
         """Remove the patches and keep no tensor. A second call changes nothing."""
@@ -159,40 +161,24 @@ class Instrument:
         self._to_start.clear()
         self._moving.clear()
 
-    def _forget(self) -> None:
-        self._issued.clear()
-        self._open_messages.clear()
-        self._computations.clear()
-
-    def _was_early(self, one: _Timed) -> bool:
-        if one.asked is None or one.end is None or one.action.op not in RECV_OPS:
+    def _was_early(self, timed: _Timed) -> bool:
+        if timed.asked is None or timed.end is None or timed.action.op not in RECV_OPS:
             return False
-        return self.clock.read_ns(one.end) - self.clock.read_ns(one.asked) < EARLY_NS
+        return self.clock.read_ns(timed.end) - self.clock.read_ns(timed.asked) < EARLY_NS
 
-    def _span(self, step: int, one: _Timed, over: Mark) -> Span:
-        end = one.end
+    def _span(self, step: int, timed: _Timed, over: Mark) -> Span:
+        end = timed.end
         if end is None:
-            users = (self._computations.get(action) for action in _consumers(one.action))
+            users = (self._computations.get(action) for action in _consumers(timed.action))
             end = next((user.start for user in users if user is not None), over)
-        stage, op, microbatch = one.action
-        start_ns = self.clock.read_ns(one.start)
-        end_ns = max(start_ns, self.clock.read_ns(end))
-        lane = lane_of(op)
-        return Span(step, self.rank, lane, stage, op, microbatch, start_ns, end_ns, one.num_bytes)
+        start_ns = self.clock.read_ns(timed.start)
+        times = start_ns, max(start_ns, self.clock.read_ns(end))
+        lane = lane_of(timed.action.op)
+        return Span(step, self.rank, lane, *timed.action, *times, timed.num_bytes)
 
     def _patch(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Replace an attribute until the patches are removed."""
-        usual, is_own = getattr(owner, name), name in vars(owner)
-        ours = wrap(usual)
-        setattr(owner, name, ours)
-
-        def restore() -> None:
-            if is_own:
-                setattr(owner, name, usual)
-            else:  # the class has it
-                delattr(owner, name)
-
-        self._patches.callback(restore)
+        self._patches.callback(replace_attribute(owner, name, wrap(getattr(owner, name))))
 
     def _patch_stage(self, stage: Any) -> None:
         index = int(stage.stage_index)
@@ -202,7 +188,7 @@ class Instrument:
             self._patch(stage, name, functools.partial(self._named, index, op))
 
     def _noting(self, note: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Do work of our own: its first error ends the recording, never the training."""
+        """Run recording code; its first error ends the recording, never the training."""
         if self._error is not None:
             return None
         try:
@@ -215,10 +201,10 @@ class Instrument:
         """Wrap a computation with marks."""
 
         def run(*arguments: Any, **named: Any) -> Any:
-            one = self._noting(self._begin_computation, stage, op_of, arguments, named)
-            with self._range_of(one):
+            computation = self._noting(self._begin_computation, stage, op_of, arguments, named)
+            with self._range_of(computation):
                 result = usual(*arguments, **named)
-            self._noting(self._end, one)
+            self._noting(self._end, computation)
             return result
 
         return run
@@ -227,12 +213,12 @@ class Instrument:
         self, stage: int, op_of: Callable[..., Op], arguments: Any, named: Any
     ) -> _Timed:
         action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
-        one = self._computations[action] = _Timed(action, self.clock.mark())
-        self._issued.append(one)
-        return one
+        computation = self._computations[action] = _Timed(action, self.clock.mark())
+        self._issued.append(computation)
+        return computation
 
-    def _end(self, one: _Timed) -> None:
-        one.end = self.clock.mark()
+    def _end(self, computation: _Timed) -> None:
+        computation.end = self.clock.mark()
 
     def _with_loss(self, usual: Any) -> Any:
         """Wrap the loss: the last stage's F ends with it."""
@@ -316,10 +302,10 @@ class Instrument:
             message.asked = message.asked or asked  # of several tensors, the first
             message.end = over
 
-    def _range_of(self, one: _Timed | None) -> contextlib.AbstractContextManager[object]:
-        if one is None or not self._has_ranges:
+    def _range_of(self, computation: _Timed | None) -> contextlib.AbstractContextManager[object]:
+        if computation is None or not self._has_ranges:
             return contextlib.nullcontext()
-        return record_function(str(one.action))
+        return record_function(str(computation.action))
 
 
 def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
@@ -335,8 +321,18 @@ def _consumers(transfer: Action) -> tuple[Action, ...]:
     if op is Op.RECV_F:
         return (Action(stage, Op.F, microbatch),)
     if op is Op.RECV_B:
-        return tuple(Action(stage, one, microbatch) for one in (Op.B, Op.I))
+        return tuple(Action(stage, backward, microbatch) for backward in (Op.B, Op.I))
     return ()
+
+
+def replace_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of an object; return the function that restores it."""
+    if name in vars(owner):
+        restore = functools.partial(setattr, owner, name, getattr(owner, name))
+    else:  # its class has it
+        restore = functools.partial(delattr, owner, name)
+    setattr(owner, name, value)
+    return restore
 
 
 def stages_of(schedule: Any) -> list[Any]:

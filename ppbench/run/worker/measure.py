@@ -37,7 +37,7 @@ from ppbench.config.case import Measure
 from ppbench.run.job import PlannedRun
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
-from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime
+from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
 from ppbench.run.verification.losses import must_agree
 from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
@@ -97,7 +97,7 @@ def _result_of(
     facts = {
         **runtime.rank_facts(),
         **_memory_facts(memory),
-        **_clock_facts(alignment, steps.clock_error_ns),
+        **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
         "hostname": platform.node(),
@@ -223,17 +223,6 @@ def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
         "reserved_bytes": memory.reserved_bytes,
         "process_peak_bytes": memory.process_peak_bytes,
         **dataclasses.asdict(memory.at_peak),
-    }
-
-
-def _clock_facts(alignment: Alignment, clock_error_ns: int) -> dict[str, object]:
-    """Return the columns about clocks; `clock_error_ns` is that of the device's clock here."""
-    shared = "rank 0" if dist.get_rank() == 0 else "shared with rank 0"
-    return {
-        "clock": shared if alignment.is_shared else "aligned by pings",
-        "clock_offset_ns": alignment.offset_ns,
-        "clock_drift_ppb": alignment.drift_ppb,
-        "clock_error_ns": alignment.error_ns + clock_error_ns,
     }
 
 
