@@ -26,8 +26,7 @@ the output of the neighbouring stage:
                                     ^ host
 
 so the gap before it is divided at two moments: when that output was made, and when its message
-arrived. Gaps come from the spans alone, measured or planned; the parts of
-`ppbench.analysis.attribution` differ: they say what the whole step would gain without a cause.
+arrived. The parts above differ: they show what the whole step would gain without a cause.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
+from engine.plan.action import RECV_OPS, Action, Op
 from engine.plan.program import Program
 from engine.plan.replay import Replay, replay
 from ppbench.analysis.costs import Costs, measured_costs, variation
@@ -122,7 +121,7 @@ OwnTimes = tuple[dict[Action, int], dict[Action, int]]
 
 
 def _own_times(spans: pd.DataFrame, moved: pd.DataFrame) -> dict[int, OwnTimes]:
-    """By step, the duration of each computation and the moving time of each SEND's message."""
+    """Durations of computations, and moving times of the messages of SENDs, by step."""
     own: dict[int, OwnTimes] = {int(step): ({}, {}) for step in spans["step"].unique()}
     compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
@@ -205,9 +204,8 @@ class Waits:
 
 
 def waits(spans: pd.DataFrame) -> Waits:
-    """Find what each computation waited for, in the spans of a single step with at least one F."""
-    compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
-    compute = compute.sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
+    """Find what each computation waited for, from the spans of one step with at least one F."""
+    compute = compute_spans(spans).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     place = _Places(spans)
     rank, start, end = (compute[c].to_numpy(np.int64) for c in ("rank", "start_ns", "end_ns"))
     is_first = np.r_[True, rank[1:] != rank[:-1]]
@@ -244,7 +242,7 @@ class _Places:
         return np.where((stage >= 0) & (stage < self._num_stages), code, NONE)
 
     def makers(self, compute: pd.DataFrame) -> Ints:
-        """Position of the computation that makes the input of each, on the neighbouring stage."""
+        """Positions of the computations that make the inputs, on the neighbouring stages."""
         op = compute["op"].to_numpy()
         is_forward, is_weight = op == Op.F.value, op == Op.W.value
         direction = np.where(is_forward, _FORWARD, _BACKWARD)
@@ -252,44 +250,44 @@ class _Places:
         makes = ~is_weight
         made_at[self._codes(direction, compute)[makes]] = np.flatnonzero(makes)
         made_at[NONE] = NONE
-        found = made_at[self._codes(direction, compute, np.where(is_forward, -1, 1))]
-        return np.where(is_weight, NONE, found)
+        makers = made_at[self._codes(direction, compute, np.where(is_forward, -1, 1))]
+        return np.where(is_weight, NONE, makers)
 
     def arrivals(self, compute: pd.DataFrame, made_ns: Ints) -> Ints:
-        """When each computation's input had been received; `made_ns` without a message."""
+        """Times at which the inputs had been received; `made_ns` where there is no message."""
         is_forward = compute["op"].to_numpy() == Op.F.value
         codes = self._codes(np.where(is_forward, _FORWARD, _BACKWARD), compute)
         end_ns = self._received[codes]
         return np.where(end_ns == NONE, made_ns, end_ns)
 
 
-def moments(found: Waits) -> tuple[Ints, Ints, Ints, Ints]:
-    """When each computation's rank was free, its input made and arrived, and when it began.
+def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints]:
+    """Times at which a computation's rank was free, its input made and arrived, and it began.
 
     Times are clipped to this order: an input made before the rank was free caused no wait.
     """
-    free, is_needed = found.free_ns, found.maker != NONE
-    start = np.maximum(found.spans["start_ns"].to_numpy(np.int64), free)
-    made = np.where(is_needed, np.clip(found.made_ns, free, start), free)
-    arrived = np.where(is_needed, np.clip(found.arrived_ns, made, start), made)
+    free, is_needed = waited.free_ns, waited.maker != NONE
+    start = np.maximum(waited.spans["start_ns"].to_numpy(np.int64), free)
+    made = np.where(is_needed, np.clip(waited.made_ns, free, start), free)
+    arrived = np.where(is_needed, np.clip(waited.arrived_ns, made, start), made)
     return free, made, arrived, start
 
 
-def gaps(found: Waits) -> pd.DataFrame:
-    """Every idle gap of every rank that computes, in pieces of one cause each.
+def gaps(waited: Waits) -> pd.DataFrame:
+    """Idle gaps of all ranks that compute, in pieces of one cause each.
 
     Columns: `rank`, `cause` (see Cause), `start_ns`, `end_ns`, `position` of the computation that
     follows (NONE after the last), ordered by rank and start. Together with the computations they
     fill each rank from the step's first start to its last computation's end.
     """
-    free, made, arrived, start = moments(found)
-    rank = found.spans["rank"].to_numpy(np.int64)
+    free, made, arrived, start = moments(waited)
+    rank = waited.spans["rank"].to_numpy(np.int64)
     position = np.arange(len(rank))
     pieces = [
         _pieces(rank, Cause.STAGE, free, made, position),
         _pieces(rank, Cause.TRANSFER, made, arrived, position),
         _pieces(rank, Cause.HOST, arrived, start, position),
-        _after_last(found),
+        _after_last(waited),
     ]
     frame = pd.concat(pieces, ignore_index=True)
     return frame[frame["end_ns"] > frame["start_ns"]].sort_values(
@@ -303,25 +301,25 @@ def _pieces(rank: Ints, cause: Cause, start: Ints, end: Ints, position: Ints) ->
     )
 
 
-def _after_last(found: Waits) -> pd.DataFrame:
-    ends = found.spans.groupby("rank")["end_ns"].max()
+def _after_last(waited: Waits) -> pd.DataFrame:
+    ends = waited.spans.groupby("rank")["end_ns"].max()
     none, last = np.full(len(ends), NONE), np.full(len(ends), ends.max())
     return _pieces(
         ends.index.to_numpy(np.int64), Cause.NO_WORK, ends.to_numpy(np.int64), last, none
     )
 
 
-def critical_path(found: Waits) -> Ints:
+def critical_path(waited: Waits) -> Ints:
     """Positions of the computations without slack, first to last.
 
     The path is walked back from the computation that ended last: to the maker of its input, if that
     arrived after the rank was free, else to the rank's previous computation. Ties go to the rank's
     own, as in `engine.plan.critical_path`.
     """
-    before, maker = found.before.tolist(), found.maker.tolist()
-    free, arrived = found.free_ns.tolist(), found.arrived_ns.tolist()
+    before, maker = waited.before.tolist(), waited.maker.tolist()
+    free, arrived = waited.free_ns.tolist(), waited.arrived_ns.tolist()
     path = []
-    at = int(found.spans["end_ns"].to_numpy().argmax())
+    at = int(waited.spans["end_ns"].to_numpy().argmax())
     while at != NONE:
         path.append(at)
         has_waited = maker[at] != NONE and (before[at] == NONE or arrived[at] > free[at])

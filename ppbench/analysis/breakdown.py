@@ -49,7 +49,7 @@ class SpanClass:
 
 @dataclass(frozen=True)
 class Figure:
-    """One launch's number of a class."""
+    """Time of a class of spans in one launch."""
 
     ns: float  # median over actions; for waiting, over steps
     num_per_step: float
@@ -64,7 +64,7 @@ Figures = Mapping[SpanClass, Figure]
 
 @dataclass(frozen=True)
 class Moved:
-    """A class on both sides; `contribution_ns` is its change of a rank's time per step."""
+    """A class of spans on both sides; `contribution_ns` is its change of a rank's time per step."""
 
     of: SpanClass
     change: Change
@@ -74,7 +74,7 @@ class Moved:
 
 
 def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """The figures of one launch's classes; `spans` are those of all its steps."""
+    """Figures of a launch's classes, from the spans of all its steps."""
     num_steps = max(1, spans["step"].nunique())
     return {
         **_computations(spans, num_steps),
@@ -87,16 +87,16 @@ def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
 def _computations(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
     compute = compute_spans(spans)
     return {
-        SpanClass(Kind.compute, int(str(stage)), str(op)): _figure(_durations(of), num_steps)
-        for (op, stage), of in compute.groupby(["op", "stage"])
+        SpanClass(Kind.compute, int(str(stage)), str(op)): _figure(_durations(group), num_steps)
+        for (op, stage), group in compute.groupby(["op", "stage"])
     }
 
 
 def _optimizers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
     optimizer = spans[spans["op"] == Op.OPT.value]
     return {
-        SpanClass(Kind.optimizer, int(str(rank))): _figure(_durations(of), num_steps)
-        for rank, of in optimizer.groupby("rank")
+        SpanClass(Kind.optimizer, int(str(rank))): _figure(_durations(group), num_steps)
+        for rank, group in optimizer.groupby("rank")
     }
 
 
@@ -104,14 +104,14 @@ def _transfers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
     moved = messages(spans)
     return {
         SpanClass(Kind.transfer, int(str(source)), target=int(str(target))): _figure(
-            of["moving_ns"], num_steps
+            group["moving_ns"], num_steps
         )
-        for (source, target), of in moved.groupby(["source", "target"])
+        for (source, target), group in moved.groupby(["source", "target"])
     }
 
 
 def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """The waiting time of each rank: the step minus its own computations."""
+    """Waiting time of each rank: the step minus its own computations."""
     compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
     start = compute.groupby("step")["start_ns"].min()
     step_ns = program.groupby("step")["end_ns"].max() - start
@@ -137,38 +137,34 @@ def breakdown(base: Sequence[Figures], head: Sequence[Figures], step_ns: float) 
     `base` and `head` have one element per launch; `step_ns` is a step of the base. Causes are
     tested together and waiting separately: with one Holm correction they would weaken each other.
     """
-    shared = sorted(_classes(base) & _classes(head))
-    causes = [one for one in shared if one.kind is not Kind.waiting]
-    waits = [one for one in shared if one.kind is Kind.waiting]
+    shared = sorted(set().union(*base) & set().union(*head))
+    causes = [spans for spans in shared if spans.kind is not Kind.waiting]
+    waits = [spans for spans in shared if spans.kind is Kind.waiting]
     return [*_tested(causes, base, head, step_ns), *_tested(waits, base, head, step_ns)]
-
-
-def _classes(launches: Sequence[Figures]) -> set[SpanClass]:
-    return set().union(*launches)
 
 
 def _tested(
     classes: Sequence[SpanClass], base: Sequence[Figures], head: Sequence[Figures], step_ns: float
 ) -> list[Moved]:
-    pairs = [Pair(_of_launches(base, one), _of_launches(head, one)) for one in classes]
+    pairs = [Pair(_durations_of(base, spans), _durations_of(head, spans)) for spans in classes]
     changes = [
-        _moved(one, change, _per_step(head, one) - _per_step(base, one), step_ns)
-        for one, change in zip(classes, compare(DURATION, pairs), strict=True)
+        _moved(spans, change, _per_step(head, spans) - _per_step(base, spans), step_ns)
+        for spans, change in zip(classes, compare(DURATION, pairs), strict=True)
     ]
     return sorted(changes, key=lambda moved: (-abs(moved.contribution_ns), moved.of))
 
 
-def _of_launches(launches: Sequence[Figures], one: SpanClass) -> tuple[float, ...]:
-    return tuple(figures[one].ns for figures in launches if one in figures)
+def _durations_of(launches: Sequence[Figures], spans: SpanClass) -> tuple[float, ...]:
+    return tuple(figures[spans].ns for figures in launches if spans in figures)
 
 
-def _per_step(launches: Sequence[Figures], one: SpanClass) -> float:
+def _per_step(launches: Sequence[Figures], spans: SpanClass) -> float:
     """Median over launches of a class's time per step."""
-    return float(pd.Series([f[one].per_step_ns for f in launches if one in f]).median())
+    return float(pd.Series([f[spans].per_step_ns for f in launches if spans in f]).median())
 
 
-def _moved(one: SpanClass, change: Change, contribution_ns: float, step_ns: float) -> Moved:
+def _moved(spans: SpanClass, change: Change, contribution_ns: float, step_ns: float) -> Moved:
     is_tested = min(change.num_base, change.num_head) >= FEWEST_LAUNCHES
     matters = math.fabs(contribution_ns) >= NEGLIGIBLE * step_ns
     has_moved = matters and change.verdict in (Verdict.faster, Verdict.slower)
-    return Moved(one, change, contribution_ns, is_tested, has_moved)
+    return Moved(spans, change, contribution_ns, is_tested, has_moved)

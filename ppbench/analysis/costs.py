@@ -19,12 +19,13 @@ import pandas as pd
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import Edge, edge_of
 from engine.plan.program import Program
+from ppbench.analysis.metrics import compute_spans
 from ppbench.statistics.significance import is_larger
 
 SIGNIFICANCE = 0.01
 
 StageCosts = Mapping[Op, Sequence[int | None]]
-"""By op, the nanoseconds of one microbatch on each stage; None where the stage does no such op."""
+"""Nanoseconds of one microbatch by op and stage; None where the stage has no such op."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Costs:
     by_channel: dict[Edge, int]
 
     def compute_ns(self, program: Program) -> dict[Action, int]:
-        """The cost of every computation of a program."""
+        """Cost of every computation of a program."""
         actions = (action for action in _actions(program) if action.op in COMPUTE_OPS)
         return {action: self.by_stage[action.op][action.stage] or 0 for action in actions}
 
@@ -51,12 +52,12 @@ class Costs:
 
 
 STAGE_OUTLIER_RATIO, LINK_OUTLIER_RATIO = 1.05, 1.5
-"""Ratio to every other beyond which one is an outlier; messages vary more between themselves."""
+"""Ratio to all others beyond which a stage or link is an outlier; messages vary more."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """The one stage or link that takes longer than all others."""
+    """The single stage or link that takes longer than all others."""
 
     index: int
     ns: float
@@ -87,7 +88,7 @@ def slow_stage(costs: Costs) -> Outlier | None:
 
 def _of_microbatch(by_stage: StageCosts, stage: int) -> float:
     """A stage's forward and backward, the latter whole or in halves as the stage has it."""
-    given = {op: of[stage] for op, of in by_stage.items()}
+    given = {op: costs[stage] for op, costs in by_stage.items()}
     whole, halves = given.get(Op.B), [given.get(op) or 0 for op in (Op.I, Op.W)]
     return float((given[Op.F] or 0) + (sum(halves) if whole is None else whole))
 
@@ -101,7 +102,7 @@ def _outlier(ns_of: Mapping[int, float], least: float) -> Outlier | None:
     """The largest of at least three, if it exceeds all others by the ratio `least`."""
     if len(ns_of) < 3:
         return None
-    index = max(ns_of, key=lambda one: ns_of[one])
+    index = max(ns_of, key=ns_of.__getitem__)
     others = [ns for other, ns in ns_of.items() if other != index]
     if ns_of[index] <= least * max(others):
         return None
@@ -111,16 +112,16 @@ def _outlier(ns_of: Mapping[int, float], least: float) -> Outlier | None:
 def with_stage_like_others(costs: Costs, stage: int) -> Costs:
     """Give each op of a stage the median cost of the other stages."""
     by_stage = {
-        op: tuple(_median_of_others(of, one) if one == stage else of[one] for one in range(len(of)))
-        for op, of in costs.by_stage.items()
+        op: (*of_op[:stage], _median_of_others(of_op, stage), *of_op[stage + 1 :])
+        for op, of_op in costs.by_stage.items()
     }
     return Costs(by_stage, costs.by_channel)
 
 
-def _median_of_others(of: Sequence[int | None], stage: int) -> int | None:
-    """The median; the stage's own cost if no other has the op, None if it does not itself."""
-    others = [ns for other, ns in enumerate(of) if other != stage and ns is not None]
-    return of[stage] if of[stage] is None or not others else round(statistics.median(others))
+def _median_of_others(of_op: Sequence[int | None], stage: int) -> int | None:
+    """Median cost of the other stages; the stage's own if it or all others lack the op."""
+    others = [ns for other, ns in enumerate(of_op) if other != stage and ns is not None]
+    return of_op[stage] if of_op[stage] is None or not others else round(statistics.median(others))
 
 
 def with_link_like_others(costs: Costs, link: int) -> Costs:
@@ -135,7 +136,7 @@ def with_link_like_others(costs: Costs, link: int) -> Costs:
 
 def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
     """The costs that a run's idle time was attributed with, from its row and its `edges`."""
-    by_stage = {Op(op): tuple(of) for op, of in json.loads(str(run["op_costs_ns"])).items()}
+    by_stage = {Op(op): tuple(ns) for op, ns in json.loads(str(run["op_costs_ns"])).items()}
     rows = zip(edges["source"], edges["target"], edges["moving_ns"], strict=True)
     by_channel = {Edge(int(source), int(target)): round(ns) for source, target, ns in rows}
     return Costs(by_stage, by_channel)
@@ -145,28 +146,23 @@ def _actions(program: Program) -> Iterable[Action]:
     return (action for row in program.actions for action in row)
 
 
-def _equal(of: Sequence[int | None]) -> tuple[int | None, ...]:
-    mean = round(statistics.mean(ns for ns in of if ns is not None))
-    return tuple(None if ns is None else mean for ns in of)
+def _equal(of_op: Sequence[int | None]) -> tuple[int | None, ...]:
+    mean = round(statistics.mean(ns for ns in of_op if ns is not None))
+    return tuple(None if ns is None else mean for ns in of_op)
 
 
 def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
     """The mean costs of the measured steps; `messages` are those of `analysis.transfers`."""
-    compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
+    compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
     by_stage = {
         Op(str(op)): _of_stages(duration[of_op.index], of_op["stage"], num_stages)
         for op, of_op in compute.groupby("op")
     }
-    means = messages.groupby(["source", "target"])["moving_ns"].mean()
-    by_channel = {Edge(*key): round(mean) for key, mean in _items(means)}
+    means = messages.groupby(["source", "target"], as_index=False)["moving_ns"].mean()
+    rows = zip(means["source"], means["target"], means["moving_ns"], strict=True)
+    by_channel = {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
     return Costs(by_stage, by_channel)
-
-
-def _items(means: pd.Series) -> Iterable[tuple[tuple[int, int], float]]:
-    for key, mean in means.items():
-        assert isinstance(key, tuple)
-        yield (int(key[0]), int(key[1])), float(mean)
 
 
 def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int | None, ...]:
@@ -180,7 +176,7 @@ def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[
 
 def variation(spans: pd.DataFrame, costs: Costs) -> float:
     """Root mean square deviation of computations from their costs, relative to the costs'."""
-    compute = spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
+    compute = compute_spans(spans)
     pairs = zip(compute["op"], compute["stage"], strict=True)
     expected = np.array([costs.by_stage[Op(op)][stage] or 0 for op, stage in pairs], dtype=float)
     deviation = (compute["end_ns"] - compute["start_ns"]).to_numpy() - expected

@@ -19,7 +19,7 @@ from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.errors import UsageError
 
 MEDIAN, SLOWEST = "median", "slowest"
-"""Steps that can be asked for by name."""
+"""Steps that can be chosen by name."""
 
 STEP_FIGURES = (
     "step_ns",
@@ -80,7 +80,7 @@ def _bubbles(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.Dat
 
 
 def compute_spans(spans: pd.DataFrame) -> pd.DataFrame:
-    """The F, B, I and W spans."""
+    """Spans of computations: F, B, I and W."""
     return spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
 
 

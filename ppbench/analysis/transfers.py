@@ -35,7 +35,7 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
     """
     sends, receives = (_ends(spans, ops) for ops in (SEND_OPS, RECV_OPS))
     both = sends.merge(receives, on=MESSAGE, suffixes=("_send", "_recv"))
-    found = both[MESSAGE].assign(
+    matched = both[MESSAGE].assign(
         target=both["source"] + both["direction"].map({"F": 1, "B": -1}).astype("int64"),
         source_rank=both["rank_send"],
         target_rank=both["rank_recv"],
@@ -45,7 +45,7 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
         send_end_ns=both["end_ns_send"],
         end_ns=both["end_ns_recv"],
     )
-    return _with_moving(found)
+    return _with_moving(matched)
 
 
 def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
@@ -58,21 +58,21 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
     return ends.assign(direction=direction, source=source)
 
 
-def _with_moving(found: pd.DataFrame) -> pd.DataFrame:
-    found = found.sort_values(["step", "direction", "source", "send_start_ns"], ignore_index=True)
-    ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    is_early = found[["send_end_ns", "end_ns"]].max(axis=1) <= found["recv_start_ns"]
-    over = found["end_ns"].mask(is_early, found["send_end_ns"])
-    before = over.groupby([found[one] for one in ("step", "direction", "source")]).shift()
-    began = ready.where(~(before > ready), before).mask(is_early, found["send_start_ns"])
+def _with_moving(moved: pd.DataFrame) -> pd.DataFrame:
+    moved = moved.sort_values([*MESSAGE[:3], "send_start_ns"], ignore_index=True)
+    ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
+    is_early = moved[["send_end_ns", "end_ns"]].max(axis=1) <= moved["recv_start_ns"]
+    over = moved["end_ns"].mask(is_early, moved["send_end_ns"])
+    before = over.groupby([moved[name] for name in MESSAGE[:3]]).shift()
+    began = ready.where(~(before > ready), before).mask(is_early, moved["send_start_ns"])
     began = began.clip(upper=over).astype(over.dtype)
-    return found.assign(moving_start_ns=began, moving_ns=over - began)
+    return moved.assign(moving_start_ns=began, moving_ns=over - began)
 
 
 def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
-    """When the bytes of each transfer began to move; the start of other spans.
+    """Time at which the bytes of each transfer began to move; the start of other spans.
 
-    `moved` are the spans' `messages`, where they are known already. Indexed as `spans`.
+    `moved` are the spans' `messages`, where they are known already. Indexed like `spans`.
     """
     moved = messages(spans) if moved is None else moved
     moving = _of_each_end(spans, moved, "moving_start_ns").clip(lower=spans["start_ns"])
@@ -82,7 +82,7 @@ def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> p
 def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
     """The part of each span spent waiting for the peer or the channel; 0 for computations.
 
-    In the rest of a transfer's span its bytes move. Parameters as of `moving_start_ns`.
+    In the rest of a transfer's span its bytes move. Parameters are those of `moving_start_ns`.
     """
     began = moving_start_ns(spans, moved).clip(upper=spans["end_ns"])
     return (began - spans["start_ns"]).clip(lower=0)
@@ -94,38 +94,37 @@ def reconciled_end_ns(spans: pd.DataFrame, *, completion_seen_on_wait: bool) -> 
     A message that has been received has been sent, however late the sender's thread woke up; so a
     send ends no later than its receive. With `completion_seen_on_wait` (gloo), a rank sees that a
     receive is complete only when it waits for it; a receive that was not waited for was complete
-    when its send was, and gloo completes no send before the receive is posted. Indexed as `spans`.
+    when its send was, and gloo completes no send before the receive is posted.
+
+    Indexed like `spans`.
     """
-    found = messages(spans)
+    moved = messages(spans)
     if completion_seen_on_wait:
-        ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
-        sent = found["send_end_ns"].clip(lower=ready)
-        found["end_ns"] = found["end_ns"].where(found["end_ns"] < sent, sent)
-    arrived = _of_each_end(spans, found, "end_ns").clip(lower=spans["start_ns"])
+        ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
+        sent = moved["send_end_ns"].clip(lower=ready)
+        moved["end_ns"] = moved["end_ns"].where(moved["end_ns"] < sent, sent)
+    arrived = _of_each_end(spans, moved, "end_ns").clip(lower=spans["start_ns"])
     return spans["end_ns"].mask(arrived < spans["end_ns"], arrived).astype(spans["end_ns"].dtype)
 
 
 def corrected_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Series:
     """The end of each span, corrected where a receive's completion is seen only on waiting.
 
-    `early` are the receives that were complete when their rank waited for them, which is their end
-    here. Their arrival was not observed; each is assumed to have moved as fast as the fastest of
-    its channel in all steps. Indexed as `spans`.
+    `early` are the receives that were complete when their rank waited for them; that wait is their
+    end in `spans`. Their arrival was not observed: each is assumed to have moved as fast as the
+    fastest of its channel in all steps. Indexed like `spans`.
     """
     if not early:
         return spans["end_ns"]
     keys = zip(spans["step"], spans["stage"], spans["op"], spans["microbatch"], strict=True)
     was_early = pd.Series([key in early for key in keys], spans.index, dtype=bool)
-    found = messages(spans)
-    ready = found[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    took = (found["end_ns"] - ready).clip(lower=0)
-    least = took.groupby([found["direction"], found["source"]]).transform("min")
-    arrived = _of_each_end(spans, found.assign(end_ns=ready + least), "end_ns")
-    return (
-        spans["end_ns"]
-        .mask(was_early & (arrived < spans["end_ns"]), arrived)
-        .astype(spans["end_ns"].dtype)
-    )
+    moved = messages(spans)
+    ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
+    took = (moved["end_ns"] - ready).clip(lower=0)
+    least = took.groupby([moved["direction"], moved["source"]]).transform("min")
+    arrived = _of_each_end(spans, moved.assign(end_ns=ready + least), "end_ns")
+    end_ns = spans["end_ns"]
+    return end_ns.mask(was_early & (arrived < end_ns), arrived).astype(end_ns.dtype)
 
 
 def message_numbers(spans: pd.DataFrame) -> pd.Series:
@@ -137,27 +136,27 @@ def message_numbers(spans: pd.DataFrame) -> pd.Series:
     return ends.groupby(MESSAGE, sort=False).ngroup()
 
 
-def _of_each_end(spans: pd.DataFrame, found: pd.DataFrame, column: str) -> pd.Series:
+def _of_each_end(spans: pd.DataFrame, moved: pd.DataFrame, column: str) -> pd.Series:
     """A column of the messages, at both ends of each; null for spans other than transfers."""
     ends = _ends(spans, SEND_OPS | RECV_OPS)[MESSAGE]
-    values = ends.merge(found[[*MESSAGE, column]], on=MESSAGE, how="left")[column]
+    values = ends.merge(moved[[*MESSAGE, column]], on=MESSAGE, how="left")[column]
     return values.set_axis(ends.index).reindex(spans.index)
 
 
-def edges(found: pd.DataFrame) -> pd.DataFrame:
+def edges(moved: pd.DataFrame) -> pd.DataFrame:
     """One row per channel of the `messages` of some steps.
 
     Columns: `source`, `target` (stages), `source_rank`, `target_rank`, `num_messages` (of a step),
     `num_bytes` (of a message, mean), `moving_ns` (mean), `bytes_per_s` (all bytes over all the time
     in which they moved), `sender_waiting_ns` and `receiver_waiting_ns` (of a message, mean).
     """
-    waits = found.assign(
-        sender_waiting_ns=(found["moving_start_ns"] - found["send_start_ns"]).clip(lower=0),
-        receiver_waiting_ns=(found["moving_start_ns"] - found["recv_start_ns"]).clip(lower=0),
+    waits = moved.assign(
+        sender_waiting_ns=(moved["moving_start_ns"] - moved["send_start_ns"]).clip(lower=0),
+        receiver_waiting_ns=(moved["moving_start_ns"] - moved["recv_start_ns"]).clip(lower=0),
     )
     groups = waits.groupby(["source", "target", "source_rank", "target_rank"])
     means = groups[["num_bytes", "moving_ns", "sender_waiting_ns", "receiver_waiting_ns"]].mean()
-    means.insert(0, "num_messages", groups.size() // max(1, found["step"].nunique()))
+    means.insert(0, "num_messages", groups.size() // max(1, moved["step"].nunique()))
     moving_s = groups["moving_ns"].sum() / 1e9
     means.insert(3, "bytes_per_s", (groups["num_bytes"].sum() / moving_s).where(moving_s > 0))
     return means.reset_index()

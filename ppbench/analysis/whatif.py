@@ -71,36 +71,36 @@ class Inapplicable:
 
 
 def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
-    """The run itself as modelled, for comparison."""
+    """The run itself as modelled."""
     return _answer("as it is", _replayed(lowered, costs))
 
 
 def without_outliers(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
-    """The program that ran, with its one slow stage or link like the others.
+    """The program that ran, with its slow stage or link like the others.
 
-    Only where that saves at least `LEAST_GAIN`.
+    An answer that saves less than `LEAST_GAIN` of the step is left out.
     """
     stage, link = slow_stage(costs), slow_link(costs)
-    answers = []
+    changed = {}
     if stage is not None:
-        like = with_stage_like_others(costs, stage.index)
-        answers.append(_answer(f"stage {stage.index} {LIKE_OTHERS}", _replayed(lowered, like)))
+        changed[f"stage {stage.index}"] = with_stage_like_others(costs, stage.index)
     if link is not None:
-        like, name = with_link_like_others(costs, link.index), f"{link.index}-{link.index + 1}"
-        answers.append(_answer(f"link {name} {LIKE_OTHERS}", _replayed(lowered, like)))
+        name = f"link {link.index}-{link.index + 1}"
+        changed[name] = with_link_like_others(costs, link.index)
     now = as_modelled(lowered, costs)
-    worth = (1 - LEAST_GAIN) * now.step_ns
-    yield from (a for a in answers if a.step_ns < worth and a.idle_ns < now.idle_ns)
+    for name, equalized in changed.items():
+        answer = _answer(f"{name} {LIKE_OTHERS}", _replayed(lowered, equalized))
+        if answer.step_ns < (1 - LEAST_GAIN) * now.step_ns and answer.idle_ns < now.idle_ns:
+            yield answer
 
 
 def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
     """The program that ran, with perfect balance, with free transfers, and with both."""
     balanced, free = costs.balanced(), Costs(costs.by_stage, {})
+    both = Costs(balanced.by_stage, {})
     yield _answer("perfect balance", _replayed(lowered, balanced))
     yield _answer("free transfers", _replayed(lowered, free))
-    yield _answer(
-        "perfect balance, free transfers", _replayed(lowered, Costs(balanced.by_stage, {}))
-    )
+    yield _answer("perfect balance, free transfers", _replayed(lowered, both))
 
 
 def other_schedules(
@@ -144,7 +144,7 @@ def _answer(question: str, replayed: Replay) -> WhatIf:
 
 
 def _recut(costs: Costs, num_stages: int) -> Costs:
-    by_stage = {op: _spread(of, num_stages) for op, of in _with_every_op(costs.by_stage).items()}
+    by_stage = {op: _spread(ns, num_stages) for op, ns in _with_every_op(costs.by_stage).items()}
     by_channel = {
         Edge(stage, stage + hop): _mean_of_direction(costs, hop)
         for hop in (1, -1)
@@ -160,7 +160,7 @@ def _with_every_op(by_stage: StageCosts) -> dict[Op, tuple[int, ...]]:
 
 
 def _stage_with_every_op(by_stage: StageCosts, stage: int) -> dict[Op, int]:
-    given = {op: of[stage] for op, of in by_stage.items()}
+    given = {op: costs[stage] for op, costs in by_stage.items()}
     forward, whole = given[Op.F] or 0, given.get(Op.B)
     first, second = given.get(Op.I), given.get(Op.W)
     if first is None or second is None:

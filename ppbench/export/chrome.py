@@ -1,4 +1,4 @@
-"""Chrome's trace events as JSON, for Perfetto, `chrome://tracing` and whatever else reads them.
+"""Chrome's trace events as JSON, for Perfetto, `chrome://tracing` and other viewers.
 
 The format: Duan and others, *Trace Event Format*, 2016, the object form. Times in it are
 microseconds; they are written as decimals of whole nanoseconds, never as rounded floats.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from ppbench.export.trace import Level, Slice, Trace
 
-_COLORS: dict[str, str] = {  # of the names that viewers reserve, those nearest to ppbench's palette
+_COLORS: dict[str, str] = {  # names that viewers reserve, nearest to ppbench's palette
     Op.F: "rail_response",
     Op.B: "rail_idle",
     Op.I: "rail_animation",
@@ -26,7 +26,7 @@ _COLORS: dict[str, str] = {  # of the names that viewers reserve, those nearest 
 
 
 def chrome_trace(trace: Trace) -> Iterator[str]:
-    """The file piece by piece, an event on each line; the same for the same run."""
+    """The file piece by piece, one event on each line; the same bytes for the same run."""
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(trace.facts)},"traceEvents":[\n'
     separator = ""
     for event in _events(trace):
@@ -40,7 +40,7 @@ def _events(trace: Trace) -> Iterator[str]:
     yield from _names(trace, threads)
     for row in trace.slices():
         yield _slice(row, threads[row.track])
-    for ops in (SEND_OPS, RECV_OPS):  # of two events at one time, viewers read first what is first
+    for ops in (SEND_OPS, RECV_OPS):  # viewers read events of one time in the file's order
         for row in trace.slices():
             if row.has_flow and row.op in ops:
                 yield _end_of_arrow(row, threads[row.track])
@@ -71,7 +71,7 @@ def _slice(row: Slice, thread: int) -> str:
 
 
 def _end_of_arrow(row: Slice, thread: int) -> str:
-    """From the start of the send to the last nanosecond of the receive: a point inside each."""
+    """Join the send's start to the receive's last nanosecond: a point inside each slice."""
     if row.op in SEND_OPS:
         kind, time_ns = '"ph":"s"', row.start_ns
     else:
@@ -86,12 +86,12 @@ def _level(level: Level) -> str:
 
 
 def _process_id(rank: int) -> int:
-    """From 1 on: viewers take process 0 for the idle task."""
+    """Process ids count from 1: to viewers process 0 is the idle task."""
     return rank + 1
 
 
 def _thread_ids(trace: Trace) -> dict[int, int]:
-    """Of each track: the first of a rank is its main thread, whose id is the process's."""
+    """Thread ids by track; a rank's first track is its main thread, which has the process's id."""
     firsts = {track.rank: track.number for track in reversed(trace.tracks)}
     others = len(trace.processes) + 1
     return {
@@ -112,5 +112,5 @@ def _us(time_ns: int) -> str:
 
 
 def _json(value: object) -> str:
-    # Letters as they are: of escapes like \u00fc Perfetto 52 shows the six characters.
+    # Unescaped: of an escape like \u00fc Perfetto 52 shows the six characters.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Perfetto's own protobuf: what its viewer and its SQL read with nothing lost on the way.
+"""Perfetto's own protobuf, which its viewer and its SQL read without loss.
 
-Unlike Chrome's JSON it counts in nanoseconds, has counters with units, and orders tracks as told.
-A message's arrow is attached to the beginning of its send and the end of its receive: events are
-read in order of time, and a receive may begin before the arrow does.
+Unlike Chrome's JSON it counts in nanoseconds, has counters with units, and states the order of
+tracks. A message's arrow is attached to the beginning of its send and the end of its receive:
+events are read in order of time, and a receive may begin before the arrow does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _SEQUENCE = 1
 
 
 def perfetto_trace(trace: Trace) -> Iterator[bytes]:
-    """The file piece by piece, the same for the same run. Raises UsageError without the extra."""
+    """The file piece by piece; the same bytes for the same run.
+
+    Raises UsageError if the package perfetto is not installed.
+    """
     return _packets(_protobuf(), trace)
 
 
@@ -29,7 +32,7 @@ def _protobuf() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             "--perfetto: needs the package perfetto; install it with: "
-            "pip install 'ppbench[perfetto]', or leave --perfetto away for Chrome's JSON"
+            "pip install 'ppbench[perfetto]', or write Chrome's JSON without --perfetto"
         ) from error
     definitions: ModuleType = perfetto_trace_pb2
     return definitions
@@ -95,18 +98,18 @@ def _event(pb: ModuleType, uuid: int, time_ns: int, kind: int) -> Any:
 
 
 def _written(pb: ModuleType, packet: object) -> bytes:
-    """One packet as a piece of the file: traces are concatenated by concatenating their bytes."""
+    """The bytes of a trace of one packet: the bytes of several, joined, are one trace."""
     written: bytes = pb.Trace(packet=[packet]).SerializeToString(deterministic=True)
     return written
 
 
 def _flow_id(row: Slice) -> int:
-    """0 is no flow."""
+    """Number of the flow, from 1: 0 means none."""
     return row.flow + 1
 
 
 def _process_uuid(rank: int) -> int:
-    """Also its process id, from 1 on: 0 is the idle task's."""
+    """Id of a rank's track and of its process, from 1: process 0 is the idle task."""
     return rank + 1
 
 

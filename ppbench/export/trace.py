@@ -1,4 +1,4 @@
-"""A run as a trace viewer shows it: processes, tracks, slices, arrows, counters.
+"""A run as trace viewers show it: processes, tracks, slices, arrows, counters.
 
     rank 0 (node, cpu)            a process for each rank
       compute                     |  0F0  |  0F1  |      |  0B0  |
@@ -11,10 +11,10 @@ are posted ahead, so several are open at once: activations and gradients have tr
 and what still overlaps goes to a further track, `receive activations 2`. The first word of a
 track's name is its lane.
 
-An arrow joins each send and its receive, and is written as leading from the one to the other.
-Perfetto lets it lead from the slice that begins first, however it is written, so from a receive
-that was posted ahead. Only a further slice within the receive would turn it round, and slices are
-the spans and nothing else: their number and their sums are compared with the store's.
+An arrow leads from each send to its receive. Perfetto draws it from the slice that begins first,
+however it is written, so from a receive that was posted ahead. Only another slice within the
+receive would turn the arrow round, and slices are exactly the spans: their number and their sums
+are compared with the store's.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Slice(NamedTuple):
     end_ns: int
     num_bytes: int
     waiting_ns: int
-    flow: int  # the same at both ends of a message; -1 for what is no message
+    flow: int  # the same at both ends of a message; -1 without a message
 
     @property
     def has_flow(self) -> bool:
         return self.flow != _NO_FLOW
 
     def details(self) -> dict[str, int | str]:
-        """What a viewer shows of a slice that was picked."""
+        """Details that a viewer shows of the selected slice."""
         known: dict[str, int | str] = {"step": self.step, "op": self.op}
         if self.stage != NO_INDEX:
             known |= {"stage": self.stage, "microbatch": self.microbatch}
@@ -91,7 +91,7 @@ class Slice(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What a rank had allocated from a moment on."""
+    """Bytes that a rank had allocated from a moment on."""
 
     rank: int
     time_ns: int
@@ -100,7 +100,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What both forms of a trace are written from. Times are the store's, in ns.
+    """A run's slices and counters, from which both forms are written. Times are the store's, in ns.
 
     `slice_rows` has a column for each field of `Slice`, track by track in order of time;
     `level_rows` for each of `Level`, rank by rank.
@@ -171,7 +171,7 @@ def _complete(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _flows(spans: pd.DataFrame) -> pd.Series:
-    """The numbers of messages; of those alone that have two ends and arrive after they are sent.
+    """Numbers of the messages that have two ends and arrive after they are sent; else -1.
 
     The clocks of two machines agree up to an error; no viewer draws an arrow back in time.
     """
@@ -184,7 +184,7 @@ def _flows(spans: pd.DataFrame) -> pd.Series:
 
 
 def _names(spans: pd.DataFrame) -> list[str]:
-    """Actions in their text form, `2F0`; the optimizer belongs to no stage."""
+    """Actions as text, `2F0`; the optimizer belongs to no stage."""
     columns = (spans["stage"], spans["op"], spans["microbatch"])
     return [
         op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
@@ -193,12 +193,12 @@ def _names(spans: pd.DataFrame) -> list[str]:
 
 
 def _processes(spans: pd.DataFrame, ranks: pd.DataFrame) -> dict[int, str]:
-    """`rank 0 (node, cuda:0)`, with as much of it as the run tells."""
+    """Names such as `rank 0 (node, cuda:0)`, as far as host and device are stored."""
     names = {}
     for rank in sorted(int(rank) for rank in spans["rank"].unique()):
         rows = ranks.loc[ranks["rank"] == rank, ["hostname", "device"]]
-        told = [str(value) for value in rows.to_numpy().ravel() if not pd.isna(value)]
-        names[rank] = f"rank {rank} ({', '.join(told)})" if told else f"rank {rank}"
+        places = [str(value) for value in rows.to_numpy().ravel() if not pd.isna(value)]
+        names[rank] = f"rank {rank} ({', '.join(places)})" if places else f"rank {rank}"
     return names
 
 

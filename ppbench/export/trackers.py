@@ -1,9 +1,9 @@
 """Figures for other trackers of benchmarks: Bencher, github-action-benchmark, otava.
 
-A case must be called the same at every commit, or its history breaks. So its name is made from the
-case alone, never from what else is exported: the usual settings, then all that are not at their
-defaults, as sweep files write them. The fingerprint stands in the name, since a machine that
-differs is another series.
+A case must have the same name at every commit, or its history breaks. So the name depends on the
+case alone, never on other exported cases: it has the usual settings, then all that differ from
+their defaults, by the sweep file's keys. It ends with the fingerprint, since another machine is
+another series.
 
     1f1b world_size=2 num_microbatches=8 seq_len=128 device=cpu model.preset=llama-8m on 3f2a91c0
 """
@@ -28,9 +28,9 @@ _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}
 _DEFAULTS = Case().settings()
 DIRECTIONS = {SPEED: 1, "bubble_fraction": -1, "peak_memory_bytes": -1}
-"""What is exported, and whether more of it is better."""
-LEAST_TOLD = 0.5
-"""Of the commits, that must have a column for it to be written for otava."""
+"""Exported figures: 1 where higher is better, -1 where lower is."""
+LEAST_FILLED = 0.5
+"""Share of commits that must have a value for a column to be written for otava."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,21 @@ class Otava:
 
 
 def name_of(run: pd.Series) -> str:
-    """What a case on a machine is called, whatever else there is.
+    """Name of a case on a machine, whatever other cases there are.
 
-    Where most settings are unknown, the name that its owner gave the workload tells it from others.
+    Where most settings are unknown, it begins with the name that its owner gave the workload.
     """
     unknown = unknown_settings(run["settings_told"])
     settings = {name: run[name] for name in _DEFAULTS if name not in ("schedule", *unknown)}
     if run["emulated_costs"]:
         settings = {name: value for name, value in settings.items() if name not in TIMES}
-    told = {
-        name: value
+    assignments = [
+        f"{_KEYS.get(name, name)}={value}"
         for name, value in settings.items()
         if name in _USUAL or value != _DEFAULTS[name]
-    }
-    words = [f"{_KEYS.get(name, name)}={value}" for name, value in told.items()]
-    of = [str(run["sweep_name"])] if unknown else []
-    return " ".join([*of, str(run["schedule"]), *words, "on", str(run["fingerprint"])])
+    ]
+    owner = [str(run["sweep_name"])] if unknown else []
+    return " ".join([*owner, str(run["schedule"]), *assignments, "on", str(run["fingerprint"])])
 
 
 def measured(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
@@ -72,7 +71,7 @@ def measured(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
 
 
 def of_one_commit(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
-    """As `measured`. Raises UsageError where the runs are of several commits."""
+    """The runs of `measured`. Raises UsageError if they are of several commits."""
     ok = measured(runs, how)
     commits = ok[["commit", "changes"]].drop_duplicates()
     if len(commits) > 1:
@@ -85,9 +84,9 @@ def of_one_commit(runs: pd.DataFrame, how: ExportFormat) -> pd.DataFrame:
 
 
 def commit_text(runs: pd.DataFrame) -> str:
-    """The commit of these runs, empty if it is not known.
+    """Commit of these runs, for a note: a backfill's last sweep is not of the newest commit.
 
-    It is worth a note: the last sweep of a backfill is not the newest commit's.
+    Empty if it is not known.
     """
     last = runs.iloc[-1]
     if is_missing(last["commit"]):
@@ -96,7 +95,7 @@ def commit_text(runs: pd.DataFrame) -> str:
 
 
 def otava_history(runs: pd.DataFrame, file: str) -> Otava:
-    """Return what `otava` reads of clean commits' runs. Raises UsageError if there are none."""
+    """Return otava's files for the runs of clean commits. Raises UsageError if there are none."""
     ok = measured(runs, ExportFormat.otava)
     clean = ok[ok["commit"].notna() & ~ok["is_dirty"].eq(True)]
     if clean.empty:
@@ -117,8 +116,8 @@ def bencher(runs: pd.DataFrame) -> str:
     """
     return json.dumps(
         {
-            name: {figure: _bounded(of, figure) for figure in DIRECTIONS if _has(of, figure)}
-            for name, of in _by_name(runs)
+            name: {figure: _bounded(group, figure) for figure in DIRECTIONS if _has(group, figure)}
+            for name, group in _by_name(runs)
         },
         indent=2,
         ensure_ascii=False,
@@ -126,12 +125,12 @@ def bencher(runs: pd.DataFrame) -> str:
 
 
 def github(runs: pd.DataFrame) -> str:
-    """For github-action-benchmark with `tool: customBiggerIsBetter`: tokens/s, nothing else.
+    """The tokens/s alone, for github-action-benchmark with `tool: customBiggerIsBetter`.
 
     The other figures are better when smaller, and a file is of one direction.
     https://github.com/benchmark-action/github-action-benchmark
     """
-    entries = [_entry(name, of) for name, of in _by_name(runs) if _has(of, SPEED)]
+    entries = [_entry(name, group) for name, group in _by_name(runs) if _has(group, SPEED)]
     return json.dumps(entries, indent=2, ensure_ascii=False)
 
 
@@ -144,12 +143,12 @@ def otava(runs: pd.DataFrame, file: str) -> Otava:
     """
     named = runs.assign(name=runs.apply(name_of, axis=1), time=_times(runs))
     figures = {
-        (str(name), figure): of.groupby("commit")[figure].median()
-        for name, of in named.groupby("name", sort=False)
+        (str(name), figure): group.groupby("commit")[figure].median()
+        for name, group in named.groupby("name", sort=False)
         for figure in DIRECTIONS
     }
     wide = pd.DataFrame(figures).dropna(axis="columns", how="all")
-    is_usual = wide.notna().mean() >= LEAST_TOLD
+    is_usual = wide.notna().mean() >= LEAST_FILLED
     whole = wide.loc[:, is_usual].dropna()
     of_commit = named.groupby("commit")[["time", "subject"]].first().loc[whole.index]
     columns = [column for column in figures if column in whole]
@@ -170,9 +169,9 @@ def _left_out(num_columns: int, num_commits: int) -> str:
 
 
 def _times(runs: pd.DataFrame) -> pd.Series:
-    """When the commit was written, in UTC; when it was measured where that is not known."""
-    told = runs["author_date"].fillna(runs["created_at"])
-    return pd.to_datetime(told, utc=True, format="ISO8601").dt.strftime("%Y-%m-%dT%H:%M:%S+00:00")
+    """Time of the commit, in UTC; the time of measuring if that is not known."""
+    dates = runs["author_date"].fillna(runs["created_at"])
+    return pd.to_datetime(dates, utc=True, format="ISO8601").dt.strftime("%Y-%m-%dT%H:%M:%S+00:00")
 
 
 def _otava_config(file: str, columns: Iterable[tuple[str, str]]) -> str:
@@ -196,7 +195,7 @@ def _otava_config(file: str, columns: Iterable[tuple[str, str]]) -> str:
 
 def _by_name(runs: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     names = runs.apply(name_of, axis=1)
-    return ((str(name), of) for name, of in runs.groupby(names, sort=False))
+    return ((str(name), group) for name, group in runs.groupby(names, sort=False))
 
 
 def _has(runs: pd.DataFrame, figure: str) -> bool:
@@ -204,7 +203,7 @@ def _has(runs: pd.DataFrame, figure: str) -> bool:
 
 
 def _bounded(runs: pd.DataFrame, figure: str) -> dict[str, float]:
-    """Of one launch, its stored interval over steps, if it has one."""
+    """Median and range over launches; a single launch has its stored interval over steps."""
     values = runs[figure].dropna().astype(float)
     low, high = values.min(), values.max()
     if len(values) == 1 and figure == SPEED and runs[f"{SPEED}_low"].notna().all():
