@@ -177,12 +177,12 @@ def _close(
     *,
     is_interrupted: bool,
 ) -> None:
-    """Write rows for the runs that are open when the workers are gone; the launch is then over."""
+    """End the launch when its workers are gone: write a row for each run that is still open."""
     marker.release()
     take_marker(marker)  # rank 0 has it as well, until it is gone
     nodes = [collect(local, folder)]
-    for closed in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
-        on_event(closed.event)
+    for event in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
+        on_event(event)
     remove_folder(local)
     marker.path.unlink(missing_ok=True)
     marker.release()
@@ -193,8 +193,8 @@ def follow(
 ) -> bool:
     """Pass the journal's events on until the agent has ended; return whether all work is done.
 
-    Workers that die again and again before they have begun are given up. Raises StoreError when the
-    ranks cannot store what they measure.
+    Workers that die again and again before they have begun are not started again. Raises StoreError
+    when the ranks cannot store their results.
     """
     journal = Journal(folder)
     has_begun = False

@@ -10,8 +10,7 @@ import dataclasses
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.plan.program import Program
@@ -30,53 +29,40 @@ RUNNING = "running"
 PATIENCE_S = 20.0
 
 
-@dataclass(frozen=True)
-class Closed:
-    """A run that was open and has a row now."""
-
-    begun: Attempt
-    status: str
-    summary: str
-
-    @property
-    def event(self) -> Event:
-        """Return the event for the journal."""
-        details: Event = {"run_id": self.begun.run_id, "status": self.status}
-        return {"event": "row", "index": self.begun.index, **details, "summary": self.summary}
-
-
 def close_open_runs(
     job: Job, folder: Path, nodes: Sequence[CrashReport], *, is_interrupted: bool = False
-) -> list[Closed]:
-    """Write a row and an event for each open run; `is_interrupted`: it was ended from outside.
+) -> list[Event]:
+    """Write a row for each open run; return its events, which are in the journal.
 
-    A run whose row was stored before its ranks died keeps that. Raises StoreError.
+    `is_interrupted`: the runs were ended from outside. A run whose row was stored before its ranks
+    died keeps it. Raises StoreError.
     """
-    closed = []
+    events: list[Event] = []
     for begun in read_state(folder).is_open:
-        one = _close(job, begun, nodes, is_interrupted=is_interrupted)
-        Journal(folder).add(one.event)
-        closed.append(one)
-    return closed
+        status, summary = _close(job, begun, nodes, is_interrupted=is_interrupted)
+        details: Event = {"run_id": begun.run_id, "status": status, "summary": summary}
+        events.append({"event": "row", "index": begun.index, **details})
+        Journal(folder).add(events[-1])
+    return events
 
 
 def _close(
     job: Job, begun: Attempt, nodes: Sequence[CrashReport], *, is_interrupted: bool
-) -> Closed:
+) -> tuple[str, str]:
+    """Write the row of an open run; return its status and a summary."""
     stored = Store(Path(job.results)).table("runs", [begun.run_id])
     if len(stored):
-        status = str(stored["status"].iloc[0])
-        return Closed(begun, status, "its workers died after it was stored")
+        return str(stored["status"].iloc[0]), "its workers died after it was stored"
     item = job.items[begun.index]
-    judgement = diagnose(
+    diagnosis = diagnose(
         nodes,
         _lowered(item.case),
         begun.index,
         item.measure.timeout_s,
         is_interrupted=is_interrupted,
     )
-    write_failure(job, item, begun, judgement)
-    return Closed(begun, judgement.status, first_line(judgement.error))
+    write_failure(job, item, begun, diagnosis)
+    return diagnosis.status, first_line(diagnosis.error)
 
 
 def _lowered(case: Case) -> Program | None:
@@ -88,31 +74,29 @@ def _lowered(case: Case) -> Program | None:
         return None
 
 
-def close_abandoned(store: Store, ours: str | None = None) -> list[Closed]:
+def close_abandoned(store: Store, ours: str | None = None) -> None:
     """Close the open runs of launches that were killed with their controller. Raises StoreError.
 
-    Launches of other machines that are still at work are left alone; on this machine there should
-    be none except `ours`, given by its note: one that this process goes on with.
+    Launches that still run on other machines are left alone; on this machine there should be none
+    but `ours`, given by its note: the one that this process continues.
     """
-    closed: list[Closed] = []
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
         lock = Lock(marker)
         if lock.holder() != ours and take_marker(lock):
-            closed += _close_launch(marker.parent)
+            _close_launch(marker.parent)
             marker.unlink(missing_ok=True)
             lock.release()
-    return closed
 
 
 def running_note(process: str) -> str:
-    """Return the note in a launch's marker: which process makes it."""
+    """Return the note in a launch's marker: the process that runs it, and its machine."""
     return f"{process} on {platform.node()}"
 
 
 def take_marker(marker: Lock) -> bool:
-    """Whether the marker is held now. Raises StoreError.
+    """Try to lock a launch's marker; return whether it is locked now. Raises StoreError.
 
-    Waits for processes of this machine: they were killed, and are about to be gone.
+    Processes of this machine that still hold it were killed: it waits for their end.
     """
     until_s = time.monotonic() + PATIENCE_S
     while not marker.try_to_hold():
@@ -126,18 +110,17 @@ def take_marker(marker: Lock) -> bool:
     return True
 
 
-def _close_launch(folder: Path) -> Iterable[Closed]:
+def _close_launch(folder: Path) -> None:
     try:
         job = read_job(folder / "job.json")
     except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
-        return []
+        return
     folders = node_folders(job.launch_id, folder)
     nodes = [collect(local, folder) for local in folders]
     # A path in the job is relative to where that sweep was started.
     here = dataclasses.replace(job, results=str(folder.parents[1]))
-    closed = close_open_runs(here, folder, nodes, is_interrupted=True)
+    close_open_runs(here, folder, nodes, is_interrupted=True)
     for local in folders:
         remove_folder(local)
     for left in (KEPT, FOLDER):
         shutil.rmtree(folder / left, ignore_errors=True)
-    return closed

@@ -1,7 +1,7 @@
 """Binds each rank to cores of its own, where the machine has enough for all ranks of the case.
 
-Left to itself the kernel moves a rank between cores now and then, or puts two on one core while
-another idles; a step that this hits is longer for a reason that is not the schedule's.
+Otherwise the kernel moves a rank between cores now and then, or puts two on one core while another
+idles; such a step is longer for a reason that is not the schedule's.
 
     cores of this process, topology --plan_cores--> cores of each rank --bind--> its threads
 
@@ -75,7 +75,7 @@ def _by_node(cpus: Sequence[Cpu]) -> list[list[int]]:
 
 
 class Cores:
-    """The cores of this process; to be made before anything is bound, as it restores them."""
+    """The cores of this process, noted before anything is bound, so that they can be restored."""
 
     def __init__(self) -> None:
         can_bind = hasattr(os, "sched_setaffinity") and _THREADS.is_dir()

@@ -5,9 +5,9 @@
 
 All ranks of the case run this together; only the measured steps are timed.
 
-A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows which
-kernels an action consists of, and slows the step down meanwhile. So its steps are extra ones, and
-nothing else is measured in them.
+A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows the kernels
+of each action, and slows the step down. So its steps are extra ones, and nothing else is measured
+in them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
 
 OnStep = Callable[[int, int, float, float], None]
-"""Called after each step with how many are done, of how many, its tokens per second and seconds."""
+"""Called after each step with the steps done, all steps, its tokens per second and its seconds."""
 
 
 def measure(
     item: PlannedRun, member: RankContext, node: Node, on_step: OnStep, profiles: Path
 ) -> CaseResult | None:
-    """Run the case; its result is on rank 0. Profiles, if any are asked for, go to a folder."""
+    """Run the case; return its result on rank 0. Profiles, if any, are written to a folder."""
     runtime, flight = member.runtime, member.flight
     flight.enter(Phase.VERIFIES)
     expected_loss = _expected_loss(member)
@@ -149,7 +149,7 @@ class _Steps:
         return len(self.losses)
 
     def warm_up(self) -> None:
-        """Run as many steps as asked for, and go on while they get faster, up to the bound."""
+        """Run the warm-up steps, and more of them while they get faster, up to the bound."""
         while self.num_done < self._plan.warmup_steps or self._goes_on():
             began_ns = time.monotonic_ns()
             result = self._step()
@@ -167,7 +167,7 @@ class _Steps:
         return goes_on[0]
 
     def measure(self, node: Node) -> Window:
-        """Run the measured steps; return when they were. Blocks until all ranks have done them."""
+        """Run the measured steps; return their window. Blocks until all ranks have run them."""
         clock = self._member.fabric.clock
         window = node.begin()
         for _ in range(self._plan.steps):
@@ -206,7 +206,7 @@ class _Steps:
 
 
 def release_memory() -> None:
-    """Free what came before, so that it does not show in the peaks of what comes next."""
+    """Free unused memory, so that it does not show in the next peaks."""
     gc.collect()
     give_back_freed_memory()
     if torch.cuda.is_available():
@@ -231,7 +231,7 @@ def _columns(spans: list[Span]) -> dict[str, list[object]]:
 
 
 def profiler_for(device: str) -> profile:
-    """Return torch's profiler with as little as it can record: operators, and CUDA kernels."""
+    """Return torch's profiler at its lowest overhead: operators, and CUDA kernels."""
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -1,4 +1,4 @@
-"""A rank's node: its sampler, whose samples of a window are read, and its watchdog."""
+"""A rank's node: its sampler, with the samples of a window, and its watchdog."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Node:
     def end(self, window: Window) -> None:
         """End a window with a sample.
 
-        The node's other ranks may read the sample once all of them were here.
+        The node's other ranks may read the sample once all of them have called this.
         """
         window.end_ns = time.monotonic_ns()
         self._sample()

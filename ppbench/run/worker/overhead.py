@@ -2,8 +2,8 @@
 
     python -m ppbench.run.launch.agent ... ppbench.run.worker.overhead JOB.json
 
-In one process, on one trainer: two processes differ by more than what is to be measured. An item's
-`measure.steps` is its number of rounds; rank 0 notes each in the journal.
+All arms run in one process, on one trainer: two processes differ by more than the overhead. An
+item's `measure.steps` is its number of rounds; rank 0 notes each in the journal.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ ORDERS: tuple[tuple[Arm, Arm, Arm, Arm], ...] = (
     ("on", "profiler", "off", "flight"),
     ("flight", "on", "profiler", "off"),
 )
-"""One round each, then again from the start. Every arm is twice at each place, and comes twice
-after each arm, itself included: neither drift nor what one leaves behind has a favourite. (Four
-rounds, a Williams design, would do within rounds; from one round to the next they would not.)"""
+"""Orders of the arms in successive rounds, repeated. Every arm is twice at each place, and comes
+twice after each arm, itself included: neither drift nor the state that an arm leaves favours one.
+(Four rounds, a Williams design, are balanced within rounds, but not from one round to the next.)"""
 
 
 def main(job_file: Path) -> None:
@@ -59,15 +59,12 @@ def main(job_file: Path) -> None:
 def _run_all(worker: Worker) -> None:
     for index, item in enumerate(worker.job.items):
         worker.note("case", index=index)
-        _run_case(worker, item)
+        member = worker.prepare(item.case)
+        if member is not None:
+            _run_rounds(worker, item, member.runtime, member.group)
+            member.runtime.close()
+        del member  # before its memory is freed
         worker.end_case()
-
-
-def _run_case(worker: Worker, item: PlannedRun) -> None:
-    member = worker.prepare(item.case)
-    if member is not None:
-        _run_rounds(worker, item, member.runtime, member.group)
-        member.runtime.close()
 
 
 def _run_rounds(
@@ -98,10 +95,10 @@ def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: in
 
 
 def _step_of(case: Case, index: int, position: int) -> int:
-    """Return the same batch for all arms of a round, and never one that the loader has at hand.
+    """Return the step, and so the batch: the same for all arms of a round, and never prefetched.
 
-    Where the loader has processes, starting them anew would be most of the step: then every arm
-    gets the next batch.
+    A loader with processes would have to start them anew, which takes most of the step: then every
+    arm gets the next batch.
     """
     return index * len(ORDERS[0]) + position if case.data_num_workers else 2 * index
 

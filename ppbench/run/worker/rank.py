@@ -4,8 +4,8 @@
     torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
 
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
-leaves its error in its node's folder and dies; the agent restarts all workers, rank 0 turns what
-they left into a row, and the next case begins.
+writes its error to its node's folder and dies; the agent restarts all workers, rank 0 makes a row
+of what they left, and the next case begins.
 """
 
 from __future__ import annotations
@@ -83,10 +83,24 @@ from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
 
 NUM_SPARE = 8
+_NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
+_NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
+"""Words by which generic exceptions report a failed allocation."""
+_NO_PEER = (TransferError, dist.DistError)
+_REFUSED = (
+    VerificationError,
+    RefusalError,
+    DisagreementError,
+    ProgramError,
+    ScheduleError,
+    ModelError,
+    PartitionError,
+    DataError,
+)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is left of a job, or of a sweep that has no controller."""
+    """Run the remaining items of a job, or of a sweep that has no controller."""
     die_with_parent()
     _meet()
     gc.freeze()  # what is imported stays: it need not be looked through before every case
@@ -138,7 +152,7 @@ def _run_headless(arguments: Sequence[str]) -> None:
 
 
 def _claim_place(job: Job) -> None:
-    """Find a place for each node's folder by its first rank.
+    """Find a place for each node's folder, on its first rank.
 
     Collective; raises StoreError on all ranks.
     """
@@ -173,10 +187,11 @@ def _run_remaining(worker: Worker) -> None:
 def _work(
     job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
 ) -> None:
-    """Do the work of this rank; write an error to the node's folder and end the process."""
+    """Do the work of this rank; an error is written to the node's folder and ends the process."""
     local = _local_folder(job)
     keep_freed_memory()
-    spare = _spare_descriptors()
+    # They are closed before an error is written, which takes some descriptors.
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
@@ -191,11 +206,6 @@ def _work(
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
 
 
-def _spare_descriptors() -> list[int]:
-    """Open files that are closed before an error is noted, which takes some descriptors."""
-    return [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
-
-
 def _local_folder(job: Job) -> Path:
     return node_folder(job.launch_id, int(os.environ.get("GROUP_RANK", "0")))
 
@@ -207,33 +217,17 @@ def _part(job: Job) -> None:
         remove_folder(_local_folder(job))
 
 
-def _is_out_of_memory(text: str) -> bool:
-    """Whether a generic exception reports a failed allocation."""
-    words = ("t allocate memory", "out of memory", "ALLOC_FAILED")
-    return any(word in text for word in words)
-
-
 def _status_of(error: BaseException, message: str) -> str:
     """Return the status of a run that this error, or one of its causes, has ended."""
     if isinstance(error, StoreError):
         return STORE_FAILED
-    no_memory = (torch.OutOfMemoryError, MemoryError)
-    if any(isinstance(one, no_memory) for one in led_to(error)) or _is_out_of_memory(message):
+    if any(isinstance(cause, _NO_MEMORY) for cause in led_to(error)):
         return "oom"
-    no_peer = (TransferError, dist.DistError)
-    if any(isinstance(one, no_peer) for one in chain_of(error)) or "gloo/transport" in message:
+    if any(words in message for words in _NO_MEMORY_WORDS):
+        return "oom"
+    if any(isinstance(cause, _NO_PEER) for cause in chain_of(error)) or "gloo/transport" in message:
         return PEER_LOST
-    refused = (
-        VerificationError,
-        RefusalError,
-        DisagreementError,
-        ProgramError,
-        ScheduleError,
-        ModelError,
-        PartitionError,
-        DataError,
-    )
-    return "invalid" if isinstance(error, refused) else "error"
+    return "invalid" if isinstance(error, _REFUSED) else "error"
 
 
 class Worker:
@@ -242,7 +236,7 @@ class Worker:
     def __init__(
         self, job: Job, folder: Path, local: Path, on_event: Callable[[Event], None]
     ) -> None:
-        """Collect what the ranks of an earlier start have left, and begin anew. Collective.
+        """Collect the files left by the ranks of an earlier start, and begin anew. Collective.
 
         `folder` is the launch's, which rank 0 alone writes to; `local` its folder on this node.
         """
@@ -263,13 +257,13 @@ class Worker:
         self._verifier = Verifier(Path(job.results), folder / FOLDER)
 
     def _collect(self, local: Path) -> list[CrashReport]:
-        """Return what every node's ranks left when they died, on rank 0; nothing elsewhere."""
+        """Return every node's crash report, on rank 0; nothing elsewhere."""
         is_first_of_node = os.environ["LOCAL_RANK"] == "0"
         ours = collect(local, self._folder) if is_first_of_node else None
         theirs: list[CrashReport | None] = [None] * dist.get_world_size()
         dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
         dist.barrier()  # no rank writes anew before all is read
-        return [one for one in theirs if one is not None]
+        return [report for report in theirs if report is not None]
 
     def remaining(self) -> list[tuple[int, int]]:
         """Return the items to run, each with the number of its attempt; close open runs first.
@@ -281,8 +275,8 @@ class Worker:
         return left[0]
 
     def _find_remaining(self) -> list[tuple[int, int]]:
-        for closed in close_open_runs(self.job, self._folder, self._evidence):
-            self._on_event(closed.event)
+        for event in close_open_runs(self.job, self._folder, self._evidence):
+            self._on_event(event)
         progress = read_state(self._folder)
         untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
         again = [
@@ -350,7 +344,7 @@ class Worker:
         return RankContext(case, runtime, fabric, group, self.flight, agreement.config, cores)
 
     def _bind(self, case: Case) -> tuple[int, ...] | None:
-        """Bind this rank to cores of its own if the case has it and its node has enough cores."""
+        """Bind this rank to its own cores if the case asks for it and its node has enough."""
         first = self._rank - int(os.environ["LOCAL_RANK"])
         num_local = min(case.world_size - first, int(os.environ["LOCAL_WORLD_SIZE"]))
         if self._rank >= case.world_size:

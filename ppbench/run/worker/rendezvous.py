@@ -1,9 +1,9 @@
 """How the ranks of a launch find each other, also after some or all of them were restarted.
 
-The agent's store outlives the workers. What dead ranks have left in it (gloo's addresses) must not
-be read by those that follow (pytorch issue 135712), and a count of restarts cannot distinguish
-them: a node that restarts its workers because another one's failed does not count it. So the
-ranks agree on a name of their own, and meet under that.
+The agent's store outlives the workers. Entries of dead ranks (gloo's addresses) must not be read by
+those that follow (pytorch issue 135712), and a count of restarts cannot distinguish them: a node
+that restarts its workers because another node's failed does not count it. So the ranks agree on a
+name of their own, and meet under that.
 
     every rank   1  writes a nonce, new with each process
     rank 0       2  publishes the roll of all nonces that it sees, again whenever one has changed
@@ -36,7 +36,7 @@ WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long it takes; the agent ends a broken launch."""
 
 PATIENCE_S = 600.0
-"""For the slowest rank to start; a launch's ranks are started together."""
+"""Time for the slowest rank to start; a launch's ranks are started together."""
 
 _POLL_S = 0.01
 _PREFIX = "ppbench-meeting"
