@@ -49,7 +49,7 @@ from ppbench.store import Store
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank measured."""
+    """Measurements of one rank."""
 
     facts: dict[str, object]  # columns of `ranks`
     spans: dict[str, list[object]]  # columns of the measured steps' spans
@@ -57,28 +57,28 @@ class RankResult:
     num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
     telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
     summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
-    memory: list[tuple[int, int]] = field(default_factory=list)  # from when on, how many bytes
-    peak: tuple[str, Peak] | None = None  # the device's name and what it could compute
-    early: set[Receive] = field(default_factory=set)  # was there when the rank asked for it
+    memory: list[tuple[int, int]] = field(default_factory=list)  # (start in ns, bytes) of levels
+    peak: tuple[str, Peak] | None = None  # the device's name and peak speed
+    early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
     not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What all ranks measured, in order of rank, and what holds for the whole case."""
+    """Measurements of all ranks, in order of rank, and facts of the whole case."""
 
     ranks: list[RankResult]
     facts: dict[str, object]  # columns of `runs`
     warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
-    lowered: Program | None = None  # what was run; None: the case's own program
-    expected_loss: float | None = None  # of the first step; None where none is known
+    lowered: Program | None = None  # the program that was run; None: the case's own
+    expected_loss: float | None = None  # of the first step, if it is known
     verified: Verified = NOT_VERIFIED
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is to be stored: measured by ppbench, attached to, or imported."""
+    """A run that is to be stored: measured by ppbench, attached, or imported."""
 
     case: Case
     program: Program
@@ -91,8 +91,8 @@ class FinishedRun:
     first_loss: float | None
     last_loss: float | None
     not_finite: NotFinite | None = None
-    early: Collection[Receive] = frozenset()  # receives that were there when they were asked for
-    completion_seen_on_wait: bool = False  # a receive ends when it was taken, not when it came
+    early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
+    completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     has_warmup: bool = True
     planned_step_ns: int | None = None
     is_oversubscribed: bool = False
@@ -148,7 +148,7 @@ def rows_of(finished: FinishedRun) -> Rows:
 
 
 def _spans_of(finished: FinishedRun) -> tuple[pd.DataFrame, int]:
-    """Correct the ends of receives; count times from the first start, which is returned, too."""
+    """Return the spans with corrected ends, counted from the first start, and that start."""
     spans = finished.spans.copy()
     origin_ns = int(spans["start_ns"].min())
     spans[["start_ns", "end_ns"]] -= origin_ns
@@ -219,9 +219,9 @@ def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
 
 
 def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult) -> float:
-    """Store a case that ran; returns its tokens per second.
+    """Store a case that ran; return its tokens per second.
 
-    Raises DisagreementError for a run that trained something else than it should.
+    Raises DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
     program = result.lowered if must_agree(case) and result.lowered else program_of(case)
@@ -252,7 +252,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
 
 
 def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> FinishedRun:
-    """Join what the ranks of a case measured."""
+    """Join the measurements of a case's ranks."""
     case, measure = planned.case, planned.measure
     ranks, warmup = result.ranks, result.warmup_step_ns
     losses = _losses_by_step(result)
@@ -282,7 +282,7 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
 
 
 def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
-    """Return the telemetry of all nodes; its times count from where those of the spans do."""
+    """Return the telemetry of all nodes, with times from the same origin as the spans."""
     rows = [
         {**row, "hostname": rank.facts.get("hostname")}
         for rank in result.ranks
@@ -294,7 +294,7 @@ def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
 
 
 def _memory_timelines(result: CaseResult) -> pd.DataFrame:
-    """Return the memory of the extra step for it; times count from when the first rank began."""
+    """Return the memory over the extra step; times count from the first rank's start."""
     rows = [(rank, *level) for rank, ours in enumerate(result.ranks) for level in ours.memory]
     levels = pd.DataFrame(rows, columns=["rank", "time_ns", "num_bytes"])
     levels["time_ns"] -= levels["time_ns"].min() if rows else 0
@@ -326,7 +326,7 @@ def _losses_by_step(result: CaseResult) -> list[float | None]:
 
 
 def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Diagnosis) -> None:
-    """Store why a run failed whose ranks died. Raises StoreError."""
+    """Store the failure of a run whose ranks died. Raises StoreError."""
     run = {
         **_row_of(job, planned),
         "run_id": attempt.run_id,
@@ -401,13 +401,13 @@ class NotFinite:
 
 
 def first_of(seen: Iterable[NotFinite | None]) -> NotFinite | None:
-    """Return the earliest that a rank saw; within a step the loss comes before gradients."""
+    """Return the earliest place; within a step the loss comes before gradients."""
     known = [place for place in seen if place is not None]
     return min(known, key=lambda place: (place.step, place.what != LOSS, place.rank), default=None)
 
 
 def first_loss_not_finite(losses: Mapping[int, float], rank: int) -> NotFinite | None:
-    """Return the first step whose loss is not finite, for runs of which only losses are known.
+    """Return the first loss that is not finite, for runs of which only losses are known.
 
     `rank` has the last stage.
     """

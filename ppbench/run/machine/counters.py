@@ -1,9 +1,8 @@
 """Reads a machine's own counters: CPU time, frequency, energy, memory, GPUs.
 
-Counters are handed on as they are, ever growing: whoever has two readings takes the difference,
-over whatever time lies between. psutil reads some of the same files, but neither power nor the time
-of a process tree whose members end or are orphaned, and it takes longer: 3.5 ms against 2.7 for a
-tree of 60 processes.
+Counters are returned as they are, ever growing: the caller takes the difference of two readings.
+psutil reads some of the same files, but neither power nor the time of a process tree whose members
+end or are orphaned, and it takes longer: 3.5 ms against 2.7 for a tree of 60 processes.
 
 A value is None where the system does not provide it.
 """
@@ -20,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from ppbench.run.machine.environment import visible_gpus
+from ppbench.run.machine.environment import NvmlDevices, visible_gpus
 
 FREQUENCY_EVERY_S = 1.0
 """Asking all cores for their frequency interrupts them on some systems, so it is done rarely."""
@@ -43,7 +42,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
 class HostReading:
     """Counters of the node; seconds are core-seconds since a fixed time, over `num_cores`."""
 
-    num_cores: int  # that the ranks may run on: what the times are of
+    num_cores: int  # cores of these times: those that the ranks may run on
     total_s: float | None = None  # busy, idle or stolen
     busy_s: float | None = None
     steal_s: float | None = None  # the hypervisor ran something else
@@ -166,11 +165,11 @@ def _names_in(folder: Path) -> list[str]:
 
 
 class PackageEnergy:
-    """The energy of all CPU packages by their counters (RAPL), which mostly only root may read."""
+    """The energy of all CPU packages by their counters (RAPL), which often only root may read."""
 
     def __init__(self, powercap: Path) -> None:
-        found = sorted(powercap.glob("intel-rapl:*"))
-        self._packages = [p for p in found if _text(p / "name").startswith("package")]
+        zones = sorted(powercap.glob("intel-rapl:*"))
+        self._packages = [zone for zone in zones if _text(zone / "name").startswith("package")]
         self._last_uj: dict[Path, int] = {}
         self._total_uj = 0
         self.absent = self._why_absent(powercap)
@@ -198,18 +197,18 @@ class PackageEnergy:
 
 def cgroups_of(proc_self_cgroup: str, mount: Path) -> list[Path]:
     """Return the folders of a process's cgroup (v2) and its parents; each may have a quota."""
-    found = re.search(r"^0::/(.*)$", proc_self_cgroup, flags=re.MULTILINE)
-    if found is None:
+    match = re.search(r"^0::/(.*)$", proc_self_cgroup, flags=re.MULTILINE)
+    if match is None:
         return []
-    own = mount / found[1]
+    own = mount / match[1]
     return [own, *(folder for folder in own.parents if folder.is_relative_to(mount))]
 
 
 def throttled_s(cgroups: Collection[Path]) -> float | None:
     """Return the core-seconds for which the quotas of these cgroups held processes back."""
     texts = [_text(folder / "cpu.stat") for folder in cgroups]
-    found = [re.search(r"^throttled_usec (\d+)$", text, flags=re.MULTILINE) for text in texts]
-    times_us = [int(match[1]) for match in found if match]
+    matches = [re.search(r"^throttled_usec (\d+)$", text, flags=re.MULTILINE) for text in texts]
+    times_us = [int(match[1]) for match in matches if match]
     return sum(times_us) / 1e6 if times_us else None
 
 
@@ -275,15 +274,12 @@ class Memory(Protocol):
     used: int
 
 
-class Nvml(Protocol):
-    """The part of pynvml in use; all but the first two raise `NVMLError` if unsupported."""
+class Nvml(NvmlDevices, Protocol):
+    """The part of pynvml that is used here; its queries raise `NVMLError` if unsupported."""
 
     NVMLError: type[Exception]
 
     def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's names, here and below
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
     def nvmlDeviceGetPowerUsage(self, handle: object) -> int: ...  # noqa: N802
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int: ...  # noqa: N802
     def nvmlDeviceGetUtilizationRates(self, handle: object) -> Utilization: ...  # noqa: N802

@@ -1,4 +1,4 @@
-"""The machine and the software, which a timing depends on besides the case.
+"""The machine and the software, on which timings depend besides the case.
 
 Read without importing torch, so that the controller and every worker derive the same fingerprint
 from the same facts.
@@ -170,7 +170,7 @@ def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
         pynvml.nvmlShutdown()
 
 
-class _NvmlDevices(Protocol):
+class NvmlDevices(Protocol):
     """The part of pynvml that finds GPUs."""
 
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802  # NVML's names, here and below
@@ -178,7 +178,7 @@ class _NvmlDevices(Protocol):
     def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
 
 
-def visible_gpus(nvml: _NvmlDevices) -> list[object]:
+def visible_gpus(nvml: NvmlDevices) -> list[object]:
     """Return NVML's handles of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
 
     It names indices, or UUIDs or what they begin with; -1 hides what follows. Names that fit none
@@ -242,5 +242,4 @@ def _torch_build() -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     text = (Path(spec.origin).parent / "version.py").read_text()
-    found = re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, flags=re.MULTILINE)
-    return dict(found)
+    return dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, flags=re.MULTILINE))

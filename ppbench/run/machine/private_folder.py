@@ -34,13 +34,13 @@ from ppbench.errors import StoreError
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # each folder below it is checked
 MODE = 0o700
 IDLE_S = 3600.0
-"""A launch whose agent cannot be looked up is over when nothing has changed for so long."""
+"""A launch whose agent cannot be looked up is over when no file has changed for so long."""
 
 FRESH_S = 60.0
 """Launches of versions without locks write a sample every 0.2 s."""
 
 KEPT = "left"
-"""The folder beside a launch's logs with what another store's sweep found of it."""
+"""Folder beside a launch's logs with the copies that another store's sweep made of its folders."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -52,23 +52,23 @@ class UnsafeFolderError(OSError):
 
 
 def parents() -> list[Path]:
-    """Return where the user's folder may be, the best first; alike in all processes here."""
-    found = [SHARED_MEMORY] if sys.platform == "linux" else []
+    """Return where the user's folder may be, the best first; the same in all processes."""
+    places = [SHARED_MEMORY] if sys.platform == "linux" else []
     session = Path(f"/run/user/{os.geteuid()}")
-    found += [session] if session.is_dir() else []
-    with contextlib.suppress(FileNotFoundError):  # nothing takes temporary files
-        found.append(Path(tempfile.gettempdir()))
-    return list(dict.fromkeys(found))
+    places += [session] if session.is_dir() else []
+    with contextlib.suppress(FileNotFoundError):  # there is no folder for temporary files
+        places.append(Path(tempfile.gettempdir()))
+    return list(dict.fromkeys(places))
 
 
 def bases() -> list[Path]:
     """Return the user's folders that are safe to read, or to make; the best first."""
-    found = []
+    safe = []
     for parent in parents():
         with contextlib.suppress(UnsafeFolderError):
             os.close(_open_base(parent))
-            found.append(_base_in(parent))
-    return found
+            safe.append(_base_in(parent))
+    return safe
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _open_base(parent: Path, *, must_exist: bool = False) -> int:
 
 
 def _what_it_is(name: str, folder: int) -> str:
-    """Say why something that could not be opened is no folder of the user's; empty if it may be."""
+    """Say why a path that could not be opened is no folder of the user; empty if it may be one."""
     with contextlib.suppress(OSError):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISLNK(about.st_mode):
@@ -228,16 +228,16 @@ def _try_room(base: Path, num_bytes: int) -> None:
 
 
 class Claim:
-    """A hold on a launch's folder by this process; several processes can have one at once."""
+    """A claim of this process on a launch's folder; several processes can have one at once."""
 
     def __init__(
         self, folder: Path, marker: Path | None = None, agent_pid: int | None = None
     ) -> None:
-        """Hold the folder, which need not exist yet; the user's folder must. Raises StoreError.
+        """Claim the folder, which need not exist yet; the user's folder must. Raises StoreError.
 
         `marker`: a file in the launch's folder in the store, there until the launch's runs are
-        closed; if the launch dies before, what it leaves is kept beside that. `agent_pid`: the
-        process that starts the ranks again when they have died, where no other holds the folder.
+        closed; if the launch dies before, its folder is copied beside that. `agent_pid`: the
+        process that starts the ranks again when they have died, where no other claims the folder.
         """
         self._path = lock_path(folder)
         note = {"marker": marker and str(marker.absolute()), "agent": _process(agent_pid)}
@@ -288,10 +288,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_dead() -> list[Path]:
-    """Remove what launches have left that were killed with all their processes.
+    """Remove the folders of launches that were killed with all their processes.
 
-    Launches of every store are removed: no other sweep may ever look for them. If one does, it
-    finds the copy beside the launch's logs; see `kept_folders`.
+    Launches of every store are removed, since a sweep into their store may never come. If one does,
+    it finds the copy beside the launch's logs; see `kept_folders`.
     """
     removed = []
     for base in bases():
@@ -335,7 +335,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Whether a folder that no process holds belongs to a launch that goes on all the same."""
+    """Whether a folder that no process claims belongs to a launch that still runs."""
     if not lock_path(folder).exists():  # of a version without locks
         samples = list(folder.glob("telemetry-*.jsonl"))
         return bool(samples) and _idle_s(samples) < FRESH_S
@@ -361,9 +361,9 @@ def _note_of(folder: Path) -> dict[str, object]:
 
 
 def _keep(folder: Path) -> None:
-    """Copy what a dead launch has left into its store, whose next sweep closes its runs.
+    """Copy a dead launch's folder into its store, whose next sweep closes its runs.
 
-    The copy is whole, or it is not there.
+    The copy is whole, or there is none.
     """
     marker = _note_of(folder).get("marker")
     source = folder if folder.exists() else aside_path(folder)
@@ -375,7 +375,7 @@ def _keep(folder: Path) -> None:
 
 
 def _copy_whole(source: Path, kept: Path, name: str) -> None:
-    """Copy a folder, or nothing of it where there is no room or no permission."""
+    """Copy a folder; leave nothing of it where there is no room or no permission."""
     aside = kept / f".{name}.partial"
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -417,7 +417,7 @@ def _idle_s(paths: list[Path]) -> float:
 
 
 def _process(pid: int | None) -> dict[str, object] | None:
-    """Return a name of a process that no other has, not even a later one with its id."""
+    """Return facts that identify a process, even from a later one with the same id."""
     if pid is None:
         return None
     known: dict[str, object] = {"pid": pid, "began": "", "namespace": "", "boot": ""}

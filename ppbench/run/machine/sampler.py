@@ -2,8 +2,8 @@
 
     python -m ppbench.run.machine.sampler FILE ROOT_PID PARENT_PID INTERVAL_S
 
-A thread in a rank would take the interpreter's lock from the timed path, and a rank that hangs or
-dies would take its samples along. This process has a low priority and imports neither torch nor
+A thread in a rank would take the interpreter's lock from the timed path, and the samples of a rank
+that hangs or dies would be lost. This process has a low priority and imports neither torch nor
 pandas. It appends a sample as a JSON line every interval, and one more for each byte that it reads;
 it ends when its standard input does, or its parent. A sample costs 0.3 to 1.1 ms of CPU time where
 there is no GPU (2 cores, 85 processes), about half a percent of one core; each says what it cost.
@@ -23,6 +23,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,13 @@ from ppbench.run.machine.environment import available_cores
 
 INTERVAL_S = 0.2
 NICENESS = 10
-"""Ranks go first, but a sampler that gets nothing of a busy core could not tell that it is busy."""
+"""Ranks go first, but a sampler that never ran on a busy core could not see that it is busy."""
 
 ANSWER_TIMEOUT_S = 10.0
-"""Far beyond what starting takes (importing, opening NVML): who is not back by then hangs."""
+"""Far longer than starting takes (imports, opening NVML): a sampler that is slower hangs."""
 
 LOOK_BACK_NS = 1_000_000_000
-"""What is read from before a window, for figures that one short window alone cannot give."""
+"""Time before a window from which samples are read: a short window has too few for all figures."""
 
 _BLOCK_BYTES = 1 << 16
 
@@ -49,7 +50,7 @@ class Sample:
     time_ns: int  # CLOCK_MONOTONIC, as the spans' clock
     host: HostReading
     gpus: tuple[GpuReading, ...]  # in the order of torch's indices
-    absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are not there
+    absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are missing
     cost_ns: int = 0  # CPU time that taking it took
 
     def as_json(self) -> str:
@@ -87,10 +88,9 @@ class Sampler:
         return self._process.pid
 
     def sample(self) -> bool:
-        """Have a sample taken now; return once it is in the file. Blocks for some milliseconds.
+        """Have a sample taken now; return whether it is in the file. Blocks for some milliseconds.
 
-        False if there is none: the process has ended, or did not answer (it is then not asked
-        again).
+        There is none if the process has ended or does not answer; it is then not asked again.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -148,9 +148,14 @@ def read_samples(path: Path, begin_ns: int, end_ns: int) -> list[Sample]:
     while num_bytes < size and (not samples or samples[0].time_ns > since_ns):
         num_bytes = min(2 * num_bytes, size)
         samples = _last_samples(path, num_bytes)
-    first = max((i for i, s in enumerate(samples) if s.time_ns <= since_ns), default=0)
+    return samples_around(samples, since_ns, end_ns)
+
+
+def samples_around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Sample]:
+    """Return the samples from the last before a window, or the first, to the first after it."""
+    first = max((i for i, s in enumerate(samples) if s.time_ns <= begin_ns), default=0)
     last = next((i for i, s in enumerate(samples) if s.time_ns >= end_ns), len(samples))
-    return samples[first : last + 1]
+    return list(samples[first : last + 1])
 
 
 def _last_samples(path: Path, num_bytes: int) -> list[Sample]:

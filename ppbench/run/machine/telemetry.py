@@ -1,7 +1,7 @@
-"""What a node did while something was measured, from samples of its counters.
+"""Load, power and clocks of a node during a measurement, from samples of its counters.
 
 Pure functions of samples (`sampler` takes them): a rank's summary, the samples as rows of a table,
-and whether what was measured was disturbed.
+and whether the measurement was disturbed.
 
     samples        |     |     |     |  |     |     |     |  |     |
     window                              [...................]
@@ -21,23 +21,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.run.machine.counters import GpuReading, HostReading
-from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample
+from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample, samples_around
 
 MAX_OTHER_LOAD = 0.1
-"""Of the cores: what other processes may use before they are said to have disturbed."""
+"""Share of the cores that other processes may use before a run counts as disturbed."""
 MAX_STEAL = 0.01
 MAX_CPU_THROTTLED = 0.01
 FEWEST_TICKS = 5
 """Least time over which stolen time differs from chance: one tick is 10 ms."""
 
 HARMLESS_REASONS = {"gpu_idle", "applications_clocks_setting", "display_clock_setting"}
-"""Of a GPU's reasons for its clock: nothing to do, or somebody's setting."""
+"""Reasons for a GPU's clock that are no slowdown: it is idle, or a user has set the clock."""
 
 TICK_S = 0.01
 MIN_LOAD_NS = 500_000_000
 """CPU time is counted in ticks of 10 ms per process: over less, the error is more than a few %."""
 MIN_RATE_NS = 100_000_000
-"""As above, for the rows of single samples, which are to be looked at and not to be judged by."""
+"""Least time for the rows of single samples, which are for display and not for verdicts."""
 GPU_AVERAGING_NS = 1_000_000_000
 
 NS_PER_S = 1e9
@@ -50,9 +50,9 @@ class Summary:
     """A window on one rank's node and GPU; None where a figure is not known: see the note."""
 
     other_load_cores: float | None = None  # kept busy by processes outside the launch
-    watched_cores: int | None = None  # that the launch may run on: what the load is of
+    watched_cores: int | None = None  # cores of that load: those that the launch may run on
     steal_fraction: float | None = None  # of those cores' time, taken by the hypervisor
-    load_window_s: float | None = None  # what these two are of
+    load_window_s: float | None = None  # time of these two
     cpu_mhz: float | None = None  # mean over cores and time
     cpu_throttled_fraction: float | None = None  # of the CPU time asked for, held back by quotas
     cpu_energy_j: float | None = None  # of all the node's packages
@@ -63,7 +63,7 @@ class Summary:
     gpu_temperature_c: float | None = None  # highest
     gpu_throttle_reasons: str | None = None  # those seen, with commas between; "" for none
     gpu_memory_used_bytes: int | None = None  # highest, of all processes
-    telemetry_note: str = ""  # what is absent or less than exact, and why
+    telemetry_note: str = ""  # figures that are absent or not exact, and why
 
 
 def is_disturbed(summary: Summary) -> bool:
@@ -98,7 +98,7 @@ def summarize(
     `samples` are what `read_samples` returns for it; `gpu_index` is torch's, None for a rank
     without a GPU.
     """
-    around = _around(samples, begin_ns, end_ns)
+    around = samples_around(samples, begin_ns, end_ns)
     if not around:
         return Summary(telemetry_note="no samples of this time: the sampler did not run")
     inside = [s for s in around if s.time_ns > begin_ns] or around
@@ -121,13 +121,6 @@ def summarize(
     return Summary(**figures)  # type: ignore[arg-type]  # named as its fields
 
 
-def _around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Sample]:
-    """Return the samples from the last before the window, or the first, to the first after it."""
-    first = max((i for i, s in enumerate(samples) if s.time_ns <= begin_ns), default=0)
-    last = next((i for i, s in enumerate(samples) if s.time_ns >= end_ns), len(samples))
-    return list(samples[first : last + 1])
-
-
 def _long_enough(samples: Sequence[Sample], around: Sequence[Sample]) -> list[Sample]:
     """Add samples from before the window that make it `MIN_LOAD_NS` long, if there are any.
 
@@ -137,8 +130,7 @@ def _long_enough(samples: Sequence[Sample], around: Sequence[Sample]) -> list[Sa
     oldest_ns = around[0].time_ns - LOOK_BACK_NS
     recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
     begin_ns = min(around[0].time_ns, last_ns - MIN_LOAD_NS)
-    first = max((i for i, s in enumerate(recent) if s.time_ns <= begin_ns), default=0)
-    return recent[first:]
+    return samples_around(recent, begin_ns, last_ns)
 
 
 def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]:
@@ -228,7 +220,7 @@ def _host_values(
     samples: Sequence[Sample], value: Callable[[HostReading], float | None]
 ) -> list[tuple[int, float]]:
     pairs = ((s.time_ns, value(s.host)) for s in samples)
-    return [(time_ns, found) for time_ns, found in pairs if found is not None]
+    return [(time_ns, known) for time_ns, known in pairs if known is not None]
 
 
 def _rate(values: Sequence[tuple[int, float]]) -> float | None:

@@ -1,1 +1,1 @@
-"""What can run a case: one module per runtime."""
+"""Runtimes, which run a case: one module each."""

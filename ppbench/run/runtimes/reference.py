@@ -1,4 +1,4 @@
-"""Computes the loss that every runtime must have in the first step: that of the unsplit model.
+"""Computes the loss that every runtime must have in the first step, with the unsplit model.
 
 One stage after the other takes all microbatches forward, on one rank, and keeps nothing for a
 backward. So it needs no more memory than the largest stage and one message per microbatch, even if
@@ -61,7 +61,7 @@ def _losses(
 
 
 def _built(model: Model, partition: Partition, stage: int, device: torch.device) -> StageModule:
-    """Build a stage and restore the random state: drawing initial weights does not count."""
+    """Build a stage, and restore the random state that drawing its weights has changed."""
     state = random_state(device)
     module = model.build_stage(partition, stage, device)
     set_random_state(state, device)

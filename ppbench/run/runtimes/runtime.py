@@ -1,4 +1,4 @@
-"""The interface between the worker and what runs a case, and the engine's settings of a case."""
+"""The interface between the worker and a runtime, and the engine's configuration of a case."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Runtime(Protocol):
 
     @property
     def lowered(self) -> Program:
-        """What all ranks run in a step, with transfers; read after the last step."""
+        """The program of a step, with transfers; read after the last step."""
 
     @property
     def peak_held(self) -> int:
@@ -79,7 +79,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Inspected(Protocol):
-    """A runtime whose gradients and weights can be checked; of others only the loss is."""
+    """A runtime whose gradients and weights can be checked; of others only the loss is checked."""
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
         """Name what was not finite on this rank in the last step; None if all was finite.
@@ -96,9 +96,9 @@ class RankContext:
     runtime: Runtime
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
-    flight: Flight  # where this rank notes what it does
+    flight: Flight  # the record of its progress
     config: TrainerConfig  # what the ranks have agreed on
-    cores: tuple[int, ...] | None = None  # the ones it is bound to
+    cores: tuple[int, ...] | None = None  # those it is bound to
 
     @property
     def ranks(self) -> tuple[int, ...]:

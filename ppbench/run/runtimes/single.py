@@ -68,7 +68,7 @@ class Unsplit(Stopwatch):
         return ()
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: it holds no resources."""
 
 
 class SingleRuntime(TrainedRuntime):

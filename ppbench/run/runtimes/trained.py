@@ -1,7 +1,7 @@
-"""Runtimes that train with the engine's trainer, and what those with another executor share.
+"""Runtimes that train with the engine's trainer, and the parts shared by other executors.
 
 EngineRuntime     the trainer with its own executor
-TrainedRuntime    facts, modules and memory, with whatever runs the microbatches
+TrainedRuntime    facts, modules and memory, with any executor of microbatches
 Stopwatch         marks, spans and the flight record of an executor that is not the engine's
 """
 
@@ -43,7 +43,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class TrainedRuntime:
-    """One rank's part of a case: a trainer with whatever runs its microbatches."""
+    """One rank's part of a case: a trainer with an executor of its microbatches."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class TrainedRuntime:
         return self._trainer.step(step, recording)
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """Name what was not finite on this rank in the last step; see `Trainer.find_not_finite`."""
         return self._trainer.find_not_finite(has_weights=has_weights)
 
     def measure_memory(self, step: int) -> MemoryUse:
@@ -91,7 +90,6 @@ class TrainedRuntime:
 
     @property
     def modules(self) -> Mapping[int, StageModule]:
-        """This rank's stages by number."""
         return self._trainer.modules
 
     @property
@@ -99,13 +97,11 @@ class TrainedRuntime:
         return self._trainer.peak_held
 
     def run_facts(self) -> dict[str, object]:
-        """Return columns of `runs` that are the same on every rank."""
         trainer = self._trainer
         split = facts_of_split(trainer.config, trainer.program, trainer.device)
         return {**split, "transport": self._transport}
 
     def rank_facts(self) -> dict[str, object]:
-        """Return columns of `ranks` that are known without running."""
         trainer = self._trainer
         return {
             "device": str(trainer.device),
@@ -121,7 +117,7 @@ class EngineRuntime(TrainedRuntime):
 
 
 class Stopwatch:
-    """Does a rank's work as actions, each with a span where spans are recorded.
+    """Runs a rank's work as actions, each with a span where spans are recorded.
 
     The flight record notes computations only: when the rank begins to wait for the input of one,
     and when it works on it. The runner itself decides where transfers are issued.
@@ -157,7 +153,7 @@ class Stopwatch:
             self._flight.come_to(index)
 
     def work(self) -> None:
-        """Note that what the rank has come to has its input."""
+        """Note that the computation to which the rank has come has its input."""
         self._flight.work()
 
     def perform(
@@ -181,7 +177,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timed_by(self, clock: Clock) -> Iterator[None]:
-        """Take the marks from another clock meanwhile."""
+        """Take the marks from another clock within the context."""
         usual, self.clock = self.clock, clock
         try:
             yield

@@ -4,10 +4,10 @@ A run is identified by its resume key: a hash of the workload, the measurement, 
 launch, the machine, the code that measures and the tracked commit.
 
 Where the tracked repository is the one that ppbench itself runs from, its commits are commits of
-ppbench: what they change in how is measured is in the hash of the code, and what else they change
-there changes no figure. So only the files beside that code are in the key, and a reworded docstring
-makes no finished run undone. Commands that measure one commit after another ask for runs of each
-commit all the same (`EACH_COMMIT`).
+ppbench: changes of the measuring code are in the hash of that code, and other changes of ppbench
+change no figure. So only the files beside its code are in the key, and a reworded docstring makes
+no finished run undone. Commands that measure one commit after another still ask for runs of each
+commit (`EACH_COMMIT`).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of
 
 EACH_COMMIT = "PPBENCH_EACH_COMMIT"
-"""Environment variable: set by whoever measures commits, for whom runs of others do not count."""
+"""Environment variable, set where commits are measured: runs of other commits do not count."""
 NO_WORKLOAD = (
     *("engine", "ppbench", "tests", "benchmarks", "docs"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
 )
-"""Places in ppbench's own repository that no case reads: its code, which `code_hash` covers as far
-as it measures, and texts."""
+"""Places in ppbench's own repository that no case reads: texts, and its code, whose measuring part
+`code_hash` covers."""
 FINAL = ("oom", "error", "timeout", "invalid")
-"""Failures that are the case's own: it would fail again. A crash may have come from outside."""
+"""Failures caused by the case itself: it would fail again. A crash may have another cause."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class SweepPlan:
     sweep_id: str
     commit: Commit | None
     items: tuple[PlannedRun, ...]
-    chosen: tuple[PlannedRun, ...]  # those that are asked for
-    missing: tuple[PlannedRun, ...]  # of these, in the order in which they are to be run
-    failed: dict[str, int]  # status -> how many runs ended so and are not run again
+    chosen: tuple[PlannedRun, ...]  # those of the chosen cases
+    missing: tuple[PlannedRun, ...]  # the chosen ones to be run, in this order
+    failed: dict[str, int]  # status -> number of runs with it that are not run again
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the runs of a sweep to make, beside those that have not been made yet."""
+    """The runs of a sweep to make, besides those that have not been made yet."""
 
-    reruns: bool = False  # those that are done
-    retries_failed: bool = False  # those that failed
-    only: Only = EVERYTHING  # of all, those of some cases
+    reruns: bool = False  # also those that are done
+    retries_failed: bool = False  # also those that failed
+    only: Only = EVERYTHING  # the cases to which all this is limited
 
 
 def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
@@ -151,7 +151,7 @@ def _references(case: Case, measure: Measure, tracked: object) -> tuple[str, ...
 
 
 def _tracked_state(folder: Path, commit: Commit | None) -> object:
-    """Return what of the tracked repository distinguishes one run from another."""
+    """Return the state of the tracked repository, as far as it distinguishes runs."""
     if commit is None:
         return None
     own = _own_repository(folder)
@@ -178,9 +178,9 @@ def _shuffled(items: tuple[PlannedRun, ...]) -> list[PlannedRun]:
     """Order the runs by launch, each launch at random, so that drift favours no case."""
     ordered = []
     for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
-        some = list(of_launch)
-        random.Random(f"{some[0].measure.order_seed}:{launch}").shuffle(some)  # noqa: S311  # no secret
-        ordered += _references_first(some) if launch == 0 else some
+        runs = list(of_launch)
+        random.Random(f"{runs[0].measure.order_seed}:{launch}").shuffle(runs)  # noqa: S311  # no secret
+        ordered += _references_first(runs) if launch == 0 else runs
     return ordered
 
 
@@ -201,7 +201,7 @@ def _references_first(items: list[PlannedRun]) -> list[PlannedRun]:
 
 
 def note_rerun(plan: SweepPlan, store: Store) -> None:
-    """Remember since when all runs are made again, until that is done. Raises StoreError."""
+    """Note the start of a rerun of all runs, until it is done. Raises StoreError."""
     since = rerun_since(store, plan.sweep_id)
     with whole_file(_rerun_note(store, plan.sweep_id)) as file:
         file.write(since.encode())
@@ -214,8 +214,7 @@ def forget_rerun(plan: SweepPlan, store: Store) -> None:
 def rerun_since(store: Store, sweep_id: str) -> str:
     """Return the run id after which runs count when all are to be made again.
 
-    It is from when that was first asked for: a re-run that was stopped goes on when it is asked for
-    again.
+    It dates from the first request: a rerun that was stopped continues when it is asked for again.
     """
     try:
         return _rerun_note(store, sweep_id).read_text()
@@ -297,9 +296,9 @@ def exclusive_plan(
 ) -> Iterator[SweepPlan]:
     """Plan the sweep while holding the machine's and the sweep's lock.
 
-    Until this is left, no other sweep measures on this machine into the same store, and none makes
-    the same runs on another machine. Waits for one that does. Open runs of one that was killed are
-    closed; `ours` is the note of a launch that this process goes on with.
+    Until the context ends, no other sweep measures on this machine into the same store, and none
+    makes the same runs on another machine; it waits for one that does. Open runs of a killed sweep
+    are closed; `ours` is the note of the launch that this process continues.
     """
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
@@ -313,7 +312,7 @@ def exclusive_plan(
 
 
 def planned_cases(sweep: Sweep) -> pd.DataFrame:
-    """Return what `--dry-run` shows: a row per case with its id, settings and measurement."""
+    """Return the rows of `--dry-run`: each case's id, settings and measurement."""
     rows = [
         {"case_id": case.case_id, **case.settings(), **measure.settings()}
         for case, measure in sweep.cases

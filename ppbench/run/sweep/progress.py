@@ -111,7 +111,7 @@ def _num_steps(item: PlannedRun) -> int:
 
 
 def _kind(item: PlannedRun) -> tuple[object, ...]:
-    """Return what runs have in common whose steps take time in proportion to their tokens."""
+    """Return the key of the runs whose steps take time in proportion to their tokens."""
     case = item.case
     if isinstance(case.seq_len, int):
         return ()
@@ -136,8 +136,8 @@ def time_left(estimate: Estimate) -> str:
     return f"{clock} or more left" if has_more else f"{clock} left"
 
 
-class PlainDisplay(Display):
-    """Prints a line when a case begins and one when it ends; steps would only fill a log."""
+class _ConsoleDisplay(Display):
+    """A display that names cases and estimates the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -145,10 +145,17 @@ class PlainDisplay(Display):
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         self._items, self._axes, self._estimate = items, axes, Estimate(items)
 
+    def _title(self, index: int) -> str:
+        words = describe(self._items[index], self._axes)
+        return f"case {index + 1} of {len(self._items)}: {words}"
+
+
+class PlainDisplay(_ConsoleDisplay):
+    """Prints a line when a case begins and one when it ends; steps would only fill a log."""
+
     def case_begins(self, index: int) -> None:
         self._estimate.begin(index)
-        words = describe(self._items[index], self._axes)
-        self._say(f"case {index + 1} of {len(self._items)}: {words}")
+        self._say(self._title(index))
 
     def step_ends(
         self,
@@ -167,14 +174,11 @@ class PlainDisplay(Display):
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveDisplay(Display):
+class LiveDisplay(_ConsoleDisplay):
     """Shows a bar for all cases and one for the current case's steps."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
-        self._items, self._axes, self._estimate = items, axes, Estimate(items)
+        super().begin(items, axes)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -189,10 +193,7 @@ class LiveDisplay(Display):
 
     def case_begins(self, index: int) -> None:
         self._estimate.begin(index)
-        words = describe(self._items[index], self._axes)
-        self._progress.update(
-            self._all, description=f"case {index + 1} of {len(self._items)}: {words}"
-        )
+        self._progress.update(self._all, description=self._title(index))
         self._progress.reset(self._steps, description="step", note="", visible=True)
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
