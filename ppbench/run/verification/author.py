@@ -2,8 +2,8 @@
 
     python -m ppbench.run.verification.author FOLDER
 
-It is a process of its own so that it has no effect on the ranks: no memory, no random number drawn,
-and if the module crashes the process, that is reported as such. See `exchange` for the files.
+It is a separate process so that it takes neither memory nor random numbers from the ranks, and so
+that a module that crashes can be reported. See `exchange` for the files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _first_that_runs(request: Request) -> tuple[Way | None, list[str]]:
     for way in request.ways:
         try:
             _try(request, way)
-        except Exception as error:  # whatever a user's module raises
+        except Exception as error:  # a user's module may raise anything
             failures.append(f"{type(error).__name__}: {_line(error)}")
         else:
             return way, failures

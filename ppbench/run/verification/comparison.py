@@ -1,8 +1,8 @@
-"""Compares what the ranks hold with the author's module: names, weights, gradients, losses.
+"""Compares the ranks' tensors with the author's module: names, weights, gradients, losses.
 
-Every tensor of every rank is compared, even if several ranks hold it: one of them may have been
-forgotten when the others were summed or updated. The comparison ends at the first difference, in
-the order names, weights, then for each step loss, gradients, update.
+Every tensor of every rank is compared, even if several ranks hold it: a mistake may leave out one
+of them when the others are summed or updated. The comparison ends at the first difference, in the
+order names, weights, then for each step loss, gradients, update.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ In float64 rounding is 1e-12, or a millionth if the model computes some parts in
 of float32 and bfloat16 were observed for sums over many layers and tokens."""
 _LEAST_SCALE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 1e-1}
 """The least scale of a gradient, relative to the largest element of any gradient: before a
-BatchNorm, say, the gradient of a bias is 0, and what is computed for it is rounding of others."""
+BatchNorm, say, the gradient of a bias is 0, and its computed value is rounding of others."""
 
 _CUDA_STATE_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor on a rank, by the name that it has there."""
+    """A tensor on a rank, by its name there."""
 
     rank: int
     stage: int
@@ -51,8 +51,8 @@ class Held:
 
 
 Part = Mapping[str, Any]
-"""What a rank has written in a phase: `stages`, by number, with `state` and `gradients` by name,
-`trains` by name before the steps, and `draws` after one."""
+"""The tensors that a rank has written in a phase: `stages`, by number, with `state` and `gradients`
+by name, `trains` by name before the steps, and `draws` after one."""
 
 
 @dataclass
@@ -400,7 +400,7 @@ def _widened(tensor: Tensor) -> Tensor:
 def _largest(tensor: Tensor) -> float:
     held = tensor.detach()
     if held.dtype == torch.bool:
-        held = held.byte()  # of bool torch has no magnitude
+        held = held.byte()  # torch computes no magnitude of bool
     return float(held.abs().max()) if held.numel() else 0.0
 
 

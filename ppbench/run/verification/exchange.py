@@ -2,12 +2,12 @@
 
     request.json     rank 0: the model, and the ways to run it that may be tried
     trial.json       author: the first of these in which the module runs, or why none does
-    rankR-PHASE.pt   rank R: its weights `before`, and what it has after the steps `0` and `1`
+    rankR-PHASE.pt   rank R: its weights `before`, and its tensors after the steps `0` and `1`
     training.json    rank 0: all of them are there; the batches' names, losses and order
     batches.pt       rank 0: the token ids and targets of both steps
-    verdict.json     author: what differs most, or what is wrong
+    verdict.json     author: the largest difference, or the mistake
 
-Files rather than pipes: a user's module prints what it likes, and weights are large.
+Files are used, not pipes: a user's module may print anything, and weights are large.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ it uses all cores."""
 
 
 class VerificationError(RuntimeError):
-    """The ranks train something else than the author's module, or the two cannot be compared."""
+    """The ranks train differently from the author's module, or the two cannot be compared."""
 
 
 class NoRoomError(VerificationError):
@@ -118,7 +118,7 @@ def wait_for(path: Path, check: Callable[[], None]) -> dict[str, Any]:
 
 
 class AuthorProcess:
-    """The author's process, as rank 0 sees it."""
+    """The author's process, from rank 0's side."""
 
     def __init__(self, folder: Path, request: Request) -> None:
         self._folder = folder
@@ -146,8 +146,7 @@ class AuthorProcess:
             return
         if code == -signal.SIGKILL:
             raise NoRoomError(
-                "the process of the unsplit module was killed, which is what the system does when "
-                "memory runs out"
+                "the process of the unsplit module was killed, probably because memory ran out"
             )
         ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()

@@ -4,10 +4,9 @@
     last step    with that of the engine's run of the same case, if the store has one that a sweep
                  would not repeat: by the same code, on the same machine and data
 
-The engine itself is compared with the unsplit model by its tests and by `measure.verify`; any other
-runtime, also one of another package, by its losses. So a sweep runs a case on the engine before it
-runs it on other runtimes in its first launch. A run that disagrees is `invalid` and has no figures:
-it computed something else.
+The engine is compared with the unsplit model by its tests and by `measure.verify`; any other
+runtime, also one of another package, by its losses. So the first launch of a sweep runs a case on
+the engine before it runs it on other runtimes. A run that disagrees is `invalid`, without figures.
 
 Losses reveal gradients only through the optimizer: `adamw` trains the same with all gradients
 doubled. `measure.verify` compares each of them.
@@ -38,12 +37,12 @@ class DisagreementError(ValueError):
 
 
 def must_agree(case: Case) -> bool:
-    """Whether the case is of another runtime than the engine, and computes."""
+    """Whether a case's losses are compared: it computes, on another runtime than the engine."""
     return case.runtime != ENGINE and not case.is_emulated
 
 
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
-    """Raises DisagreementError."""
+    """Compare the first step's loss with the unsplit model's. Raises DisagreementError."""
     tolerance = FIRST_TOLERANCE[_kind_of(case)]
     if not _agree(loss, expected, tolerance):
         raise DisagreementError(
@@ -53,7 +52,7 @@ def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
 
 
 def check_last_loss(item: PlannedRun, loss: float | None, store: Store) -> None:
-    """Raises DisagreementError."""
+    """Compare the last step's loss with that of the engine's run. Raises DisagreementError."""
     case, kind = item.case, _kind_of(item.case)
     num_steps = item.measure.warmup_steps + item.measure.steps
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps

@@ -1,8 +1,8 @@
-"""The author's module: how it is made, the weights it begins with, and its training steps.
+"""The author's module: its construction, its initial weights, and its training steps.
 
-Nothing of how the engine splits a model or fills its stages is used here: a mistake there would be
-made on both sides. The seeding of random weights is implemented a second time, from its rule. A
-step is the module's forward on token ids, torch's backward and torch's optimizer.
+The engine's code for splitting a model and filling its stages is not used here: a mistake there
+would be made on both sides. The seeding of random weights is implemented a second time, from its
+rule. A step is the module's forward on token ids, torch's backward and torch's optimizer.
 
 A stage that draws random numbers begins each forward at a known state of its rank's generator. The
 author's module is set to the same state where that stage's first layer is called. So it draws what
@@ -57,9 +57,9 @@ def reads_checkpoint(request: Request) -> bool:
 def initial_weights(request: Request, way: Way, module: nn.Module) -> dict[str, Tensor]:
     """Return the state that training must begin with, by name, as far as it is defined.
 
-    It is the content of a checkpoint. Of a factory, it is what a call sets right after seeding; a
-    tensor that differs in a second such call is not defined. Where transformers initialises, each
-    of its modules is seeded by its name. `module` is the author's, fresh.
+    It is the content of a checkpoint. A factory defines it by a call right after seeding; a tensor
+    that differs in a second such call is not defined. Where transformers initialises, each of its
+    modules is seeded by its name. `module` is the author's, newly made.
     """
     state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
     if reads_checkpoint(request):
@@ -90,7 +90,7 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
         module: nn.Module = factory()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if hasattr(module, "base_model_prefix") and not _is_state(module, name):
-            continue  # as `from_pretrained`, which leaves frequencies and their like as they are
+            continue  # as in `from_pretrained`, which does not convert frequencies and the like
         if tensor.is_complex():  # which `nn.Module.to` would make real
             tensor.data = tensor.data.to(COMPLEX_DTYPES[dtype])
         elif tensor.is_floating_point():
@@ -99,7 +99,7 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
 
 
 def _is_state(module: nn.Module, name: str) -> bool:
-    """Whether a tensor is part of what a checkpoint holds."""
+    """Whether checkpoints contain a tensor."""
     prefix, _, own = name.rpartition(".")
     return own not in module.get_submodule(prefix)._non_persistent_buffers_set
 

@@ -3,7 +3,7 @@
     rank 0       plans --> author tries --> way                     --> judges, records
     every rank                              builds, steps, writes
 
-It ends, and releases everything, before the case that is measured is built.
+It ends, and releases all its memory, before the measured case is built.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ MOST_MICROBATCHES = 8  # unless the program needs more
 AUTHOR_S = 600.0
 """The least time limit of the author's process; `measure.timeout_s` may raise it."""
 _COPIES = 12
-"""Tensors of the model's size that exist at once: weights, gradients, AdamW's two moments and what
-is written, on the ranks and in the author's process."""
+"""Tensors of the model's size that exist at once: weights, gradients, AdamW's two moments and those
+being written, on the ranks and in the author's process."""
 _WRITTEN = 5
 """Tensors of the model's size that are written: initial weights, and gradients and weights of both
 steps."""
@@ -78,7 +78,7 @@ class Hands:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the ranks have to do; with an `outcome` it is nothing."""
+    """The case and the way that the ranks run; with an `outcome` they run nothing."""
 
     outcome: Verified | None
     case: Case | None = None
@@ -98,7 +98,7 @@ class Verifier:
     def verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
         """Verify a case if it is due.
 
-        Raises, on every rank, VerificationError and what opening the model raises.
+        Raises, on every rank, VerificationError and any error of opening the model.
         """
         if case.is_emulated:
             return NOTHING_IS_COMPUTED
@@ -165,7 +165,7 @@ class Verifier:
         assert plan.way is not None
         assert self._author is not None
         if taken is None:
-            reason = f'runtime "{plan.case.runtime}" does not give its modules'
+            reason = f'runtime "{plan.case.runtime}" does not expose its modules'
             return _not_possible(reason, is_asked=is_full)
         training = training_of(plan.case, *taken)
         batches = batches_of(trainer_config(plan.case), exchange.NUM_STEPS)
@@ -213,7 +213,7 @@ def _fewer_microbatches(case: Case) -> int:
 
 
 def _in_small(case: Case, way: Way, num_microbatches: int, *, is_full: bool) -> Case:
-    """Return the case as it is verified. A measured partition would differ each time."""
+    """Return the smaller case for verification. A measured partition would differ each time."""
     partition = "parameters" if case.model_partition == "measured" else case.model_partition
     is_variable = not isinstance(case.seq_len, int)
     return dataclasses.replace(
@@ -375,7 +375,7 @@ def _with_loss(results: list[StepResult]) -> StepResult:
 
 
 def _held(modules: Mapping[int, StageModule], *, with_flags: bool = False) -> dict[str, Any]:
-    """Return what a rank holds, by stage and by name in the unsplit module."""
+    """Return a rank's tensors, by stage and by name in the unsplit module."""
     stages = {}
     for stage, module in modules.items():
         parameters = module.own_parameters()

@@ -2,11 +2,11 @@
 
     results/verified/KEY.json
 
-A key is a hash of all that decides what is trained and by what code: the measuring code, torch,
+A key is a hash of everything that the computation depends on: the measuring code, torch,
 transformers and the machine, the runtime, the model with its factory's sources or its checkpoint's
 files, how it is cut, the program with its number of microbatches, the optimizer. The length of
 sequences, the data and the learning rate are not in it: they change values, not the computation. A
-file that cannot be written or read costs another verification, nothing else.
+file that cannot be written or read only costs another verification.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Verified:
-    """How a run was verified and against what, or `no: ` and the reason."""
+    """The way in which a run was verified, or `no: ` and the reason why it was not."""
 
     how: str
     difference: float | None = None  # the largest, relative
@@ -70,7 +70,7 @@ def is_asked_for(case: Case, is_preset: bool) -> bool:
 
 
 def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
-    """Return the key of a case; `num_microbatches` are verified, and the factory is imported."""
+    """Return the key of a case verified with `num_microbatches`; its factory must be imported."""
     environment = read_environment()
     facts = {
         **{name: getattr(case, name) for name in _SETTINGS},
@@ -113,7 +113,7 @@ def _file(results: Path, key: str) -> Path:
 
 
 def _sources(factory: str) -> list[tuple[str, str]]:
-    """Hash the loaded source files that may decide what the factory makes.
+    """Hash the loaded source files on which the factory may depend.
 
     They are all but those of Python, of ppbench and of installed packages other than the factory's
     own. A file that the factory does not use costs at most another verification.
