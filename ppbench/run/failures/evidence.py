@@ -38,7 +38,15 @@ from ppbench.errors import (
     trace_of,
     type_name,
 )
-from ppbench.run.failures.post_mortem import DEAD, PostMortem, RankState, action_text, post_mortem
+from ppbench.run.failures.post_mortem import (
+    ALIVE,
+    DEAD,
+    STEPS,
+    PostMortem,
+    RankState,
+    action_text,
+    post_mortem,
+)
 from ppbench.run.failures.watchdog import WatchdogReport, read_report
 from ppbench.run.launch.local import Exit, last_words, read_ends, signal_name
 from ppbench.run.machine.private_folder import (
@@ -463,22 +471,22 @@ def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
     """Return the last state of a rank; its times count from the epoch."""
-    last = record.entries[-1] if record.entries and record.number == number else None
-    action = None if last is None else _action(last, record.rank, lowered)
-    phase = Phase.WAITS if last is None else last.phase
-    is_waiting = phase is Phase.WAITS
-    if action is not None and last is not None:
-        is_waiting = action.op in _WAITING and last.works_ns is None
-    if last is None:
-        since_ns = record.began_ns or time.monotonic_ns()
-    else:
+    if record.entries and record.number == number:
+        last = record.entries[-1]
+        phase, step, action = last.phase, last.step, _action(last, record.rank, lowered)
         since_ns = last.works_ns or last.began_ns
+        is_waiting = phase is Phase.WAITS
+        if action is not None:
+            is_waiting = action.op in _WAITING and last.works_ns is None
+    else:  # it is between cases
+        phase, step, action, is_waiting = Phase.WAITS, None, None, True
+        since_ns = record.began_ns or time.monotonic_ns()
     return RankState(
         record.rank,
         node.hostname,
         _state(node, record.rank),
-        "steps" if phase is None or action is not None else phase.words,
-        None if last is None else last.step,
+        STEPS if phase is None or action is not None else phase.words,
+        step,
         action,
         is_waiting,
         since_ns + node.to_epoch_ns,
@@ -488,9 +496,9 @@ def _last_seen(
 def _state(node: CrashReport, rank: int) -> str:
     """Return the state of a rank as the watchdog saw it, else from the rank or the agent."""
     if node.report is not None:
-        return node.report.processes.get(rank, "alive")
+        return node.report.processes.get(rank, ALIVE)
     is_dead = rank in node.exits or rank in [error.rank for error in node.errors[:1]]
-    return "dead" if is_dead else "alive"
+    return DEAD if is_dead else ALIVE
 
 
 def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ppbench.run.machine.counters import GpuReading, HostReading
+from ppbench.run.machine.counters import GpuReading
 from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample, samples_around
 
 MAX_OTHER_LOAD = 0.1
@@ -110,7 +110,7 @@ def summarize(
         "load_window_s": (loaded[-1].time_ns - loaded[0].time_ns) / NS_PER_S,
         "watched_cores": around[-1].host.num_cores,
         "cpu_mhz": _mean(s.host.mhz for s in inside),
-        "cpu_energy_j": _times(_rate(_host_values(around, lambda h: h.energy_j)), window_s),
+        "cpu_energy_j": _times(_host_rate(around, "energy_j"), window_s),
     }
     gpu: Figures = {}
     if gpu_index is not None and "gpu" not in around[-1].absent:
@@ -152,16 +152,8 @@ def _absences(sample: Sample, gpu_index: int | None) -> list[str]:
 def _loads(samples: Sequence[Sample]) -> Figures:
     if samples[-1].time_ns - samples[0].time_ns < MIN_RATE_NS:
         return {}
-    busy, own, total, steal, throttled = (
-        _rate(_host_values(samples, value))
-        for value in (
-            lambda h: h.busy_s,
-            lambda h: h.own_s,
-            lambda h: h.total_s,
-            lambda h: h.steal_s,
-            lambda h: h.throttled_s,
-        )
-    )
+    counters = ("busy_s", "own_s", "total_s", "steal_s", "throttled_s")
+    busy, own, total, steal, throttled = (_host_rate(samples, name) for name in counters)
     used = None if own is None else max(0.0, own)  # it falls when an orphan ends
     wanted = None if used is None or throttled is None else used + throttled
     return {
@@ -216,11 +208,10 @@ def _names(seen: Iterable[Iterable[str]]) -> str:
     return ",".join(sorted({name for names in seen for name in names}))
 
 
-def _host_values(
-    samples: Sequence[Sample], value: Callable[[HostReading], float | None]
-) -> list[tuple[int, float]]:
-    pairs = ((s.time_ns, value(s.host)) for s in samples)
-    return [(time_ns, known) for time_ns, known in pairs if known is not None]
+def _host_rate(samples: Sequence[Sample], counter: str) -> float | None:
+    """Return the rate per second of a field of HostReading."""
+    values = ((sample.time_ns, getattr(sample.host, counter)) for sample in samples)
+    return _rate([(time_ns, value) for time_ns, value in values if value is not None])
 
 
 def _rate(values: Sequence[tuple[int, float]]) -> float | None:
@@ -291,13 +282,12 @@ def sample_rows(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[F
 
 
 def _host_row(sample: Sample, pair: Sequence[Sample]) -> Figures:
-    busy = _rate(_host_values(pair, lambda h: h.busy_s))
     return {
         **_loads(pair),
         "time_ns": sample.time_ns,
         "device": "cpu",
-        "utilization": _ratio(busy, sample.host.num_cores),
-        "power_w": _rate(_host_values(pair, lambda h: h.energy_j)),
+        "utilization": _ratio(_host_rate(pair, "busy_s"), sample.host.num_cores),
+        "power_w": _host_rate(pair, "energy_j"),
         "clock_mhz": sample.host.mhz,
         "memory_used_bytes": sample.host.memory_used_bytes,
     }

@@ -52,7 +52,7 @@ class TorchPipeline(Stopwatch):
         self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
         self.schedule = self._schedule()
         self._instrument = Instrument(self.schedule, self.clock)
-        self._is_watched = False
+        self._is_recorded = False
         self._program = program_of(self.schedule)
         if self._program is not None:
             prove_no_deadlock(self._program, Sharing.RANK_EDGE)
@@ -70,8 +70,8 @@ class TorchPipeline(Stopwatch):
     def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         self.begin(step, recording)
         self._num_tokens = batch.num_tokens
-        self._is_watched = recording.has_spans or recording.has_ranges or self.peak_held == 0
-        if self._is_watched:
+        self._is_recorded = recording.has_spans or recording.has_ranges or self.peak_held == 0
+        if self._is_recorded:
             self._instrument.clock = self.clock
             self._instrument.start_step(has_ranges=recording.has_ranges)
         losses: list[Tensor] = []
@@ -87,7 +87,7 @@ class TorchPipeline(Stopwatch):
     def collect_spans(self, step: int) -> list[Span]:
         self.enter(Phase.DRAINS)
         self.early = frozenset()
-        if not self._is_watched:
+        if not self._is_recorded:
             self.clock.end_step()
             return []
         spans = self._instrument.collect(step)
