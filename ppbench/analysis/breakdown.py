@@ -1,8 +1,9 @@
 """Classes of spans that changed between two sides: compute, optimizer, transfers, waiting.
 
-A step time says how much slower a step became; its spans say what became slower. Each launch gives
-one number per class, the median over the actions of all its steps, and launches are compared with
-launches as everywhere: comparing spans with spans would make every difference significant.
+A step time shows how much slower a step became; its spans show which work became slower. Each
+launch gives one number per class, the median over the actions of all its steps, and launches are
+compared with launches as everywhere: comparing spans with spans would make every difference
+significant.
 
 Waiting is treated separately. A rank waits because something else takes longer, so waiting changes
 with every cause and explains none; it is reported alone only where nothing else has changed.

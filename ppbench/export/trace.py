@@ -8,7 +8,7 @@
 
 Viewers nest the slices of a track, and drop or misdraw those that overlap without nesting. Receives
 are posted ahead, so several are open at once: activations and gradients have tracks of their own,
-and what still overlaps goes to a further track, `receive activations 2`. The first word of a
+and slices that still overlap go to a further track, `receive activations 2`. The first word of a
 track's name is its lane.
 
 An arrow leads from each send to its receive. Perfetto draws it from the slice that begins first,

@@ -35,7 +35,7 @@ LEAST_FILLED = 0.5
 
 @dataclass(frozen=True)
 class Otava:
-    """A file for otava, the part of its configuration that reads it, and what was left out."""
+    """A file for otava, the configuration that reads it, and a note on what was left out."""
 
     text: str
     config: str

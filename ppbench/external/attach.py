@@ -11,8 +11,8 @@ to count its calls; within a chosen step `run.runtimes.torch_spans` patches the 
 its patches at the end of the step. After the last chosen step no patch is left.
 
 Two rules hold. No error in here may end the training: it becomes one warning, and the rank still
-takes part in what the others wait for. And ranks talk to each other only at fixed points: in
-`attach`, where they agree on what to record, and in calls of `schedule.step`, before the first
+takes part in what the others wait for. And ranks communicate only at fixed points: in `attach`,
+where they agree on the steps to record, and in calls of `schedule.step`, before the first
 chosen step and after the last. With an optimizer to record, the last one is over when the next step
 begins or `close` is called.
 """
@@ -111,7 +111,7 @@ class Attachment:
         atexit.register(self._at_exit)
 
     def close(self) -> None:
-        """Store what was recorded, unless that is done, and restore the schedule.
+        """Store the run, unless it is stored already, and restore the schedule.
 
         Collective over the pipeline's ranks, unless nothing was recorded or the run is stored.
         """

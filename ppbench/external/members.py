@@ -44,7 +44,7 @@ class Members:
         self.rank = int(stage.group_rank)
         _made[self.ranks] += 1
         name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
-        c10d: Any = dist.distributed_c10d  # what torch's stubs leave out
+        c10d: Any = dist.distributed_c10d  # whose private names torch's stubs leave out
         self._store = c10d.PrefixStore(name, c10d._get_default_store())
         self._group: Any = None
 

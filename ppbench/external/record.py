@@ -174,7 +174,7 @@ def _finished(recorded: RecordedRun, metadata: RunMetadata, case: Case) -> Finis
 
 
 def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
-    """Add the columns that the program implies: each rank's stages, and what it holds."""
+    """Add the columns that the program implies: each rank's stages and held microbatches."""
     program = recorded.program
     held = peak_activations(program)  # from a microbatch's forward to the end of its backward
     return [

@@ -10,8 +10,8 @@ A range is the time of the host. The time of the device is:
 Steps are the profiler's, `ProfilerStep#12`, or engine's, `step 12`. Without such ranges, or if one
 of them has several steps of the pipeline, a step ends where an action occurs again.
 
-Clocks are aligned by messages. No message arrives before it was sent. So what rank a did for a
-message before rank b could go on bounds how far b's clock is ahead of a's:
+Clocks are aligned by messages. No message arrives before it was sent. So the end of rank a's action
+that makes a message, and the start of rank b's action that needs it, bound the offset between them:
 
     offset_b - offset_a <= start_b - end_a          for every message from a to b; the least counts
 
@@ -340,7 +340,7 @@ def _least_correction(bounds: np.ndarray) -> np.ndarray:
                 row[target], row[source] = 1.0, -1.0
                 rows.append(row)
                 limits.append(bounds[source, target] / 1e3)
-        for sign in (1.0, -1.0):  # what is minimised is at least the absolute value
+        for sign in (1.0, -1.0):  # the variable to minimise is at least the absolute value
             row = np.zeros(2 * count)
             row[source], row[count + source] = sign, -1.0
             rows.append(row)

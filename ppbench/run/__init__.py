@@ -1,1 +1,1 @@
-"""From cases to rows: launch workers, run cases with a runtime, store what they measured."""
+"""From cases to rows: launch workers, run cases with a runtime, store the results."""

@@ -1,4 +1,4 @@
-"""Makes the rows of a run from its spans, its program and its facts, whoever started the run.
+"""Makes the rows of a run from its spans, its program and its facts, by whatever it was started.
 
 measured by ranks   CaseResult --+
 attached, imported               +--> FinishedRun -- rows_of --> Rows --> store
@@ -209,7 +209,7 @@ def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.Dat
 def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
     """Whether some transfer's span is shorter than its two ranks' clocks may differ.
 
-    Within a rank times are exact, whatever its clock's offset. `errors` are the ranks'
+    Within a rank times are exact: its clock's offset does not matter. `errors` are the ranks'
     `clock_error_ns`.
     """
     ends = zip(moved["source_rank"], moved["target_rank"], strict=True)

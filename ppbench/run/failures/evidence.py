@@ -1,4 +1,4 @@
-"""Collects what a node's ranks left when they died, and diagnoses the failure.
+"""Collects the files of a node's ranks that died, and diagnoses the failure.
 
 Every rank writes into its node's folder: its flight record as it goes, the exception that ended
 it, the stack at which it crashed. The watchdog adds the states in which it saw the ranks. After a
@@ -210,7 +210,7 @@ def write_rank_error(
     the process has left. `log` names the place of the whole message, should it be too long.
     """
     at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
-    if not isinstance(error, PpbenchError):  # those say what is in our own words
+    if not isinstance(error, PpbenchError):  # those have messages of our own
         _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
     message = describe(error, log)
     trace = readable(trace_of(error), MOST_OF_TRACE, log)
@@ -238,7 +238,8 @@ def collect(folder: Path, launch: Path) -> CrashReport:
 
     The folder is moved aside, so that it is not mistaken for the next one; see `remove_folder`.
     """
-    source = folder if folder.exists() else aside_path(folder)  # whoever collected it was killed
+    # It is aside already if the process that collected it was killed.
+    source = folder if folder.exists() else aside_path(folder)
     errors = [_read_error(path) for path in source.glob("error-rank*.json")]
     records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {

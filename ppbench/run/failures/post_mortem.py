@@ -1,12 +1,12 @@
-"""Finds the rank at fault from what each rank was last seen doing.
+"""Finds the rank at fault from the last known state of each rank.
 
     rank 0   waits in 0B0    for 1B0 of rank 1        the program shows which rank waits for which;
-    rank 1   waits in 1F3    for 0SEND_F3 of rank 0   only F, B, I and what all ranks do together
+    rank 1   waits in 1F3    for 0SEND_F3 of rank 0   only F, B, I and collective phases
     rank 0   has 0SEND_F3 behind it                   can wait
 
 The chain of waits ends in a rank that is gone, in one that is at work, in a message that its sender
-has behind it, or in itself: a deadlock. A record shows where its rank is in its row, so that what
-is before that place is over.
+has behind it, or in itself: a deadlock. A record shows the place of its rank in its row: all that
+is before it is over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ORDER = (
     Phase.WAITS,
 )
 """The order in which ranks come to phases after a step, or before the first. A rank may wait for
-the others at several of these places; what else it still does, they wait for."""
+the others at several of these places; the others wait for it while it is in any other phase."""
 _AFTER_ROW = {phase.words: number for number, phase in enumerate(_ORDER)}
 TOGETHER = tuple(
     phase.words
@@ -230,7 +230,7 @@ class _Waits:
         )
 
     def _message(self, seen: RankState, send: Action) -> _Wait | None:
-        """Return what the sender still has to do, or a message that should be there.
+        """Return the action that the sender has yet to do, or the message that should have arrived.
 
         For a rank that is gone it may well be there: nothing shows that it waited.
         """
@@ -405,7 +405,7 @@ def _account(waits: _Waits, rank: int, culprit: int | None, at_ns: int) -> RankA
 
 
 def _state(waits: _Waits, rank: int, at_ns: int) -> str:
-    """Say what a rank does, or did before it was gone."""
+    """Describe the state of a rank, also of one that is gone."""
     seen = waits.seen.get(rank)
     if seen is None:
         return f"rank {rank} left no record"
@@ -419,7 +419,7 @@ def _state(waits: _Waits, rank: int, at_ns: int) -> str:
 
 
 def _waits_in_words(waits: _Waits, rank: int, at_ns: int | None) -> str:
-    """Say what a living rank does; without `at_ns`, leave out since when."""
+    """Describe the state of a living rank, and since when if `at_ns` is given."""
     seen, wait = waits.seen[rank], waits.by_rank[rank]
     since = "" if at_ns is None else f", since {_age(seen, at_ns)}"
     if wait is None:

@@ -9,7 +9,7 @@ behind when it is killed. And each worker that it starts imports torch and the m
 takes seconds; here workers are forked from the agent, which has imported them.
 
     FOLDER/exits.jsonl                       who failed, how and when (local.py)
-           logs/*/attempt_<n>/<rank>/        what each worker printed
+           logs/*/attempt_<n>/<rank>/        standard output and error of each worker
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 if __name__ == "__main__":
-    gc.disable()  # what is imported stays, and to look through it takes a fifth of the time
+    gc.disable()  # imported objects stay, and collections take a fifth of the time
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -139,7 +139,7 @@ class _Watch:
     """Waits for one start of the workers by a thread for each, and notes those that fail.
 
     The threads leave dead workers to be reaped by torch, so that no other process can get their
-    ids. Torch may be faster than they are: what it saw is noted as well.
+    ids. Torch may be faster than they are: the ends that it saw are noted as well.
     """
 
     def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
@@ -240,7 +240,7 @@ def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
 
 
 def _end(code: int | str) -> NoReturn:
-    """End as Python does for this code, but here: what is printed goes into the worker's log."""
+    """End like Python does for this code, but here, so that messages go to the worker's log."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
     sys.stdout.flush()

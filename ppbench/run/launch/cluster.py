@@ -108,7 +108,7 @@ class NodeLaunches:
     def run(self, meeting: Rendezvous) -> None:
         """Run all launches. Raises LaunchError at the first that fails.
 
-        Blocks. Any exception meanwhile, as by Ctrl-C, ends torchrun and its workers first.
+        Blocks. Any exception, as by Ctrl-C, ends torchrun and its workers first.
         """
         for number, command in enumerate(self.commands(meeting), start=1):
             print(f"launch {number} of {self.num_launches}: {shlex.join(command)}", flush=True)
@@ -187,13 +187,13 @@ class SlurmJob:
             raise LaunchError("no Slurm here: sbatch is not on PATH; submit from a login node")
         try:
             return str(self._executor().submit(NodeTask(self.launches)).job_id)
-        except RuntimeError as error:  # submitit's, with what sbatch said
+        except RuntimeError as error:  # submitit's, with the message of sbatch
             raise LaunchError(f"Slurm did not take the job: {error}") from None
 
     def script(self) -> str:
         """Return the script that `submit` passes to sbatch; write nothing, and need no Slurm."""
         executor = self._executor()
-        # Submitit has no public way to ask for it; a test compares it with what sbatch is given.
+        # Submitit has no public way to ask for it; a test compares it with the input of sbatch.
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(self) -> SlurmExecutor:

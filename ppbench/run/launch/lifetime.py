@@ -56,7 +56,7 @@ def command(module: str, *arguments: str) -> list[str]:
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
     module = sys.argv[2]
-    del sys.argv[1:3]  # what the module sees are its own arguments
+    del sys.argv[1:3]  # the module sees only its own arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

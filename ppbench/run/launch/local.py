@@ -51,7 +51,7 @@ class LocalLaunch:
     ) -> None:
         """Start the agent. Raises LaunchError if this machine cannot start any worker.
 
-        `program` is what each worker runs: a module's name and its arguments. `preloaded` names
+        `program` is run by each worker: a module's name and its arguments. `preloaded` names
         modules whose import takes long, separated by commas; workers are forked once these are
         imported.
         """
@@ -213,7 +213,7 @@ def read_ends(folder: Path) -> list[Exit]:
 
 
 def last_words(folder: Path, ended: Exit) -> str:
-    """Return the end of what a worker wrote to standard error; empty if there is no such log."""
+    """Return the end of a worker's standard error; empty if there is no such log."""
     for path in folder.glob(f"logs/*/attempt_{ended.attempt}/{ended.rank}/stderr.log"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(-min(path.stat().st_size, MOST_WORDS), os.SEEK_END)

@@ -299,7 +299,7 @@ class Gpus:
     """The visible NVIDIA GPUs, in the order of torch's indices."""
 
     def __init__(self, nvml: Nvml) -> None:
-        """`nvml` is the module pynvml. Where there are no GPUs, `absent` says why."""
+        """Open the driver; `nvml` is the module pynvml. Without GPUs, `absent` has the reason."""
         self._nvml = nvml
         self._handles: list[object] = []
         self.absent: dict[str, str] = {}

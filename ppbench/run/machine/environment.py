@@ -54,7 +54,7 @@ class Environment:
         return device == "cuda" and world_size > len(self.gpus)
 
     def fingerprint(self, device: str, world_size: int, threads_per_rank: int) -> str:
-        """Return a short hash of what makes the timings of two runs comparable."""
+        """Return a short hash of the facts that must be equal for timings to be comparable."""
         uses_nccl = device == "cuda" and not self.shares_gpus(device, world_size)
         facts: dict[str, object] = {
             "device": device,
@@ -181,7 +181,7 @@ class NvmlDevices(Protocol):
 def visible_gpus(nvml: NvmlDevices) -> list[object]:
     """Return NVML's handles of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
 
-    It names indices, or UUIDs or what they begin with; -1 hides what follows. Names that fit none
+    It lists indices, or UUIDs or prefixes of them; -1 hides those after it. Names that match none
     (parts of a GPU, MIG) count from the first. `nvml` is the module pynvml, initialised.
     """
     everywhere, open_gpu = range(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex

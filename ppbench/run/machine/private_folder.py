@@ -1,16 +1,16 @@
 """Folders that only this user can write to, in shared memory or another safe place.
 
     /dev/shm/ppbench-<uid>       mode 0700; no link, owned by this user
-        <launch>-<node>/         what the ranks of a node write
+        <launch>-<node>/         files of the ranks of a node
         .<launch>-<node>/        the same, once it has been collected
         <launch>-<node>.lock     locked while in use; names the process that restarts the ranks
 
 Shared memory is open to all: any user can make a folder, a file or a link of this name first. So
-the folder is opened without following links, and its owner and mode are read from what was opened.
+the folder is opened without following links, and its owner and mode are read from the open folder.
 The folder around it is checked as well: no other user may be able to replace it afterwards.
 
-The system unlocks files when their holder dies, whatever container it was in, so that a folder
-whose lock is free is a dead launch's, unless an agent is about to start the ranks again.
+The system unlocks files when their holder dies, in any container, so that a folder whose lock is
+free is a dead launch's, unless an agent is about to start the ranks again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class UnsafeFolderError(OSError):
-    """A folder cannot be used; the message says which, and why."""
+    """A folder cannot be used; the message has its path and the reason."""
 
 
 def parents() -> list[Path]:
@@ -132,7 +132,7 @@ def _make_base(parent: Path) -> None:
 
 
 def _open_parent(parent: Path) -> int:
-    """Open a folder in which no other user can replace what is this user's."""
+    """Open a folder in which no other user can replace this user's files."""
     try:
         descriptor = os.open(parent, _FOLDER)
     except OSError as error:
@@ -212,7 +212,7 @@ def _problem_of(descriptor: int) -> str:
 def _try_room(base: Path, num_bytes: int) -> None:
     """Reserve this much for a moment. Raises UnsafeFolderError.
 
-    Memory that is mapped beyond what there is ends a process without a message (SIGBUS).
+    A process that uses mapped memory beyond the free space ends without a message (SIGBUS).
     """
     try:
         with tempfile.TemporaryFile(dir=base) as file:
@@ -280,7 +280,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a launch's folder, what was collected of it, and its lock."""
+    """Remove a launch's folder, also if it has been collected, and its lock."""
     for path in (folder, aside_path(folder)):
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ A thread in a rank would take the interpreter's lock from the timed path, and th
 that hangs or dies would be lost. This process has a low priority and imports neither torch nor
 pandas. It appends a sample as a JSON line every interval, and one more for each byte that it reads;
 it ends when its standard input does, or its parent. A sample costs 0.3 to 1.1 ms of CPU time where
-there is no GPU (2 cores, 85 processes), about half a percent of one core; each says what it cost.
+there is no GPU (2 cores, 85 processes), about half a percent of one core; each contains its cost.
 
     results/launches/<launch_id>/telemetry-<node>-<host>.jsonl
 """
@@ -123,7 +123,7 @@ class Sampler:
 def start_sampler(path: Path, root_pid: int, interval_s: float = INTERVAL_S) -> Sampler:
     """Start sampling into `path`, one sampler per node; return at once.
 
-    `root_pid` is the launch's agent: what it and its descendants use is the launch's own load.
+    `root_pid` is the launch's agent: its load and that of its descendants is the launch's own.
     """
     arguments = [str(path), str(root_pid), str(os.getpid()), str(interval_s)]
     process = subprocess.Popen(

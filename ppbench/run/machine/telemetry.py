@@ -10,7 +10,7 @@ and whether the measurement was disturbed.
 
 A counter's difference is taken between the last sample before the window and the first after it. A
 gauge looks back (NVML averages power and utilisation over up to a second), so the sample at the
-beginning is about what came before, and is left out.
+beginning is about the time before, and is left out.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def summarize(
 ) -> Summary:
     """Summarize the window from `begin_ns` to `end_ns` of CLOCK_MONOTONIC.
 
-    `samples` are what `read_samples` returns for it; `gpu_index` is torch's, None for a rank
+    `samples` come from `read_samples` for it; `gpu_index` is torch's, None for a rank
     without a GPU.
     """
     around = samples_around(samples, begin_ns, end_ns)
@@ -269,7 +269,7 @@ def sample_rows(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[F
 
     The devices are `cpu`, the node, and `gpu0`, `gpu1`, …. `time_ns` is CLOCK_MONOTONIC. A counter
     of the node (loads, power) is given as its mean since the last sample that is `MIN_RATE_NS`
-    older. `utilization` of the CPU is of all that runs there.
+    older. `utilization` of the CPU includes all processes.
     """
     rows: list[Figures] = []
     times_ns = [sample.time_ns for sample in samples]

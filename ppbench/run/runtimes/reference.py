@@ -19,7 +19,7 @@ from engine.trainer import TrainerConfig
 
 
 def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
-    """Return the first step's mean loss per token; `config` is what `connect` returned.
+    """Return the first step's mean loss per token; `config` is the one agreed on.
 
     None for a model that draws random numbers, as dropout does: its loss depends on the order in
     which a rank computes its microbatches, which differs between schedules.

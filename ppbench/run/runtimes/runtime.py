@@ -31,7 +31,7 @@ from ppbench.config.case import Case
 
 
 class RefusalError(ValueError):
-    """A case that the runtime cannot run; the run is `invalid`. The message says what to change."""
+    """A case that the runtime cannot run; the run is `invalid`. The message names the fix."""
 
 
 class Runtime(Protocol):
@@ -52,7 +52,7 @@ class Runtime(Protocol):
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """Train one step; returns when this rank's part of it is over.
 
-        `recording` says what to record: spans, or ranges for a profiler that the caller started.
+        `recording` chooses spans, or ranges for a profiler that the caller started, or neither.
         """
 
     def measure_memory(self, step: int) -> MemoryUse | None:
@@ -65,7 +65,7 @@ class Runtime(Protocol):
         """
 
     def flop_facts(self) -> FlopFacts | None:
-        """Return what a token costs, on rank 0; None where nothing is computed."""
+        """Return the facts for a token's FLOPs, on rank 0; None where nothing is computed."""
 
     def close(self) -> None:
         """Release all resources; the runtime is not used again."""
@@ -82,22 +82,22 @@ class Inspected(Protocol):
     """A runtime whose gradients and weights can be checked; of others only the loss is checked."""
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """Name what was not finite on this rank in the last step; None if all was finite.
+        """Name a tensor of this rank that was not finite in the last step; None if all were finite.
 
-        Called between steps, on each rank by itself; with `has_weights` after the last one.
+        Called between steps, independently on each rank; with `has_weights` after the last one.
         """
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a case: what it runs, and how it talks to the others."""
+    """One rank of a case: its runtime, and its connections to the other ranks."""
 
     case: Case
     runtime: Runtime
     fabric: Fabric
     group: dist.ProcessGroup  # for control messages
     flight: Flight  # the record of its progress
-    config: TrainerConfig  # what the ranks have agreed on
+    config: TrainerConfig  # agreed on by all ranks
     cores: tuple[int, ...] | None = None  # those it is bound to
 
     @property
@@ -114,7 +114,7 @@ class Factory(Protocol):
     """Makes this rank's part of a case; a class is a factory through its constructor.
 
     Every rank below the case's world size calls it. They are connected already: `fabric.group_of`
-    has their communicator. Raises RefusalError for what the runtime cannot run.
+    has their communicator. Raises RefusalError for a case that the runtime cannot run.
     """
 
     def __call__(

@@ -56,7 +56,7 @@ class TorchPipeline(Stopwatch):
         self._program = program_of(self.schedule)
         if self._program is not None:
             prove_no_deadlock(self._program, Sharing.RANK_EDGE)
-        # Its buffers are made once and stay; what is sent is kept until the step is over.
+        # Receive buffers are made once and stay; sent tensors are kept until the step is over.
         none = [0] * len(trainer.messages)
         self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
         self.peak_held = 0
@@ -101,7 +101,7 @@ class TorchPipeline(Stopwatch):
         return [*spans, *self.spans(step)]
 
     def held_tensors(self) -> Iterable[Tensor]:
-        """Return the buffers of what is received, for every microbatch, from the first step on."""
+        """Return the receive buffers of every microbatch, which exist from the first step on."""
         for stage in self._stages:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 for info in infos:
@@ -148,7 +148,7 @@ class TorchRuntime(TrainedRuntime):
 
 
 def _raise_cause_of(error: Exception) -> NoReturn:
-    """Raise what a stage has raised, such as running out of memory: torch wraps it."""
+    """Raise the stage's own error, such as running out of memory, which torch has wrapped."""
     cause = error.__cause__
     if cause is None:
         raise error
@@ -175,7 +175,7 @@ class _Submodule(nn.Module):
 class _Unviewed(torch.autograd.Function):
     """Returns the same memory, but not as a view.
 
-    torch detaches in place what a stage has sent, after the first half of a backward, and refuses
+    After the first half of a backward torch detaches a stage's sent tensors in place, and refuses
     views there ("Can't detach views").
     """
 
@@ -223,7 +223,7 @@ class _Stage(PipelineStage):
 
 def _contiguous(operations: list[P2POp]) -> list[P2POp]:
     for operation in operations:
-        operation.tensor = operation.tensor.contiguous()  # copies only what is not
+        operation.tensor = operation.tensor.contiguous()  # copies only those that are not
     return operations
 
 

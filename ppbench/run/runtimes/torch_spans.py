@@ -1,11 +1,11 @@
-"""Records what a schedule of torch.distributed.pipelining does as spans, in any script.
+"""Records the actions of a schedule of torch.distributed.pipelining as spans, in any script.
 
     instrument = Instrument(schedule, clock)
     instrument.start_step()           patches
     schedule.step(...)                torch's own code, unchanged
     spans = instrument.collect(step)  reads the marks, removes the patches
 
-Each patch calls what it replaces and takes marks around it:
+Each patch calls the function that it replaces and takes marks around it:
 
     stage.forward_one_chunk, _maybe_compute_loss         F; on the last stage it includes the loss
     stage.backward_one_chunk, backward_weight_one_chunk  B or I; W
@@ -369,7 +369,7 @@ def placement_of(schedule: Any) -> Placement:
 
 
 def program_of(schedule: Any) -> Program | None:
-    """Return what the schedule is going to run, with transfers where torch has placed them.
+    """Return the schedule's program, with transfers where torch has placed them.
 
     None for the schedules of one stage per rank, whose order is code: use `program_from` on the
     recorded rows. (They have a table, too, but that of 1F1B is wrong on the last rank.)

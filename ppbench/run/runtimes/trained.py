@@ -58,7 +58,7 @@ class TrainedRuntime:
 
     @staticmethod
     def executor() -> Build | None:
-        """Return what builds the executor of microbatches; None for the trainer's own."""
+        """Return the builder of the executor of microbatches; None for the trainer's own."""
         return None
 
     @property

@@ -2,8 +2,8 @@
 
     torchrun --nnodes N ... -m ppbench.run.worker SWEEP.toml [--results DIR] [--set KEY=VALUE] ...
 
-One start makes one launch, the first that has something missing. When the agents restart the
-workers it goes on with that; when they give up, the same command does, later.
+One start makes one launch, the first with missing runs. It continues when the agents restart the
+workers; when they give up, the same command, started again, continues it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Headless:
         show_event(list(range(len(job.items))), self._display, event)
 
     def close(self, job: Job) -> None:
-        """End the launch: report its result, and what is left."""
+        """End the launch: report its result and the number of runs left."""
         if job.items:
             progress = read_state(self.folder_of(job))
             num_ok = sum(status == "ok" for status in progress.statuses.values())

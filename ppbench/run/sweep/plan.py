@@ -57,7 +57,7 @@ FINAL = ("oom", "error", "timeout", "invalid")
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Everything a sweep should have in the store when it is done, and what is missing."""
+    """All runs of a sweep, and those that the store does not have yet."""
 
     sweep: Sweep
     sweep_id: str
@@ -303,7 +303,7 @@ def exclusive_plan(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
-        remove_dead()  # after what this store's launches have left was collected
+        remove_dead()  # after this store's own dead launches have been collected
         commit = read_commit(sweep.track.repo)
         sweep_id = sweep_id_of(sweep, items_of(sweep, commit), _measured_alone(commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"

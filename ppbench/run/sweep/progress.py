@@ -128,7 +128,7 @@ def describe(item: PlannedRun, axes: tuple[str, ...]) -> str:
 
 
 def time_left(estimate: Estimate) -> str:
-    """Return the minutes and seconds left as text; it says if they are unknown or a minimum."""
+    """Return the time left as text: `1:30 left`, `1:30 or more left`, `-:-- left`."""
     seconds, has_more = estimate.seconds_left()
     if seconds is None:
         return "-:-- left"

@@ -90,7 +90,7 @@ def _expected_loss(member: RankContext) -> float | None:
 def _result_of(
     member: RankContext, steps: _Steps, alignment: Alignment, node: Node, window: Window
 ) -> RankResult:
-    """Gather what this rank measured; measure its memory in one more step."""
+    """Join this rank's measurements; measure its memory in one more step."""
     runtime, summary = member.runtime, node.summary(window, member.fabric.device)
     member.flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)

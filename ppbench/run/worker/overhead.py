@@ -88,7 +88,7 @@ def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: in
         if arm == "profiler":
             with profiler_for(case.device):
                 durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
-            gc.collect()  # of what the profiler left, not in another arm's step
+            gc.collect()  # of the profiler's garbage, not in another arm's step
         else:
             durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
     return durations

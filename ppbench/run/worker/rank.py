@@ -5,7 +5,7 @@
 
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
 writes its error to its node's folder and dies; the agent restarts all workers, rank 0 makes a row
-of what they left, and the next case begins.
+of their files, and the next case begins.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the remaining items of a job, or of a sweep that has no controller."""
     die_with_parent()
     _meet()
-    gc.freeze()  # what is imported stays: it need not be looked through before every case
+    gc.freeze()  # imported objects stay: collections need not visit them
     gc.enable()
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
@@ -360,7 +360,7 @@ class Worker:
         self.flight.end_case()
 
     def _release(self) -> None:
-        """Free what a case held, and wait for the ranks that ran it."""
+        """Free a case's memory, and wait for the ranks that ran it."""
         release_memory()
         self._cores.release()
         self.flight.enter(Phase.WAITS)
