@@ -5,8 +5,8 @@
 The numerator is the formula of PaLM (appendix B, arXiv 2204.02311): 6N + 12 L h s FLOPs per token,
 forward and backward, with N the parameters that multiply, L layers of attention, h = heads × head
 dim and s the sequence length. It counts the FLOPs that the model needs: recomputation does not
-count, and attention counts in full although half of it is masked. The formula and the peak are stored with the
-figure: MFUs of different formulae or peaks must not be compared.
+count, and attention counts in full although half of it is masked. The formula and the peak are
+stored with the figure: MFUs of different formulae or peaks must not be compared.
 """
 
 from __future__ import annotations

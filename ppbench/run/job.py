@@ -91,9 +91,6 @@ class Journal:
         self._path = folder / name
         self._offset = 0
 
-    def append(self, event: EventName, **details: str | float | None) -> None:
-        self.add({"event": event, **details})
-
     def add(self, event: Event) -> None:
         """Append an event by one write that starts on a new line.
 

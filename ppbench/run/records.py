@@ -1,4 +1,4 @@
-"""Makes the rows of a run from its spans, its program and its facts, by whatever it was started.
+"""Makes the rows of a run from its spans, its program and its facts.
 
 measured by ranks   CaseResult --+
 attached, imported               +--> FinishedRun -- rows_of --> Rows --> store

@@ -318,8 +318,9 @@ class Worker:
     def note(self, event: EventName, **details: str | float | None) -> None:
         """Note an event in the journal, on rank 0."""
         if self._rank == 0:
-            self._journal.append(event, **details)
-            self._on_event({"event": event, **details})
+            noted: Event = {"event": event, **details}
+            self._journal.add(noted)
+            self._on_event(noted)
 
     def _note_step(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
         """Report to the controller, between steps, how fast rank 0 saw the last one."""
