@@ -411,8 +411,8 @@ def test_the_next_sweep_of_any_store_removes_what_a_killed_one_left_and_not_a_li
         assert done.returncode == 0, done.stderr
         assert living.exists()
         assert not list(left.parent.glob(f"*{left.name}*"))
-    (closed,) = close_abandoned(Store(tmp_path / "long"))
-    assert closed.status == "interrupted"
+    close_abandoned(Store(tmp_path / "long"))
     (run,) = Store(tmp_path / "long").runs().to_dict("records")
+    assert run["status"] == "interrupted"
     assert run["last_actions"] == '["0F0", "1F0"]', "the other store's sweep kept what it removed"
     assert not list(tmp_path.glob("long/launches/*/left"))
