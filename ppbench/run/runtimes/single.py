@@ -30,8 +30,7 @@ class Unsplit(Stopwatch):
     """Runs the microbatches of a trainer that has one rank and one stage."""
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
-        row = trainer.lowered.actions[trainer.rank]
-        super().__init__(trainer.rank, trainer.fabric.clock, flight, row)
+        super().__init__(trainer, flight)
         (self._module,) = trainer.modules.values()
         self._autocast = autocast_of(trainer.config.autocast, trainer.device)
         self.lowered: Program = trainer.lowered

@@ -45,8 +45,7 @@ class TorchPipeline(Stopwatch):
     """Runs the microbatches of a trainer with torch's schedule of the same name."""
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
-        row = trainer.lowered.actions[trainer.rank]
-        super().__init__(trainer.rank, trainer.fabric.clock, flight, row)
+        super().__init__(trainer, flight)
         self._trainer = trainer
         self._num_tokens = 0
         self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]

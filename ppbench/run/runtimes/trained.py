@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, TypeVarTuple
 
 import torch
@@ -123,10 +123,11 @@ class Stopwatch:
     and when it works on it. The runner itself decides where transfers are issued.
     """
 
-    def __init__(self, rank: int, clock: Clock, flight: Flight, row: Sequence[Action]) -> None:
-        """Follow the computations of `row`, this rank's row of the lowered program."""
-        self.clock, self.recording = clock, Recording.spans
-        self._rank, self._record = rank, flight
+    def __init__(self, trainer: Trainer, flight: Flight) -> None:
+        """Follow the computations of this rank's row of the lowered program."""
+        row = trainer.lowered.actions[trainer.rank]
+        self.clock, self.recording = trainer.fabric.clock, Recording.spans
+        self._rank, self._record = trainer.rank, flight
         self._flight: Flight = NO_FLIGHT
         self._computations = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
         self._ahead = iter(self._computations)
