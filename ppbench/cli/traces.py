@@ -57,10 +57,16 @@ def import_traces(
     """Store a training run from its ranks' traces, which name their pipeline's actions."""
     from ppbench.external import traces as external
 
-    wanted = external.ImportRequest(
-        name, schedule, pattern, tuple(step or []), tokens_per_step, tuple(settings or [])
+    done = external.import_traces(
+        traces,
+        name,
+        results,
+        schedule=schedule,
+        pattern=pattern,
+        steps=step or (),
+        tokens_per_step=tokens_per_step,
+        settings=settings or (),
     )
-    done = external.import_traces(traces, wanted, results)
     note(
         f"imported {done.num_steps} steps of {done.world_size} ranks, schedule {done.schedule}, "
         f"as run {done.run_id}"

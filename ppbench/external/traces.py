@@ -55,18 +55,6 @@ IMPORTED = "imported"
 
 
 @dataclass(frozen=True)
-class ImportRequest:
-    """Options of `ppbench import`, besides the files."""
-
-    name: str
-    schedule: str | None = None
-    pattern: str | None = None
-    steps: tuple[int, ...] = ()
-    tokens_per_step: int | None = None
-    settings: tuple[str, ...] = ()  # KEY=VALUE
-
-
-@dataclass(frozen=True)
 class Imported:
     """The run that was stored."""
 
@@ -78,20 +66,29 @@ class Imported:
     job_size: int | None  # its ranks, of this pipeline and others
 
 
-def import_traces(paths: Sequence[Path], request: ImportRequest, results: Path) -> Imported:
+def import_traces(
+    paths: Sequence[Path],
+    name: str,
+    results: Path,
+    *,
+    schedule: str | None = None,
+    pattern: str | None = None,
+    steps: Sequence[int] = (),
+    tokens_per_step: int | None = None,
+    settings: Sequence[str] = (),
+) -> Imported:
     """Read one pipeline's traces, a file per rank, and store them as a run.
 
-    Raises UsageError, StoreError.
+    `settings` are KEY=VALUE; without `steps` all are stored. Raises UsageError, StoreError.
     """
-    check_name(request.name, "--name")
-    settings = settings_from_text(request.settings)
-    pattern = None if request.pattern is None else check_pattern(request.pattern)
-    sources = _ranks_in_order(paths, pattern)
+    check_name(name, "--name")
+    known = settings_from_text(settings)
+    sources = _ranks_in_order(paths, None if pattern is None else check_pattern(pattern))
     ranks = [steps_of(source) for source in sources]
-    chosen = chosen_steps(ranks, request.steps)
+    chosen = chosen_steps(ranks, steps)
     check_whole(ranks, chosen)
     rows = tuple(tuple(computations(steps[chosen[0]])) for steps in ranks)
-    program = _program_of(sources, rows, request.schedule)
+    program = _program_of(sources, rows, schedule)
     check_legal(program)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, ranks, chosen))
     spans = list(_spans(program, ranks, chosen, clocks))
@@ -104,7 +101,7 @@ def import_traces(paths: Sequence[Path], request: ImportRequest, results: Path) 
     )
     check_writable(results, "--results")
     device = "cuda" if any(source.trace.kernels for source in sources) else "cpu"
-    metadata = RunMetadata(request.name, {"device": device, **settings}, request.tokens_per_step)
+    metadata = RunMetadata(name, {"device": device, **known}, tokens_per_step)
     run_id = write_run(recorded, metadata, Store(results))
     job_size = sources[0].trace.world_size
     return Imported(run_id, len(chosen), program.world_size, program.schedule, clocks, job_size)

@@ -55,10 +55,7 @@ class Job:
 
 
 def write_job(folder: Path, job: Job) -> Path:
-    """Write the job file of a launch; return its path.
-
-    Raises StoreError.
-    """
+    """Write the job file of a launch; return its path. Raises StoreError."""
     path = folder / "job.json"
     with whole_file(path) as file:
         file.write(json.dumps(dataclasses.asdict(job)).encode())

@@ -51,11 +51,11 @@ from ppbench.run.failures.watchdog import WatchdogReport, read_report
 from ppbench.run.launch.local import Exit, last_words, read_ends, signal_name
 from ppbench.run.machine.private_folder import (
     SHARED_MEMORY,
-    Choice,
     Claim,
+    Place,
     aside_path,
     bases,
-    choose,
+    choose_place,
     kept_folders,
     lock_path,
     remove_folder,
@@ -180,12 +180,12 @@ def claim_node_folder(launch_id: str, node: int, num_ranks: int) -> list[str]:
     return notes
 
 
-def place_for(num_ranks: int) -> Choice:
+def place_for(num_ranks: int) -> Place:
     """Choose a place for this many ranks' folder. Raises StoreError if there is none."""
-    return choose(SAMPLES_BYTES + num_ranks * _RANK_BYTES)
+    return choose_place(SAMPLES_BYTES + num_ranks * _RANK_BYTES)
 
 
-def notes_on(place: Choice) -> list[str]:
+def notes_on(place: Place) -> list[str]:
     """Say why the folder is not in shared memory; nothing if it is."""
     if not place.problems:
         return []

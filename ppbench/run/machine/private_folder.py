@@ -72,14 +72,14 @@ def bases() -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Place:
     """A place for a launch's folders, and why better places cannot be used."""
 
     base: Path
     problems: tuple[str, ...]
 
 
-def choose(num_bytes: int) -> Choice:
+def choose_place(num_bytes: int) -> Place:
     """Make the user's folder in the first place that is safe and has this much room.
 
     Raises StoreError, which names every place and its problem, if there is none.
@@ -92,7 +92,7 @@ def choose(num_bytes: int) -> Choice:
         except UnsafeFolderError as error:
             problems.append(str(error))
         else:
-            return Choice(_base_in(parent), tuple(problems))
+            return Place(_base_in(parent), tuple(problems))
     raise StoreError(
         f"there is no place for the ranks' flight records: {'; '.join(problems)}; "
         "remove what is in the way, or set TMPDIR to a folder of your own"

@@ -12,7 +12,7 @@ import torch
 from engine.plan.action import COMPUTE_OPS
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
-from ppbench.external.traces import ImportRequest, import_traces
+from ppbench.external.traces import import_traces
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -112,7 +112,7 @@ def test_several_stages_are_watched_as_torch_ordered_and_profiled_them(ranks, tm
     """Of the same steps an attached run and imported traces tell the same program."""
     outcomes = ranks.run(2, attached.watched_and_profiled, tmp_path)
     assert [outcome.changed for outcome in outcomes] == [[], []]
-    done = import_traces([o.path for o in outcomes], ImportRequest("two"), tmp_path)
+    done = import_traces([o.path for o in outcomes], "two", tmp_path)
     store = Store(tmp_path)
     runs = store.named([outcomes[0].run_id, done.run_id])
     assert runs["schedule"].tolist() == ["interleaved_zb"] * 2
@@ -191,7 +191,7 @@ def test_profiles_of_our_own_runs_give_back_their_program(ranks, tmp_path, sched
     settings = config(schedule, 2, 4)
     ranks.run(2, attached.profiled_engine, settings, program, tmp_path)
     paths = sorted(tmp_path.glob("rank*.json.gz"))
-    done = import_traces(paths, ImportRequest("ours"), tmp_path / "results")
+    done = import_traces(paths, "ours", tmp_path / "results")
     store = Store(tmp_path / "results")
     assert from_json(store.find("last")["program"]) == program
     assert store.table("steps", [done.run_id])["step"].tolist() == [4, 5]

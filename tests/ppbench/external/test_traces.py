@@ -17,7 +17,7 @@ from ppbench.cli.runs import show
 from ppbench.errors import UsageError
 from ppbench.export.trackers import name_of
 from ppbench.external.steps import clocks_of
-from ppbench.external.traces import ImportRequest, import_traces
+from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
@@ -27,7 +27,7 @@ US = 1000
 
 def imported(paths, folder, **wanted):
     """The run's row and its tables."""
-    done = import_traces(paths, ImportRequest(**{"name": "mine", **wanted}), folder / "results")
+    done = import_traces(paths, **{"name": "mine", "results": folder / "results", **wanted})
     store = Store(folder / "results")
     tables = {
         name: store.table(name, [done.run_id])
@@ -51,7 +51,7 @@ def times(spans, step=0):
 
 def refused(paths, folder, **wanted):
     with pytest.raises(UsageError) as error:
-        import_traces(paths, ImportRequest(**{"name": "mine", **wanted}), folder / "results")
+        import_traces(paths, **{"name": "mine", "results": folder / "results", **wanted})
     assert not (folder / "results" / "runs").exists()
     return str(error.value)
 

@@ -18,7 +18,7 @@ from engine.flight import RECORD_BYTES, FlightRecord, read_record
 from ppbench.errors import StoreError
 from ppbench.run.failures.evidence import node_folder
 from ppbench.run.machine import private_folder
-from ppbench.run.machine.private_folder import Claim, bases, choose, make_folder, remove_dead
+from ppbench.run.machine.private_folder import Claim, bases, choose_place, make_folder, remove_dead
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.store import Store
 
@@ -34,10 +34,10 @@ import os, sys
 from ppbench.errors import StoreError
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.run.failures.evidence import node_folder
-from ppbench.run.machine.private_folder import Claim, choose, make_folder
+from ppbench.run.machine.private_folder import Claim, choose_place, make_folder
 os.umask(int(sys.argv[1], 8))
 try:
-    choice = choose(2**23)
+    choice = choose_place(2**23)
     print(*choice.problems)
     folder = choice.base / "launch-0"
     Claim(folder)
@@ -176,7 +176,7 @@ def test_another_user_who_makes_and_links_it_meanwhile_never_gets_it_used(memory
     squatter = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         for _ in range(3000 if is_thorough else 300):
-            base = choose(RECORD_BYTES).base
+            base = choose_place(RECORD_BYTES).base
             about = base.lstat()
             assert (about.st_uid, about.st_mode & 0o7777) == (os.geteuid(), 0o700), base
             if base.parent == memory:
@@ -226,7 +226,7 @@ def holder(folder: Path, *inside: str) -> Iterator[subprocess.Popen[str]]:
 def test_what_a_living_process_holds_stays_and_what_a_dead_one_held_is_removed(memory, inside):
     if inside and reason_against_namespaces() is not None:
         pytest.skip(reason_against_namespaces())
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     with holder(folder, *inside):
         assert remove_dead() == []
         assert folder.is_dir()
@@ -242,7 +242,7 @@ def wait_until(is_true: Callable[[], object]) -> None:
 
 
 def test_folders_of_an_agent_that_lives_stay_though_no_rank_holds_them(memory):
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     with subprocess.Popen(["sleep", "1000"]) as agent:
         make_folder(folder)
         Claim(folder, agent_pid=agent.pid).release()
@@ -253,7 +253,7 @@ def test_folders_of_an_agent_that_lives_stay_though_no_rank_holds_them(memory):
 
 
 def test_a_process_that_has_got_the_id_of_a_dead_agent_keeps_nothing(memory):
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     make_folder(folder)
     Claim(folder, agent_pid=os.getpid()).release()
     lock = private_folder.lock_path(folder)
@@ -262,7 +262,7 @@ def test_a_process_that_has_got_the_id_of_a_dead_agent_keeps_nothing(memory):
 
 
 def test_an_agent_of_another_container_is_given_an_hour(memory):
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     make_folder(folder)
     Claim(folder, agent_pid=os.getpid()).release()
     lock = private_folder.lock_path(folder)
@@ -275,7 +275,7 @@ def test_an_agent_of_another_container_is_given_an_hour(memory):
 
 
 def test_what_versions_without_locks_left_is_removed_unless_samples_are_taken(memory):
-    base = choose(RECORD_BYTES).base
+    base = choose_place(RECORD_BYTES).base
     for name in ("killed-0", ".collected-1", "living-0"):
         (base / name).mkdir()
         (base / name / "flight-rank0").write_bytes(bytes(RECORD_BYTES))
@@ -285,7 +285,7 @@ def test_what_versions_without_locks_left_is_removed_unless_samples_are_taken(me
 
 
 def test_locks_that_are_left_alone_are_removed_and_can_be_made_anew_at_once(memory):
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     Claim(folder).release()
     assert remove_dead() == [folder]
     claim = Claim(folder)
@@ -294,7 +294,7 @@ def test_locks_that_are_left_alone_are_removed_and_can_be_made_anew_at_once(memo
 
 
 def test_a_folder_that_was_removed_meanwhile_is_made_anew_safely(memory):
-    folder = choose(RECORD_BYTES).base / "launch-0"
+    folder = choose_place(RECORD_BYTES).base / "launch-0"
     folder.parent.rmdir()
     make_folder(folder)
     assert [path.stat().st_mode & 0o7777 for path in (folder, folder.parent)] == [0o700] * 2
