@@ -38,7 +38,7 @@ class PlannedRun:
     launch: int
     resume_key: str
     position: int = 0  # among all runs of the sweep, in the order of its file
-    references: tuple[str, ...] = ()  # resume keys of the engine's runs of the same, for agreement
+    references: tuple[str, ...] = ()  # resume keys of the engine's runs of this case, for losses
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class LaunchState:
     """Progress of a launch, according to its journal."""
 
     is_open: tuple[Attempt, ...]  # begun and without a row
-    attempts: dict[int, int]  # item -> how often it was begun
+    attempts: dict[int, int]  # item -> how often it has begun
     statuses: dict[int, str]  # item -> status of its newest row
 
 

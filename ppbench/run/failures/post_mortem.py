@@ -75,7 +75,7 @@ class RankState:
     hostname: str
     process: str  # `alive`, `stopped` (SIGSTOP, a debugger) or `dead`
     phase: str  # in words that follow "rank 0": `builds the model`, `drains its transfers`, ...
-    step: int | None  # that it is in or came to last; None before its first
+    step: int | None  # the current or the last one; None before the first
     action: Action | None  # of the lowered program's row, or OPT; None outside steps
     is_waiting: bool  # for the action's input, or for other ranks; else it is at work
     since_ns: int  # on one clock for all ranks
@@ -98,7 +98,7 @@ class PostMortem:
     rank: int | None  # at fault; None if unknown
     verdict: str  # one sentence
     ranks: tuple[RankAccount, ...]  # in order of rank; those that left a record
-    action: Action | None = None  # in which that rank went wrong: a SEND if its message was lost
+    action: Action | None = None  # at fault: a SEND if its message was lost
 
 
 def post_mortem(seen: Sequence[RankState], lowered: Program, at_ns: int) -> PostMortem:
@@ -377,7 +377,7 @@ def _circle(waits: _Waits) -> list[int]:
     while rank not in chain:
         chain.append(rank)
         wait = waits.by_rank[rank]
-        assert wait is not None  # it would be an end
+        assert wait is not None  # else it would be one of `_ends`
         rank = wait.ranks[0]
     return chain[chain.index(rank) :]
 

@@ -43,7 +43,7 @@ class WatchdogReport:
     at_ns: int  # on the node's monotonic clock
     has_timed_out: bool
     processes: dict[int, str]  # rank -> `alive`, `stopped` or `dead`, at that time
-    oom_kills: int  # processes that the kernel killed for memory just then, of whatever launch
+    oom_kills: int  # processes of any launch that the kernel killed for memory just then
 
 
 def flight_path(folder: Path, rank: int) -> Path:
@@ -55,7 +55,7 @@ def start_watchdog(folder: Path, pids: Mapping[int, int]) -> subprocess.Popen[by
     ranks = [f"{rank}:{pid}" for rank, pid in pids.items()]
     return subprocess.Popen(
         [sys.executable, "-m", "ppbench.run.failures.watchdog", str(folder), *ranks],
-        start_new_session=True,  # the agent ends a rank's with it, and this is to see that
+        start_new_session=True,  # it must outlive the rank, whose session the agent ends
     )
 
 

@@ -234,7 +234,7 @@ def _work(agent_pid: int, module: str, arguments: list[str]) -> None:
     except SystemExit as end:
         if end.code:
             _end(end.code)
-    except BaseException:  # as Python ends then; torch would keep the trace to itself
+    except BaseException:  # as Python does; torch would not print the trace
         traceback.print_exc()
         _end(1)
 

@@ -179,7 +179,7 @@ class PackageEnergy:
         if self.absent:
             return None
         for package in self._packages:
-            with contextlib.suppress(ValueError):  # not readable this once
+            with contextlib.suppress(ValueError):  # not readable at the moment
                 now_uj = int(_text(package / "energy_uj"))
                 range_uj = int(_text(package / "max_energy_range_uj") or 0)
                 passed_uj = now_uj - self._last_uj.get(package, now_uj)

@@ -51,7 +51,7 @@ class Sample:
     host: HostReading
     gpus: tuple[GpuReading, ...]  # in the order of torch's indices
     absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are missing
-    cost_ns: int = 0  # CPU time that taking it took
+    cost_ns: int = 0  # CPU time of taking it
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -102,7 +102,7 @@ class Sampler:
             os.write(stdin.fileno(), b"s")
         except OSError:
             return False
-        poll = select.poll()  # whatever the number of the descriptor
+        poll = select.poll()  # unlike select, for descriptors above 1023 too
         poll.register(stdout, select.POLLIN)
         if poll.poll(ANSWER_TIMEOUT_S * 1000):
             self._num_awaited -= len(os.read(stdout.fileno(), 1))
@@ -204,7 +204,7 @@ def main(path: Path, root_pid: int, parent_pid: int, interval_s: float) -> None:
     due_s = time.monotonic()
     with path.open("ab", buffering=0) as file:
         file.write(b"\n")  # ends the line in which another sampler was killed
-        # A forked child of the parent may hold its end of the pipe open, so that is no proof.
+        # A forked child of the parent may keep the pipe open after the parent's end.
         while os.getppid() == parent_pid:
             wait_s = max(0.0, due_s - time.monotonic())
             ready, _, _ = select.select([0], [], [], min(wait_s, INTERVAL_S))

@@ -151,7 +151,7 @@ def _raise_cause_of(error: Exception) -> NoReturn:
     cause = error.__cause__
     if cause is None:
         raise error
-    error.__cause__ = None  # the other way round, not in a circle
+    error.__cause__ = None  # each would be the cause of the other
     raise cause from error
 
 

@@ -132,7 +132,7 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
             raise
         finally:
             launch.stop()
-            if not folder.is_dir():  # no other sweep would find out about it
+            if not folder.is_dir():  # no other sweep would find it
                 remove_folder(local)
         _close(job, folder, local, marker, on_event, is_interrupted=False)
     if statuses := read_state(folder).statuses:

@@ -41,8 +41,8 @@ class Estimate:
         self._current: int | None = None
         self._began_at = now()
         self._share_done = 0.0
-        self._steps: dict[int, tuple[float, int]] = {}  # of each run seen: seconds and how many
-        self._around: list[float] = []  # of each finished run, its time less that of its steps
+        self._steps: dict[int, tuple[float, int]] = {}  # by run: seconds of its steps, their number
+        self._around: list[float] = []  # each finished run's time without its steps
 
     def begin(self, index: int) -> None:
         """Begin a run; the one before it has ended or will be begun again."""

@@ -99,7 +99,7 @@ class Cores:
         """Confine every thread of this process, and those that they start from now on."""
         seen: set[int] = set()
         while new := {int(path.name) for path in _THREADS.iterdir()} - seen:
-            for thread in new:  # one that starts meanwhile has its starter's cores, old or new
+            for thread in new:  # a thread that starts now has its starter's cores, old or new
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(thread, cores)
             seen |= new

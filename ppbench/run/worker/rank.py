@@ -196,7 +196,7 @@ def _work(
         worker = Worker(job, folder, local, on_event)
         work(worker)
         worker.close()
-    except BaseException as error:  # whatever a user's module raises, to end the process as well
+    except BaseException as error:  # a user's module may raise anything, SystemExit too
         for descriptor in spare:
             os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
@@ -336,7 +336,7 @@ class Worker:
         check_file_unchanged(case)
         cores = self._bind(case)
         agreement = agree(trainer_config(case), fabric)
-        if case.runtime != ENGINE:  # it may want a communicator also where there is one rank
+        if case.runtime != ENGINE:  # it may need a communicator even with one rank
             fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.world_size:
             return None
