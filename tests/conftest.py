@@ -40,10 +40,12 @@ print_notes()  # as a command does: whether a test sees them does not depend on 
 
 multiprocessing.set_forkserver_preload(
     [
+        "__main__",  # pytest's own, where it is a file: else each process would import it again
         "ppbench.store",
         "engine.trainer",
         "engine.model.pretrained",
         "torch._dynamo",  # torch imports it for fake tensors and for the first optimizer
+        "torch.export._trace",  # torch imports it, and networkx with it, for the first export
         "transformers.models.llama.modeling_llama",
     ]
 )

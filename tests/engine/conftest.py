@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ranks import Ranks
+from ranks import Ranks, seed_without_stacks
 
 NUM_RANKS = 6  # more than llama-tiny has layers
 
@@ -11,6 +11,11 @@ NUM_RANKS = 6  # more than llama-tiny has layers
 def _one_thread() -> None:
     """As on the ranks: sums over threads round differently."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_stacks() -> None:
+    seed_without_stacks()
 
 
 @pytest.fixture(scope="session")

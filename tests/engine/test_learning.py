@@ -28,10 +28,10 @@ def curve(ranks, schedule, world_size):
     settings = config(
         schedule,
         world_size,
-        4,
+        2,
         dtype="float32",
         seq_len=128,
-        microbatch_size=2,
+        microbatch_size=4,
         optimizer=OPTIMIZER,
     )
     return ranks.run(world_size, losses, settings)[-1]

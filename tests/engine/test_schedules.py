@@ -10,9 +10,10 @@ from engine.plan.simulate import peak_activations
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 SPLIT = ("zb_h1", "interleaved_zb", "zbv", "dualpipev")
 OTHERS = [name for name in SCHEDULES if name not in ("afab", "1f1b")]  # those have their own tests
+TWO = pytest.param(2, marks=pytest.mark.thorough)  # what four ranks show as well
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [TWO, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, world_size):
     settings = config(schedule, world_size, 8)
@@ -21,7 +22,7 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, wo
     assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("world_size", [TWO, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_over_gloo_they_equal_it_as_well(ranks, schedule, world_size):
     assert_exact(ranks, config(schedule, world_size, 8), run=train_over_gloo)

@@ -3,7 +3,14 @@
 from fractions import Fraction
 
 import pytest
-from schedule_grid import RANKS, families, peak_in_rank_shares, programs_of, stages_per_rank
+from schedule_grid import (
+    RANKS,
+    families,
+    numbers_of_microbatches,
+    peak_in_rank_shares,
+    programs_of,
+    stages_per_rank,
+)
 
 from engine.plan.lower import Policy, lower
 from engine.plan.program import to_csv
@@ -29,9 +36,11 @@ AT_MOST = {"zbv", "v_half", "v_min"}  # some of their ranks may hold less than t
 
 
 @pytest.fixture(scope="module", params=families(), ids=lambda family: "{}-p{}-v{}".format(*family))
-def programs(request):
-    """Shape -> program, of one schedule, p and v."""
-    return request.param[0], programs_of(*request.param)
+def programs(request, is_thorough):
+    """Build the programs of a schedule by shape; thorough runs add the longest ones of 16 ranks."""
+    name, p, v = request.param
+    numbers = [m for m in numbers_of_microbatches(p) if is_thorough or p < 16 or m <= p + 1]
+    return name, programs_of(name, p, v, numbers)
 
 
 def idle_ns(program, costs):

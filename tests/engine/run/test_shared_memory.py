@@ -233,7 +233,7 @@ os._exit(0)
     ("dier", "words"),
     [(0, "LOST receive from rank 0: it is gone"), (1, "LOST send to rank 1: it is gone")],
 )
-def test_who_waits_for_a_dead_rank_is_told(tmp_path, dier, words):
+def test_who_waits_for_a_dead_rank_is_told(warm_starts, tmp_path, dier, words):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
