@@ -57,7 +57,7 @@ def build(factory):
 
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, TWO, 4])
 @pytest.mark.parametrize("name", ["sequential", "tied_sequential"])
 def test_a_sequential_is_exact(ranks, name, world_size, schedule):
     settings = config(schedule, world_size, 3, preset=f"models:{name}", optimizer=SGD)

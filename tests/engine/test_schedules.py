@@ -45,7 +45,7 @@ def test_three_stages_per_rank_are_exact(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4, stages_per_rank=3))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, TWO, 4])
 @pytest.mark.parametrize("schedule", SPLIT)
 def test_tied_weights_train_as_one_wherever_their_stages_are(ranks, schedule, world_size):
     """In a V both are on rank 0; in a loop they are on the first and the last."""
