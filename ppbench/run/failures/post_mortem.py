@@ -45,18 +45,9 @@ _ORDER = (
 """The order in which ranks come to phases after a step, or before the first. A rank may wait for
 the others at several of these places; the others wait for it while it is in any other phase."""
 _AFTER_ROW = {phase.words: number for number, phase in enumerate(_ORDER)}
-TOGETHER = tuple(
-    phase.words
-    for phase in (
-        Phase.CONNECTS,
-        Phase.SUMS,
-        Phase.UPDATES,
-        Phase.ALIGNS,
-        Phase.GATHERS,
-        Phase.WAITS,
-    )
-)
+_COLLECTIVE = (Phase.CONNECTS, Phase.SUMS, Phase.UPDATES, Phase.ALIGNS, Phase.GATHERS, Phase.WAITS)
 """Phases that a rank does not leave before the others have come to them."""
+COLLECTIVE = tuple(phase.words for phase in _COLLECTIVE)
 MOVED_LATELY_NS = 1_000_000_000
 """When a rank has begun something later than this before the end, nothing shows a hang."""
 _BEFORE_FIRST = -1
@@ -209,7 +200,7 @@ class _Waits:
         if seen.action is None:
             if seen.phase == DRAINS:
                 return self._drain(seen)
-            is_waiting = seen.is_waiting or seen.phase in TOGETHER
+            is_waiting = seen.is_waiting or seen.phase in COLLECTIVE
             return _Wait(self._absent(seen.rank)) if is_waiting else None
         if not seen.is_waiting:
             return None

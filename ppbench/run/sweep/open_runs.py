@@ -104,7 +104,7 @@ def take_marker(marker: Lock) -> bool:
             return False
         if time.monotonic() > until_s:
             raise StoreError(
-                f"{marker.path}: {marker.holder()} works on without its sweep; end it first"
+                f"{marker.path}: {marker.holder()} still runs without its sweep; end it first"
             )
         time.sleep(POLL_S)
     return True
