@@ -111,7 +111,7 @@ def test_random_damage_is_refused_or_provably_harmless(saved, tmp_path, alone, i
             assert str(error).isprintable(), done
             refused += 1
         else:  # nothing that is read was changed
-            ours = alone._restored().model
+            ours = alone._checkpoints._restored().model
             assert all(torch.equal(ours[name], expected[name]) for name in expected), done
             assert done.split()[1] == CHECKSUMS or done.startswith("swapped"), done
         shutil.rmtree(folder)
