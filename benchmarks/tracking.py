@@ -44,10 +44,11 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 from scipy.stats import mannwhitneyu
 
+from ppbench.display.metrics import METRICS
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
 from ppbench.statistics.change_points import ChangePoint, change_points
 from ppbench.statistics.noise import detectable_change, measure_noise
-from ppbench.statistics.verdicts import METRICS, Change, Noise, Pair, Verdict, compare
+from ppbench.statistics.verdicts import Change, Noise, Pair, Verdict, compare
 
 BETWEEN, WITHIN, AUTOREGRESSION, OUTLYING = 0.008, 0.008, 0.4, 0.02
 SHARED = 0.008  # deviation that all launches of a commit share

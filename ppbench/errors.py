@@ -110,8 +110,12 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
 
 def first_line(text: object) -> str:
     """The first line of an error, cut where it is long; its trace or a log comes after."""
-    line = str(text).strip().partition("\n")[0].rstrip()
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+    return shortened(str(text).strip().partition("\n")[0].rstrip(), LONGEST_LINE)
+
+
+def shortened(text: str, length: int) -> str:
+    """Cut a text to this many characters, an ellipsis at the end of what is cut."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 MOST_OF_MESSAGE = 4_000

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.options import RESULTS, HowToPrint, Overrides, Results, SweepFile, going_on
-from ppbench.display.fields import COMMIT_COLUMNS, COMMIT_FIELDS
+from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import render
 from ppbench.errors import UsageError
@@ -66,5 +66,5 @@ def backfill(
     if not dry_run:
         columns = [*COMMIT_COLUMNS, *result.axes, "num_launches", "status", SPEED]
         columns += ["error"] if result.frame["error"].any() else []
-    print(render(result.frame, how, columns, COMMIT_FIELDS))
+    print(render(result.frame, how, columns))
     raise typer.Exit(result.exit_code)

@@ -22,7 +22,7 @@ from ppbench.cli.options import (
     command_line,
     going_on,
 )
-from ppbench.display.fields import COMMIT_COLUMNS, COMMIT_FIELDS
+from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import as_records, render
 from ppbench.errors import first_line
@@ -85,7 +85,7 @@ def bisection_text(result: BisectionResult, how: Format, good: str, bad: str, re
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
     columns = [*COMMIT_COLUMNS, "num_launches", "status", result.metric, "chance"]
-    table = render(result.frame, how, columns, COMMIT_FIELDS)
+    table = render(result.frame, how, columns)
     if how is Format.csv:
         return table
     case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
@@ -163,7 +163,7 @@ def _change(result: BisectionResult) -> str:
 
 def _direction(result: BisectionResult) -> str:
     """A remark where the bad end is the better one."""
-    from ppbench.statistics.verdicts import METRICS
+    from ppbench.display.metrics import METRICS
 
     ratio, difference = result.search.ratio, result.search.difference
     is_higher = (ratio is not None and ratio.estimate > 1) or (

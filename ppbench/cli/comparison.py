@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,31 +18,16 @@ from ppbench.commits.comparison import Breakdown, Comparison, Line, ends
 from ppbench.commits.gate import NOTHING, WORDS, GatedLine, GateResult, entry_text
 from ppbench.commits.sides import SHORT, Side
 from ppbench.console import note
-from ppbench.display.fields import Field
+from ppbench.display.fields import field_of
 from ppbench.display.formats import Format
 from ppbench.display.tables import as_records, escaped, render
-from ppbench.display.units import counted
+from ppbench.display.units import MISSING, MS, TOKENS_PER_S, counted
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import Change, Metric, Verdict
 
-_FIELDS = {
-    "case": Field("case", is_number=False),
-    "fingerprint": Field("machine", is_number=False),
-    "figure": Field("figure", is_number=False),
-    "base": Field("base"),
-    "head": Field("head"),
-    "change": Field("change", is_number=False),
-    "verdict": Field("verdict", is_number=False),
-    "allowed": Field("allowed"),
-    "gate": Field("gate", is_number=False),
-    "launches": Field("launches"),
-}
-_RAW = {
-    "p": Field("p, corrected", "{:.2g}".format),
-    "floor": Field("floor", lambda value: f"{float(str(value)) * 100:.2f} %"),
-    "num_base": Field("launches of base"),
-    "num_head": Field("launches of head"),
-}
+_COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
+_GATE_COLUMNS = ("allowed", "gate")
+_DETAILS = ["case", "metric", "fingerprint", "p", "floor", "num_base", "num_head"]
 _PER = {
     Kind.compute: "a microbatch",
     Kind.optimizer: "a step",
@@ -138,10 +122,10 @@ def _row(line: Line) -> dict[str, str]:
     return {
         "case": line.series.text,
         "fingerprint": line.series.fingerprint,
-        "figure": UNITS[metric.name].heading,
+        "figure": field_of(metric.name).heading,
         "base": figure_text(metric, change.base),
         "head": figure_text(metric, change.head),
-        "change": change_text(metric, change),
+        "change_text": change_text(metric, change),
         "verdict": verdict_text(metric, change.verdict),
         "launches": f"{change.num_base}, {change.num_head}",
     }
@@ -161,16 +145,16 @@ def _table(rows: Sequence[dict[str, str]], how: Format) -> str:
 
     A case or machine that is the only one has no column: it is named above the table.
     """
-    frame = pd.DataFrame(rows, columns=[name for name in _FIELDS if not rows or name in rows[0]])
-    if frame.empty:
+    if not rows:
         return ""
+    gate_columns = _GATE_COLUMNS if "gate" in rows[0] else ()
+    frame = pd.DataFrame(rows, columns=[*_COLUMNS, *gate_columns, "launches"])
     hidden = {name for name in ("fingerprint", "case") if len(set(frame[name])) == 1}
     if "fingerprint" not in hidden:
         hidden.discard("case")
     again = frame.duplicated(["case", "fingerprint"])
     frame.loc[again, ["case", "fingerprint"]] = ""
-    columns = [str(name) for name in frame if name not in hidden]
-    return render(frame, how, columns, _FIELDS)
+    return render(frame, how, [str(name) for name in frame if name not in hidden])
 
 
 @dataclass(frozen=True)
@@ -237,8 +221,8 @@ def _accepted(result: GateResult, how: Format) -> _Section:
 
 def _sentence(gated: GatedLine) -> str:
     line = gated.line
-    figure = UNITS[line.metric.name].heading
-    return f"{line.series.text}: {figure} {change_text(line.metric, line.change)}"
+    label = field_of(line.metric.name).label
+    return f"{line.series.text}: {label} {change_text(line.metric, line.change)}"
 
 
 def _allowed(gated: GatedLine) -> str:
@@ -280,45 +264,27 @@ def _again(command: str) -> str:
 
 
 def _details_of(result: GateResult) -> str:
-    rows = result.frame
-    names = ["case", "metric", "fingerprint", "p", "floor", "num_base", "num_head"]
-    return (
-        "" if rows.empty else _details("Details", render(rows[names], Format.markdown, names, _RAW))
-    )
+    if result.frame.empty:
+        return ""
+    return _details("Details", render(result.frame, Format.markdown, _DETAILS))
 
 
 def _details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-@dataclass(frozen=True)
-class Unit:
-    """How a metric is written."""
-
-    heading: str
-    pattern: str
-    factor: float
-    is_speed: bool = False  # faster and slower are words for it
-
-
-UNITS = {
-    "tokens_per_s": Unit("tokens/s", "{:,.0f}", 1.0, is_speed=True),
-    "bubble_fraction": Unit("bubble", "{:.1f} %", 100.0),
-    "peak_memory_bytes": Unit("peak MiB", "{:,.1f}", 1 / 2**20),
-    "step_ns": Unit("step ms", "{:,.2f}", 1e-6, is_speed=True),
-}
+_SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
 _OF_LESS = {Verdict.faster: "less", Verdict.slower: "more"}
 
 
 def figure_text(metric: Metric, value: float | None) -> str:
-    unit = UNITS[metric.name]
-    pattern = re.sub(r"\{:", "{:z", unit.pattern)  # no -0.0
-    return "–" if value is None else pattern.format(value * unit.factor)
+    return MISSING if value is None else field_of(metric.name).cell(value)
 
 
 def verdict_text(metric: Metric, verdict: Verdict) -> str:
     """The verdict in words that fit the metric: a bubble is not slower but more."""
-    return verdict if UNITS[metric.name].is_speed else _OF_LESS.get(verdict, verdict)
+    is_speed = field_of(metric.name).unit in _SPEEDS
+    return verdict if is_speed else _OF_LESS.get(verdict, verdict)
 
 
 def change_text(metric: Metric, change: Change) -> str:

@@ -15,11 +15,11 @@ import typer
 
 from ppbench.cli.options import REPORTS, RESULTS, HowToPrint, Results
 from ppbench.console import note
-from ppbench.display.fields import Field
+from ppbench.display.fields import figure
 from ppbench.display.formats import Format
 from ppbench.display.tables import render
-from ppbench.display.units import counted, figure
-from ppbench.errors import ExitCode
+from ppbench.display.units import counted
+from ppbench.errors import ExitCode, shortened
 from ppbench.files import is_stream
 
 if TYPE_CHECKING:
@@ -38,20 +38,9 @@ SERIES = [
     "level",
     "state",
 ]
-STEPS = ["number", "change", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
+STEPS = ["number", "change_text", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
 _SHORT = 9
 _LONGEST_SUBJECT = 50
-_FIELDS = {
-    "number": Field("series"),
-    "commits": Field("commits"),
-    "launches": Field("launches"),
-    "failed": Field("did not run"),
-    "gaps": Field("not measured"),
-    "unmeasured": Field("not measured"),
-    "since": Field("after", is_number=False),
-    "last": Field("up to", is_number=False),
-    "likeliest": Field("most likely", is_number=False),
-}
 
 
 def history(
@@ -183,14 +172,14 @@ def _tables(found: History, how: Format) -> Iterator[str]:
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
-    yield render(pd.DataFrame(rows), how, shown, _FIELDS)
+    yield render(pd.DataFrame(rows), how, shown)
     steps = [
         _step_row(number, analysis.series, step, found.metric)
         for number, analysis in numbered
         for step in analysis.steps
     ]
     if steps:
-        yield render(pd.DataFrame(steps), how, STEPS, _FIELDS)
+        yield render(pd.DataFrame(steps), how, STEPS)
     elif any(analysis.series.num_measured > 1 for analysis in found.analyses):
         yield "no change found"
 
@@ -211,14 +200,12 @@ def _series_row(number: int, analysis: SeriesAnalysis, metric: Metric) -> dict[s
 
 
 def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[str, object]:
-    from ppbench.statistics.verdicts import METRICS
-
     size, unit = step.size, "points" if metric.in_points else "%"
-    judged = "better" if step.is_better else "worse"
+    judged = {True: ", better", False: ", worse", None: ""}[step.is_better]
     points = series.points
     return {
         "number": number,
-        "change": f"{100 * size.estimate:+.1f} {unit}" + f", {judged}" * (metric.name in METRICS),
+        "change_text": f"{100 * size.estimate:+.1f} {unit}{judged}",
         "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
         "commits": step.num_commits,
         "unmeasured": step.num_unmeasured,
@@ -229,9 +216,7 @@ def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[s
 
 
 def _in_words(point: Point) -> str:
-    subject = point.subject or ""
-    if len(subject) > _LONGEST_SUBJECT:
-        subject = f"{subject[: _LONGEST_SUBJECT - 1]}…"
+    subject = shortened(point.subject or "", _LONGEST_SUBJECT)
     return " ".join(filter(None, [point.commit[:_SHORT], (point.author_date or "")[:10], subject]))
 
 

@@ -12,7 +12,7 @@ import typer
 
 from ppbench.cli.options import RESULTS, HowToPrint, Results, Run
 from ppbench.console import note
-from ppbench.display.fields import WORKLOAD, Field, number
+from ppbench.display.fields import WORKLOAD, words
 from ppbench.display.formats import Format
 from ppbench.display.tables import as_records, facts, render
 from ppbench.errors import UsageError, first_line
@@ -26,17 +26,10 @@ LISTED = [
     *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *WORKLOAD),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
-"""What people see of a run in a list; `error` if some run has one, `runtime` if some run has
-another than the engine."""
+"""What people see of a run in a list; `error` and `cautions` if some run has any, `runtime` if some
+run has another than the engine."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
-_COMPACTED_FIELDS = {
-    "files_before": Field("files before", number("{:,.0f}")),
-    "files_after": Field("files after", number("{:,.0f}")),
-    "bytes_before": Field("KiB before", number("{:,.0f}", 1 / 2**10)),
-    "bytes_after": Field("KiB after", number("{:,.0f}", 1 / 2**10)),
-    "seconds": Field("s", number("{:.1f}")),
-}
 RANK_COLUMNS = [
     "rank",
     "device",
@@ -48,8 +41,6 @@ RANK_COLUMNS = [
     "peak_memory_bytes",
     "peak_held_microbatches",
     "planned_peak_held_microbatches",
-    "clock",
-    "clock_error_ns",
 ]
 MEMORY_COLUMNS = [
     "rank",
@@ -72,6 +63,11 @@ MACHINE_COLUMNS = [
     "cpu_throttled_fraction",
     "cpu_mhz",
     "cpu_energy_j",
+    "clock",
+    "clock_error_ns",
+]
+GPU_COLUMNS = [
+    "rank",
     "gpu_power_w",
     "gpu_energy_j",
     "gpu_utilization",
@@ -125,11 +121,14 @@ def list_runs(
             if is_there
             else f"{results}: no runs here yet; start with: ppbench sweep FILE"
         )
+        if how is Format.table:
+            return
     if most and len(runs) > most:
         note(f"{results}: the newest {most:,}; --limit 0 lists all")
         runs = runs.tail(most)
     is_shown = {
         "error": runs["error"].notna().any(),
+        "cautions": runs["cautions"].fillna("").ne("").any(),
         "runtime": runs["runtime"].ne(ENGINE).any(),
     }
     print(render(runs, how, [name for name in LISTED if is_shown.get(name, True)]))
@@ -148,10 +147,10 @@ def query(
     if not results.is_dir():
         raise UsageError(f"{results}: no such folder; --results names the store")
     frame = sql.query(results, text, ConsoleNote())
-    fields = {
-        str(name): Field(str(name), is_number=is_numeric_dtype(frame[name])) for name in frame
+    columns = {
+        str(name): words(str(name), is_number=is_numeric_dtype(frame[name])) for name in frame
     }
-    print(render(frame, how, list(fields), fields))
+    print(render(frame, how, columns))
 
 
 def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
@@ -167,7 +166,7 @@ def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
     if how in (Format.table, Format.markdown):
         total = {"table": "all", **frame.drop(columns="table").sum().to_dict()}
         frame = pd.concat([frame, pd.DataFrame([total])], ignore_index=True)
-    print(render(frame, how, COMPACTED, _COMPACTED_FIELDS))
+    print(render(frame, how, COMPACTED))
 
 
 def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
@@ -205,6 +204,7 @@ def _details(details: RunDetails, how: Format) -> list[str]:
         (details.ranks, RANK_COLUMNS),
         (details.ranks, MEMORY_COLUMNS),
         (details.ranks, MACHINE_COLUMNS),
+        (details.ranks, GPU_COLUMNS),
         (details.steps, STEP_COLUMNS),
     ):
         filled = [name for name in columns if frame[name].notna().any()]

@@ -36,7 +36,7 @@ EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
 COLUMNS = [
     "name",
     "aliases",
-    "stages per rank",
+    "stages_per_rank",
     "placement",
     "bubble_fraction",
     "peak_activations",
@@ -71,8 +71,6 @@ def list_schedules(how: HowToPrint = Format.table) -> None:
         return
     frame = pd.DataFrame(rows).convert_dtypes()
     frame["aliases"] = frame["aliases"].map(", ".join, na_action="ignore")
-    if how is not Format.csv:  # here it may be `any`, so it is not written as a number
-        frame = frame.rename(columns={"stages_per_rank": "stages per rank"})
     print(render(frame, how, COLUMNS))
     if how is Format.table:
         print(_ABOUT_EXAMPLE)

@@ -137,8 +137,8 @@ def _shown_columns(done: SweepResult) -> list[str]:
     figures = [
         name
         for name in FIGURES
-        if name == "cautions"
-        or (done.frame[name].notna().any() and (done.is_emulated or name != "planned_step_ns"))
+        if (done.frame[name].notna() & done.frame[name].ne("")).any()
+        and (done.is_emulated or name != "planned_step_ns")
     ]
     axes = [*(sweep.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
     return ["run_id", *axes, "status", *figures]

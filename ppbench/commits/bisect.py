@@ -21,6 +21,7 @@ import pandas as pd
 from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, opened
 from ppbench.commits.launches import Launches
 from ppbench.config.sweep import read_fraction
+from ppbench.display.metrics import METRICS
 from ppbench.errors import (
     ExitCode,
     LaunchError,
@@ -31,7 +32,7 @@ from ppbench.errors import (
 )
 from ppbench.run.machine.environment import read_environment
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
-from ppbench.statistics.verdicts import METRICS, Noise
+from ppbench.statistics.verdicts import Noise
 from ppbench.store.noise import read_noise
 
 MOST_FRUITLESS = 2

@@ -27,6 +27,7 @@ from ppbench.config.case import TIMES
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, cautions_of, varying_axes
+from ppbench.display.metrics import METRICS
 from ppbench.errors import SweepInterruptedError, UsageError, first_line, nearest
 from ppbench.git import Repository
 from ppbench.run.machine.environment import default_device
@@ -35,7 +36,6 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES, Ratio
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import (
     FLOOR,
-    METRICS,
     SPEED,
     Change,
     Metric,

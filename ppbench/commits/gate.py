@@ -49,9 +49,10 @@ from ppbench.config.toml import (
     unknown_key,
 )
 from ppbench.display.cases import case_text, varying_axes
+from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
-from ppbench.statistics.verdicts import FLOOR, METRICS, Metric, Verdict
+from ppbench.statistics.verdicts import FLOOR, Metric, Verdict
 
 _KEYS = ("commit", "reason", "cases", "metric", "up_to")
 _NEEDED = ("commit", "reason")

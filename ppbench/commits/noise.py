@@ -11,6 +11,7 @@ import pandas as pd
 
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import without_not_finite
+from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
@@ -18,7 +19,7 @@ from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
 from ppbench.statistics.significance import FEWEST_LAUNCHES
-from ppbench.statistics.verdicts import FLOOR, METRICS, SPEED, Metric, effective_floor
+from ppbench.statistics.verdicts import FLOOR, SPEED, Metric, effective_floor
 from ppbench.store import Store, check_writable
 from ppbench.store.noise import StoredNoise, write_noise
 

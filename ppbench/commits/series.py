@@ -32,11 +32,12 @@ from ppbench.display.cases import (
     varying_axes,
     without_not_finite,
 )
+from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
 from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
-from ppbench.statistics.verdicts import FLOOR, METRICS, Metric, Noise, effective_floor
+from ppbench.statistics.verdicts import FLOOR, Metric, Noise, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise
 
@@ -139,15 +140,11 @@ def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
 
 
 def metric_called(name: str) -> Metric:
-    """Return a column of `runs` that holds a figure. Raises UsageError.
-
-    Which direction is better is known only for those of METRICS.
-    """
+    """Return a column of `runs` that holds a figure. Raises UsageError."""
     known = _figures()
     if name not in known:
         raise UsageError(f'--metric: no figure is called "{name}"{nearest(name, known)}')
-    unknown = Metric(name, higher_is_better=True, in_points=name.startswith("bubble_"))
-    return METRICS.get(name, unknown)
+    return metric_of(name)
 
 
 def _figures() -> list[str]:

@@ -34,13 +34,6 @@ PART_NAMES = {
     "launch_gap": "launch gaps",
 }
 """The parts of the bubble, by the suffix of their columns in `runs`."""
-PART_MEANINGS = {
-    "structure": "idle time of the schedule with equal stages and free transfers",
-    "imbalance": "added by the stages' mean costs",
-    "transfer": "added by the channels' mean transfer times",
-    "jitter": "added by the variation of single actions and messages",
-    "launch_gap": "the rest: the host between actions, and all else outside the model",
-}
 _LEAST_SHARE = 0.005  # of rank-time that is worth a sentence
 
 

@@ -1,188 +1,494 @@
-"""The catalogue of figures: what a column is called for people, and how its values are written.
+"""The catalogue of figures: heading, unit, direction and meaning of every column that is shown.
 
-heading   short, with the unit: `step ms`
-write     a value as text, in that unit
+Tables, pages, charts, exports and `docs/figures.md` take them from here. JSON and CSV keep the
+store's own names and raw values.
+
+    "step_ns": number("step", ",.1f", MS, lower)
+                      |       |      |   |
+                      |       |      |   which direction is better
+                      |       |      the unit: part of the heading or, for %, of every value
+                      |       digits, as Python's format specification has them
+                      the heading, less the unit: `step (ms)`
+
+The meaning of a stored column is declared once, in `store.columns`; only what is computed for
+display has its meaning here.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
-from ppbench.display.units import KIB, MIB
-from ppbench.errors import first_line
+from ppbench.display.units import (
+    CELSIUS,
+    CORES,
+    JOULES,
+    JOULES_PER_TOKEN,
+    KIBIBYTES,
+    MB_PER_S,
+    MEBIBYTES,
+    MHZ,
+    MS,
+    NO_UNIT,
+    PERCENT,
+    RANK_MS,
+    SECONDS,
+    TOKENS_PER_S,
+    US,
+    WATTS,
+    Unit,
+    formatted,
+    size,
+    written,
+)
+from ppbench.errors import first_line, shortened
+
+
+class Direction(Enum):
+    """Which values of a figure are better."""
+
+    higher = "higher"
+    lower = "lower"
+    neither = ""
+
+
+higher, lower, neither = Direction
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column for people: its heading and how a value is written."""
+    """How a column is shown. Without digits its values are written as they are."""
 
-    heading: str
-    write: Callable[[object], str] = str
-    is_number: bool = True
+    label: str
+    unit: Unit = NO_UNIT
+    digits: str = ""
+    direction: Direction = neither
+    meaning: str = ""  # empty for a stored column: see `meaning_of`
+    is_number: bool = False
+    shorten: Callable[[object], str] = str
+
+    @property
+    def heading(self) -> str:
+        """The label and the unit, unless every value is written with its unit."""
+        return self.unit.heading(self.label)
+
+    def cell(self, value: object) -> str:
+        """Write a value for a column under `heading`; text stays as it is."""
+        if not self.digits or isinstance(value, str):
+            return self.shorten(value)
+        text = formatted(value, self.digits, self.unit.factor)
+        return f"{text} {self.unit.name}" if self.unit.is_in_cells else text
+
+    def text(self, value: object) -> str:
+        """Write a value with its unit, for a sentence; sizes in MiB or GiB."""
+        if self.unit == MEBIBYTES:
+            return size(value)
+        if not self.digits:
+            return written(value, ",.5g")
+        return written(value, self.digits, self.unit.name, self.unit.factor)
 
 
-def number(pattern: str, factor: float = 1.0) -> Callable[[object], str]:
-    """How to write a number by a format such as `{:,.1f}`, times `factor`."""
-    pattern = re.sub(r"\{:(\+?)", r"{:\1z", pattern)  # no -0.0
+def words(
+    label: str,
+    meaning: str = "",
+    *,
+    shorten: Callable[[object], str] = str,
+    is_number: bool = False,
+) -> Field:
+    """Return the field of a column of text; `is_number` aligns it like one."""
+    return Field(label, meaning=meaning, shorten=shorten, is_number=is_number)
 
-    def write(value: object) -> str:
-        return pattern.format(float(str(value)) * factor)
 
-    return write
+def number(
+    label: str,
+    digits: str,
+    unit: Unit = NO_UNIT,
+    direction: Direction = neither,
+    meaning: str = "",
+) -> Field:
+    """Return the field of a figure."""
+    return Field(label, unit, digits, direction, meaning, is_number=True)
 
 
-def _short(length: int) -> Callable[[object], str]:
+def _first(length: int) -> Callable[[object], str]:
     return lambda value: str(value)[:length]
 
 
-def _headline(text: object) -> str:
-    line = first_line(text)
-    return line if len(line) <= _LONGEST_HEADLINE else f"{line[: _LONGEST_HEADLINE - 1]}…"
+def _at_most(length: int) -> Callable[[object], str]:
+    return lambda value: shortened(first_line(value), length)
 
 
-_LONGEST_HEADLINE = 90
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
-"""The columns that say what a run did, where no sweep file says what varies."""
+"""The settings that identify a run where no sweep file says which vary."""
+COMMIT_COLUMNS = ("author_date", "commit", "subject")
+"""The columns that identify a commit in a table of commits."""
+SETTINGS: dict[str, Field] = {
+    "schedule": words("schedule"),
+    "runtime": words("runtime"),
+    "world_size": number("ranks", ".0f"),
+    "num_microbatches": number("microbatches", ".0f"),
+    "seq_len": words("seq len", is_number=True),  # a number, or `variable`
+    "stages_per_rank": number("stages per rank", ".0f"),
+    "model_preset": words("model"),
+    "device": words("device"),
+}
+"""Settings that are shown as columns; others are headed by their names."""
+STORED: dict[str, Field] = {
+    "run_id": words("run"),
+    "case_id": words("case"),
+    "created_at": words("when", shorten=lambda value: str(value)[:16].replace("T", " ")),
+    "sweep_name": words("sweep"),
+    "status": words("status"),
+    "error": words("error", shorten=_at_most(90)),
+    "error_rank": number("failed rank", ".0f"),
+    "launch": number("launch", ".0f"),
+    "position": number("position", ".0f"),
+    "attempt": number("attempt", ".0f"),
+    "schema_version": number("schema version", ".0f"),
+    "settings_told": words("known settings"),
+    "commit": words("commit", shorten=_first(9)),
+    "author_date": words("date", shorten=_first(10)),
+    "subject": words("subject", shorten=_at_most(50)),
+    "fingerprint": words("machine"),
+    "cautions": words("cautions"),
+    # Speed
+    "tokens_per_step": number("tokens per step", ",.0f"),
+    "num_tokens": number("tokens", ",.0f"),
+    "tokens_per_s": number("throughput", ",.0f", TOKENS_PER_S, higher),
+    "tokens_per_s_low": number("low", ",.0f", TOKENS_PER_S, higher),
+    "tokens_per_s_high": number("high", ",.0f", TOKENS_PER_S, higher),
+    "step_ns": number("step", ",.1f", MS, lower),
+    "step_ns_low": number("step, low", ",.1f", MS, lower),
+    "step_ns_high": number("step, high", ",.1f", MS, lower),
+    "optimizer_ns": number("optimizer", ",.1f", MS, lower),
+    "step_with_optimizer_ns": number("step with optimizer", ",.1f", MS, lower),
+    "planned_step_ns": number("planned", ",.1f", MS, lower),
+    "modelled_step_ns": number("modelled", ",.1f", MS, lower),
+    "model_residual": number("residual", "+.1f", PERCENT),
+    "compute_ns": number("compute", ",.1f", MS, lower),
+    "step_relative_deviation": number("deviation", ".1f", PERCENT, lower),
+    "op_variation": number("variation", ".1f", PERCENT, lower),
+    "num_warmup_steps": number("warm-up steps", ".0f"),
+    "num_outliers": number("outliers", ".0f", direction=lower),
+    "is_outlier": words("outlier", shorten=lambda value: "outlier" if value else ""),
+    "mfu": number("MFU", ".1f", PERCENT, higher),
+    "model_flops_per_token": number("FLOPs per token", ".4g"),
+    "peak_flops_per_s": number("peak FLOP/s", ".4g"),
+    "energy_per_token_j": number("energy", ",.3g", JOULES_PER_TOKEN, lower),
+    # Bubble and idle time
+    "bubble_fraction": number("bubble", ".1f", PERCENT, lower),
+    "bubble_fraction_theory": number("theory", ".1f", PERCENT, lower),
+    "modelled_bubble_fraction": number("modelled bubble", ".1f", PERCENT, lower),
+    "bubble_idle_over_ideal": number("idle / ideal", ".1f", PERCENT, lower),
+    "bubble_max_stage_span": number("by longest span", ".1f", PERCENT, lower),
+    "bubble_mean": number("idle", ".1f", PERCENT, lower),
+    "bubble_structure": number("structure", ".1f", PERCENT, lower),
+    "bubble_imbalance": number("imbalance", ".1f", PERCENT, lower),
+    "bubble_transfer": number("transfer", ".1f", PERCENT, lower),
+    "bubble_jitter": number("jitter", ".1f", PERCENT, lower),
+    "bubble_launch_gap": number("launch gaps", ".1f", PERCENT, lower),
+    "idle_fraction": number("idle", ".1f", PERCENT, lower),
+    "idle_ns": number("idle", ",.2f", MS, lower),
+    "structure_ns": number("schedule", ",.2f", MS, lower),
+    "imbalance_ns": number("imbalance", ",.2f", MS, lower),
+    "transfer_ns": number("transfer", ",.2f", MS, lower),
+    "jitter_ns": number("jitter", ",.2f", MS, lower),
+    "launch_gap_ns": number("launch gaps", ",.2f", MS, lower),
+    "warmup_ns": number("warm-up", ",.2f", MS, lower),
+    "steady_ns": number("steady", ",.2f", MS, lower),
+    "cooldown_ns": number("cool-down", ",.2f", MS, lower),
+    # Memory
+    "peak_memory_bytes": number("peak", ",.1f", MEBIBYTES, lower),
+    "predicted_peak_memory_bytes": number("predicted", ",.1f", MEBIBYTES, lower),
+    "parameter_bytes": number("parameters", ",.1f", MEBIBYTES, lower),
+    "gradient_bytes": number("gradients", ",.1f", MEBIBYTES, lower),
+    "optimizer_bytes": number("optimizer", ",.1f", MEBIBYTES, lower),
+    "buffer_bytes": number("buffers", ",.1f", MEBIBYTES, lower),
+    "activation_bytes": number("activations", ",.1f", MEBIBYTES, lower),
+    "reserved_bytes": number("reserved", ",.1f", MEBIBYTES, lower),
+    "process_peak_bytes": number("process", ",.1f", MEBIBYTES, lower),
+    "peak_held_microbatches": number("held", ".0f", direction=lower),
+    "planned_peak_held_microbatches": number("held, planned", ".0f", direction=lower),
+    # The model and how it learns
+    "num_parameters": number("parameters", ",.0f"),
+    "num_stages": number("stages", ".0f"),
+    "num_layers": number("layers", ".0f"),
+    "loss": number("loss", ".4f", direction=lower),
+    "first_loss": number("first loss", ".4f", direction=lower),
+    "last_loss": number("last loss", ".4f", direction=lower),
+    "not_finite_step": number("not finite, step", ".0f"),
+    "not_finite_rank": number("not finite, rank", ".0f"),
+    "verified": words("verified"),
+    "verified_difference": number("verified to", ".1e", direction=lower),
+    # Ranks and their machines
+    "step": number("step", ".0f"),
+    "rank": number("rank", ".0f"),
+    "hostname": words("node"),
+    "cores": words("bound to"),
+    "stages": words("stages"),
+    "other_load_cores": number("other load", ".2f", CORES, lower),
+    "watched_cores": number("cores", ".0f"),
+    "steal_fraction": number("steal", ".1f", PERCENT, lower),
+    "load_window_s": number("load sampled", ",.1f", SECONDS),
+    "cpu_mhz": number("CPU", ",.0f", MHZ),
+    "cpu_throttled_fraction": number("CPU throttled", ".1f", PERCENT, lower),
+    "cpu_energy_j": number("CPU", ",.1f", JOULES, lower),
+    "gpu_power_w": number("GPU", ",.0f", WATTS),
+    "gpu_energy_j": number("GPU", ",.1f", JOULES, lower),
+    "gpu_utilization": number("GPU busy", ".0f", PERCENT),
+    "gpu_sm_mhz": number("GPU", ",.0f", MHZ),
+    "gpu_temperature_c": number("GPU", ".0f", CELSIUS),
+    "gpu_throttle_reasons": words("throttle reasons"),
+    "gpu_memory_used_bytes": number("GPU used", ",.0f", MEBIBYTES),
+    "clock": words("clock"),
+    "clock_offset_ns": number("clock offset", ",.1f", US),
+    "clock_drift_ppb": number("clock drift", ",.0f", Unit("ppb")),
+    "clock_error_ns": number("clock error", ",.1f", US, lower),
+    # Spans, messages, memory and telemetry over time
+    "stage": number("stage", ".0f"),
+    "microbatch": number("microbatch", ".0f"),
+    "start_ns": number("start", ",.3f", MS),
+    "end_ns": number("end", ",.3f", MS),
+    "waiting_ns": number("waiting", ",.3f", MS, lower),
+    "time_ns": number("time", ",.3f", MS),
+    "source_rank": number("source rank", ".0f"),
+    "target": number("target", ".0f"),
+    "target_rank": number("target rank", ".0f"),
+    "num_messages": number("messages", ".0f"),
+    "num_bytes": number("size", ",.1f", KIBIBYTES),
+    "moving_ns": number("moving", ",.3f", MS, lower),
+    "bytes_per_s": number("bandwidth", ",.1f", MB_PER_S, higher),
+    "sender_waiting_ns": number("sender waits", ",.2f", MS, lower),
+    "receiver_waiting_ns": number("receiver waits", ",.2f", MS, lower),
+    "utilization": number("busy", ".0f", PERCENT),
+    "power_w": number("power", ",.0f", WATTS),
+    "clock_mhz": number("clock", ",.0f", MHZ),
+    "memory_clock_mhz": number("memory clock", ",.0f", MHZ),
+    "temperature_c": number("temperature", ".0f", CELSIUS),
+    "memory_used_bytes": number("used", ",.0f", MEBIBYTES),
+    # Failures
+    "process": words("process"),
+    "phase": words("phase"),
+    "action": words("action"),
+    "since_ns": number("since", ",.3f", MS),
+    "until_ns": number("until", ",.3f", MS),
+    "waits_for_rank": number("waits for rank", ".0f"),
+}
+"""Columns of the store; a column of text that is not here is headed by its name."""
+COMPUTED: dict[str, dict[str, Field]] = {
+    "A run (`show`)": {
+        "stage_share": number(
+            "share", ".1f", PERCENT, meaning="the stage's share of what the partition balances"
+        ),
+        "waits_for": words("waits for", "action and rank that a failed run's rank waited for"),
+        "since_s": number("for", ",.3f", SECONDS, meaning="how long the rank had been there"),
+        "key": words("key", "name of a fact: a column of the store, or a property"),
+        "value": words("value", "value of the fact, or of the metric in one launch"),
+    },
+    "Idle time (`explain`)": {
+        "part": words("part", "cause of idle time"),
+        "per_step_ns": number(
+            "per step", ",.2f", RANK_MS, lower, "idle time of all ranks together, mean of a step"
+        ),
+        "share_of_bubble": number(
+            "of the bubble", ".1f", PERCENT, lower, "the part's share of all idle time"
+        ),
+        "share_of_rank_time": number(
+            "of rank-time", ".2f", PERCENT, lower, "the part's share of step time x ranks"
+        ),
+        "edge": words("stages", "sending and receiving stage of a message"),
+        "what_if": words("what if", "costs or schedule with which the step is modelled"),
+        "change": number(
+            "change", "+.1f", PERCENT, lower, "difference from the step as modelled, or the level"
+        ),
+        "held": number(
+            "held",
+            ".4g",
+            direction=lower,
+            meaning="most microbatches whose activations one rank held at once, for its whole "
+            "share of the model",
+        ),
+    },
+    "Schedules (`schedules list`, `simulate`)": {
+        "name": words("name", "name of the schedule"),
+        "aliases": words("aliases", "other names that mean the same schedule"),
+        "placement": words("placement", "how stages are placed on ranks: `loop` or `v`"),
+        "source": words("source", "paper or code that the schedule is taken from"),
+        "constraint": words("constraint", "what the settings must meet"),
+        "makespan": number(
+            "makespan",
+            ",.6g",
+            SECONDS,
+            lower,
+            "simulated time from the first action's start to the last one's end",
+        ),
+        "num_actions": number("actions", ",.0f", meaning="actions of a step on all ranks"),
+        "peak_activations": number(
+            "peak held",
+            ".6g",
+            direction=lower,
+            meaning="most activations held by a rank at once, in microbatches of its share",
+        ),
+        "reason": words("reason", "why the case was refused or is not exact"),
+    },
+    "Two sides (`compare`, `check`)": {
+        "case": words("case", "settings in which the case differs from the others"),
+        "metric": words("metric", "column of `runs` that is compared"),
+        "figure": words("figure", "heading of the metric"),
+        "base": words("base", "median over launches of base", is_number=True),
+        "head": words("head", "median over launches of head", is_number=True),
+        "ratio": number("ratio", ".4f", meaning="head over base, with a 95 % interval"),
+        "ratio_low": number("ratio, low", ".4f", meaning="lower end of the interval"),
+        "ratio_high": number("ratio, high", ".4f", meaning="upper end of the interval"),
+        "difference": number(
+            "difference", "+.2f", PERCENT, meaning="head minus base, of a metric compared in points"
+        ),
+        "difference_low": number(
+            "difference, low", "+.2f", PERCENT, meaning="lower end of its 95 % interval"
+        ),
+        "difference_high": number(
+            "difference, high", "+.2f", PERCENT, meaning="upper end of its 95 % interval"
+        ),
+        "change_text": words(
+            "change", "change in percent, or in points for a bubble, with its 95 % interval"
+        ),
+        "verdict": words("verdict", "`faster`, `slower`, `same`, `unclear` or `insufficient`"),
+        "launches": words("launches", "launches of base, of head; or of a series", is_number=True),
+        "p": number(
+            "p, corrected", ".2g", meaning="p-value of the difference, corrected for several cases"
+        ),
+        "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
+        "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
+        "noise": number("noise", ".2f", PERCENT, lower, "stored noise that the verdict uses"),
+        "allowed": words("allowed", "how much worse head may be", is_number=True),
+        "gate": words("gate", "`ok`, `regression`, `accepted`, or why it is not gated"),
+        "threshold": number("threshold", ".2f", PERCENT, meaning="how much worse head may be"),
+        "worse": number("worse", "+.2f", PERCENT, lower, "how much worse head is than base"),
+        "is_gated": words("is gated", "whether the metric can fail the gate"),
+        "is_regression": words("is regression", "whether head is worse than allowed"),
+        "accepted_by": words("accepted by", "commit whose entry accepts the change"),
+    },
+    "Commits (`history`, `backfill`, `bisect`)": {
+        "number": words("series", "number of the series: a case on a machine", is_number=True),
+        "kind": words("kind", "`launch` or `change`"),
+        "commits": words(
+            "commits", "measured commits, or those that may have made a change", is_number=True
+        ),
+        "failed": words("did not run", "launches that failed", is_number=True),
+        "gaps": words(
+            "not measured",
+            "commits between the first and last that are not measured",
+            is_number=True,
+        ),
+        "level": words("level", "median of the launches since the last change"),
+        "state": words("state", "whether the series changed, is steady, or cannot be judged"),
+        "interval": words("interval", "95 % interval of the change"),
+        "unmeasured": words(
+            "not measured", "those of its possible commits without a launch", is_number=True
+        ),
+        "since": words("after", "last commit that certainly lacks the change"),
+        "last": words("up to", "first commit that certainly has the change"),
+        "likeliest": words("most likely", "commit that most likely made the change"),
+        "after": words("after", "last commit that certainly lacks the change"),
+        "up_to": words("up to", "first commit that certainly has the change"),
+        "num_commits": number("commits", ".0f", meaning="commits that may have made the change"),
+        "num_unmeasured": number("not measured", ".0f", meaning="those of them without a launch"),
+        "low": number("change, low", "+.2f", PERCENT, meaning="lower end of the change's interval"),
+        "high": number(
+            "change, high", "+.2f", PERCENT, meaning="upper end of the change's interval"
+        ),
+        "is_in_points": words("in points", "whether the change is in percentage points"),
+        "is_better": words("is better", "whether the change is for the better; null: no direction"),
+        "chance": number(
+            "chance", ".1f", PERCENT, meaning="probability that the commit is the first bad one"
+        ),
+    },
+    "Noise (`noise`)": {
+        "num_launches": number("launches", ".0f", meaning="launches with a figure"),
+        "deviation": number(
+            "noise", ".2f", PERCENT, lower, "relative standard deviation of launches of one commit"
+        ),
+        "deviation_low": number("noise, low", ".2f", PERCENT, lower, "lower end of its interval"),
+        "deviation_high": number("noise, high", ".2f", PERCENT, lower, "upper end of its interval"),
+        "floor": number(
+            "floor", ".2f", PERCENT, lower, "smallest difference that counts as a change"
+        ),
+        "detectable_change": number(
+            "detectable (5 launches)",
+            ".1f",
+            PERCENT,
+            lower,
+            "smallest change that 5 launches a side detect in 4 of 5 comparisons",
+        ),
+    },
+    "Overhead (`overhead`)": {
+        "num_rounds": number("rounds", ".0f", meaning="steps of each kind"),
+        "step_off_ns": number(
+            "all off", ",.2f", MS, lower, "median step without flight record, spans and profiler"
+        ),
+        **{
+            f"{kind}_ratio{end}": number(
+                f"{label}/off{word}", ".4f", direction=lower, meaning=f"{meaning}{part}"
+            )
+            for kind, label, meaning in (
+                ("flight", "flight", "step with the flight record over one without"),
+                ("spans", "on", "step with flight record and spans over one without"),
+                ("profiler", "profiler", "step under torch.profiler over one without"),
+            )
+            for end, word, part in (
+                ("", "", ", median"),
+                ("_low", ", low", ", lower end of the 95 % interval"),
+                ("_high", ", high", ", upper end of the 95 % interval"),
+            )
+        },
+    },
+    "Models (`models check`)": {
+        "architecture": words("architecture", "architecture of the model"),
+        "dtype": words("dtype", "data type of the weights"),
+        "loss_difference": number(
+            "loss differs by",
+            ".1e",
+            direction=lower,
+            meaning="largest relative difference of a loss from the unsplit model's",
+        ),
+        "gradient_difference": number(
+            "gradient differs by",
+            ".1e",
+            direction=lower,
+            meaning="largest relative difference of a gradient from the unsplit model's",
+        ),
+        "seconds": number("time", ",.1f", SECONDS, lower, "duration"),
+    },
+    "The store (`compact`)": {
+        "table": words("table", "table of the store"),
+        "files_before": number("files before", ",.0f", meaning="files of the table before"),
+        "files_after": number("files after", ",.0f", meaning="files of the table after"),
+        "bytes_before": number("before", ",.0f", KIBIBYTES, meaning="size of the table before"),
+        "bytes_after": number("after", ",.0f", KIBIBYTES, meaning="size of the table after"),
+    },
+}
+"""Columns that are computed for display, by the commands that show them."""
 FIELDS: dict[str, Field] = {
-    "run_id": Field("run", is_number=False),
-    "case_id": Field("case", is_number=False),
-    "created_at": Field("when", lambda value: str(value)[:16].replace("T", " "), is_number=False),
-    "sweep_name": Field("sweep", is_number=False),
-    "status": Field("status", is_number=False),
-    "model_preset": Field("model", is_number=False),
-    "error": Field("error", _headline, is_number=False),
-    "process": Field("process", is_number=False),
-    "phase": Field("phase", is_number=False),
-    "action": Field("action", is_number=False),
-    "waits_for": Field("waits for", is_number=False),
-    "since_s": Field("for s", number("{:,.3f}")),
-    "schedule": Field("schedule", is_number=False),
-    "runtime": Field("runtime", is_number=False),
-    "world_size": Field("ranks", number("{:.0f}")),
-    "num_microbatches": Field("microbatches", number("{:.0f}")),
-    "seq_len": Field("seq len"),  # a number, or "variable"
-    "num_tokens": Field("tokens", number("{:,.0f}")),
-    "tokens_per_s": Field("tokens/s", number("{:,.0f}")),
-    "step_ns": Field("step ms", number("{:,.1f}", 1e-6)),
-    "planned_step_ns": Field("planned ms", number("{:,.1f}", 1e-6)),
-    "stages_per_rank": Field("stages/rank", number("{:.0f}")),
-    "optimizer_ns": Field("optimizer ms", number("{:,.1f}", 1e-6)),
-    "step_with_optimizer_ns": Field("with optimizer ms", number("{:,.1f}", 1e-6)),
-    "compute_ns": Field("compute ms", number("{:,.1f}", 1e-6)),
-    "bubble_fraction": Field("bubble", number("{:.1f} %", 100)),
-    "bubble_fraction_theory": Field("in theory", number("{:.1f} %", 100)),
-    "makespan": Field("makespan s", number("{:,.6g}")),
-    "num_actions": Field("actions", number("{:,.0f}")),
-    "peak_activations": Field("peak held", number("{:.6g}")),
-    "bubble_idle_over_ideal": Field("idle/ideal", number("{:.3f}")),
-    "bubble_max_stage_span": Field("by longest span", number("{:.1f} %", 100)),
-    "idle_fraction": Field("idle", number("{:.1f} %", 100)),
-    "step_relative_deviation": Field("deviation", number("{:.1f} %", 100)),
-    "peak_memory_bytes": Field("peak MiB", number("{:,.1f}", 1 / MIB)),
-    "reserved_bytes": Field("reserved MiB", number("{:,.1f}", 1 / MIB)),
-    "process_peak_bytes": Field("process MiB", number("{:,.1f}", 1 / MIB)),
-    "peak_held_microbatches": Field("held", number("{:.0f}")),
-    "planned_peak_held_microbatches": Field("held, planned", number("{:.0f}")),
-    "num_parameters": Field("parameters", number("{:,.0f}")),
-    "loss": Field("loss", number("{:.4f}")),
-    "first_loss": Field("first loss", number("{:.4f}")),
-    "last_loss": Field("last loss", number("{:.4f}")),
-    "verified": Field("verified", is_number=False),
-    "verified_difference": Field("verified to", number("{:.1e}")),
-    "commit": Field("commit", _short(9), is_number=False),
-    "fingerprint": Field("fingerprint", is_number=False),
-    "cautions": Field("cautions", is_number=False),
-    "stages": Field("stages", is_number=False),
-    "stage": Field("stage", number("{:.0f}")),
-    "num_layers": Field("layers", number("{:.0f}")),
-    "stage_share": Field("share", number("{:.1f} %", 100)),
-    "architecture": Field("architecture", is_number=False),
-    "loss_difference": Field("loss differs by", number("{:.1e}")),
-    "gradient_difference": Field("gradient differs by", number("{:.1e}")),
-    "seconds": Field("s", number("{:,.1f}")),
-    "device": Field("device", is_number=False),
-    "part": Field("part", is_number=False),
-    "per_step_ns": Field("rank-ms per step", number("{:,.2f}", 1e-6)),
-    "share_of_bubble": Field("of the bubble", number("{:.1f} %", 100)),
-    "share_of_rank_time": Field("of rank-time", number("{:.2f} %", 100)),
-    "idle_ns": Field("idle ms", number("{:,.2f}", 1e-6)),
-    "structure_ns": Field("schedule", number("{:,.2f}", 1e-6)),
-    "imbalance_ns": Field("imbalance", number("{:,.2f}", 1e-6)),
-    "transfer_ns": Field("transfer", number("{:,.2f}", 1e-6)),
-    "jitter_ns": Field("jitter", number("{:,.2f}", 1e-6)),
-    "launch_gap_ns": Field("launch gaps", number("{:,.2f}", 1e-6)),
-    "warmup_ns": Field("warm-up", number("{:,.2f}", 1e-6)),
-    "steady_ns": Field("steady", number("{:,.2f}", 1e-6)),
-    "cooldown_ns": Field("cool-down", number("{:,.2f}", 1e-6)),
-    "is_outlier": Field("", lambda value: "outlier" if value else "", is_number=False),
-    "predicted_peak_memory_bytes": Field("predicted MiB", number("{:,.1f}", 1 / MIB)),
-    "parameter_bytes": Field("parameters MiB", number("{:,.1f}", 1 / MIB)),
-    "gradient_bytes": Field("gradients MiB", number("{:,.1f}", 1 / MIB)),
-    "optimizer_bytes": Field("optimizer MiB", number("{:,.1f}", 1 / MIB)),
-    "buffer_bytes": Field("buffers MiB", number("{:,.1f}", 1 / MIB)),
-    "activation_bytes": Field("activations MiB", number("{:,.1f}", 1 / MIB)),
-    "hostname": Field("node", is_number=False),
-    "other_load_cores": Field("other load, cores", number("{:.2f}")),
-    "watched_cores": Field("of", number("{:.0f}")),
-    "steal_fraction": Field("steal", number("{:.1f} %", 100)),
-    "cpu_throttled_fraction": Field("held back", number("{:.1f} %", 100)),
-    "cpu_mhz": Field("CPU MHz", number("{:,.0f}")),
-    "cpu_energy_j": Field("CPU J", number("{:,.1f}")),
-    "gpu_power_w": Field("GPU W", number("{:,.0f}")),
-    "gpu_energy_j": Field("GPU J", number("{:,.1f}")),
-    "gpu_utilization": Field("GPU busy", number("{:.0f} %", 100)),
-    "gpu_sm_mhz": Field("GPU MHz", number("{:,.0f}")),
-    "gpu_temperature_c": Field("GPU °C", number("{:.0f}")),
-    "gpu_throttle_reasons": Field("GPU slowed by", is_number=False),
-    "gpu_memory_used_bytes": Field("GPU MiB", number("{:,.0f}", 1 / MIB)),
-    "clock": Field("clock", is_number=False),
-    "clock_error_ns": Field("off by at most us", number("{:,.1f}", 1e-3)),
-    "edge": Field("stages", is_number=False),
-    "num_bytes": Field("KiB", number("{:,.1f}", 1 / KIB)),
-    "moving_ns": Field("moving ms", number("{:,.3f}", 1e-6)),
-    "bytes_per_s": Field("MB/s", number("{:,.1f}", 1e-6)),
-    "sender_waiting_ns": Field("sender waits ms", number("{:,.2f}", 1e-6)),
-    "receiver_waiting_ns": Field("receiver waits ms", number("{:,.2f}", 1e-6)),
-    "what_if": Field("what if", is_number=False),
-    "change": Field("change", number("{:+.1f} %", 100)),
-    "held": Field("held", number("{:.4g}")),
-    "num_rounds": Field("rounds", number("{:.0f}")),
-    "num_launches": Field("launches", number("{:.0f}")),
-    "deviation": Field("noise", number("{:.2f} %", 100)),
-    "deviation_low": Field("noise from", number("{:.2f} %", 100)),
-    "deviation_high": Field("noise to", number("{:.2f} %", 100)),
-    "floor": Field("floor", number("{:.2f} %", 100)),
-    "detectable_change": Field("found by 5 launches", number("{:.1f} %", 100)),
-    "step_off_ns": Field("all off, ms", number("{:,.2f}", 1e-6)),
-    "flight_ratio": Field("flight/off", number("{:.4f}")),
-    "flight_ratio_low": Field("flight/off from", number("{:.4f}")),
-    "flight_ratio_high": Field("flight/off to", number("{:.4f}")),
-    "spans_ratio": Field("on/off", number("{:.4f}")),
-    "spans_ratio_low": Field("on/off from", number("{:.4f}")),
-    "spans_ratio_high": Field("on/off to", number("{:.4f}")),
-    "profiler_ratio": Field("profiler/off", number("{:.4f}")),
-    "profiler_ratio_low": Field("profiler/off from", number("{:.4f}")),
-    "profiler_ratio_high": Field("profiler/off to", number("{:.4f}")),
+    **SETTINGS,
+    **STORED,
+    **{column: field for group in COMPUTED.values() for column, field in group.items()},
 }
-_LONGEST_SUBJECT = 50
 
 
-def _cut(text: object) -> str:
-    line = str(text)
-    return line if len(line) <= _LONGEST_SUBJECT else f"{line[: _LONGEST_SUBJECT - 1]}…"
+def field_of(column: str) -> Field:
+    """Return the column's field; a column without one is text, headed by its name."""
+    return FIELDS.get(column) or words(column.replace("_", " "))
 
 
-COMMIT_COLUMNS = ["author_date", "commit", "subject"]
-COMMIT_FIELDS: Mapping[str, Field] = {
-    **FIELDS,
-    "author_date": Field("date", _short(10), is_number=False),
-    "subject": Field("subject", _cut, is_number=False),
-    "chance": Field("chance", number("{:.1f} %", 100)),
-}
-"""Fields of a table of commits."""
+def figure(column: str, value: object) -> str:
+    """Write a value of a column with its unit: `58.1 ms`, `920 tokens/s`, `1.20 GiB`."""
+    return field_of(column).text(value)
 
 
-def field_of(column: str, fields: Mapping[str, Field] = FIELDS) -> Field:
-    return fields.get(column) or Field(column.replace("_", " "), is_number=False)
+def meaning_of(column: str, table: str = "runs") -> str:
+    """Return a column's meaning: as the store's table declares it, else as the catalogue does."""
+    from ppbench.store.columns import TABLES
+
+    stored = {declared.name: declared.meaning for declared in TABLES.get(table, ())}
+    return stored.get(column) or field_of(column).meaning

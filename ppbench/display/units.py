@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,40 +14,54 @@ NS_PER_MS = 1e6
 MISSING = "–"
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A unit, and the factor from a stored value to a value in it."""
+
+    name: str
+    factor: float = 1.0
+    is_in_cells: bool = False  # written with every value, as in `36.5 %`
+    is_heading: bool = False  # says what is measured, as `tokens/s` does
+
+    def heading(self, label: str) -> str:
+        """Return the heading of a column in this unit."""
+        if not self.name or self.is_in_cells:
+            return label
+        return self.name if self.is_heading else f"{label} ({self.name})"
+
+
+NO_UNIT = Unit("")
+PERCENT = Unit("%", 100, is_in_cells=True)
+SECONDS, MS, US = Unit("s"), Unit("ms", 1 / NS_PER_MS), Unit("µs", 1e-3)
+RANK_MS = Unit("rank-ms", 1 / NS_PER_MS)
+KIBIBYTES, MEBIBYTES = Unit("KiB", 1 / KIB), Unit("MiB", 1 / MIB)
+TOKENS_PER_S, MB_PER_S = Unit("tokens/s", is_heading=True), Unit("MB/s", 1e-6)
+JOULES, JOULES_PER_TOKEN, WATTS = Unit("J"), Unit("J/token", is_heading=True), Unit("W")
+MHZ, CELSIUS, CORES = Unit("MHz"), Unit("°C"), Unit("cores")
+
+
 def is_missing(value: object) -> bool:
     """Whether a stored figure is null or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def written(value: object, pattern: str, factor: float = 1.0) -> str:
-    """Format `value` times `factor` by a pattern such as `{:,.1f} ms`."""
-    unsigned = re.sub(r"\{:(\+?)", r"{:\1z", pattern)  # no -0.0
-    return MISSING if is_missing(value) else unsigned.format(float(str(value)) * factor)
+def formatted(value: object, digits: str, factor: float = 1.0) -> str:
+    """Format `value` times `factor` by a format specification such as `,.1f`, never as -0.0."""
+    sign, rest = ("+", digits[1:]) if digits.startswith("+") else ("", digits)
+    return format(float(str(value)) * factor, f"{sign}z{rest}")
+
+
+def written(value: object, digits: str, unit: str = "", factor: float = 1.0) -> str:
+    """Format `value` times `factor` with its unit: `12.5 ms`; a dash if it is missing."""
+    return MISSING if is_missing(value) else f"{formatted(value, digits, factor)} {unit}".rstrip()
 
 
 def percent(fraction: object) -> str:
-    return written(fraction, "{:.1f} %", 100)
+    return written(fraction, ".1f", "%", 100)
 
 
 def milliseconds(duration_ns: object) -> str:
-    return written(duration_ns, "{:,.1f} ms", 1 / NS_PER_MS)
-
-
-def tokens_per_s(value: object) -> str:
-    return written(value, "{:,.0f} tokens/s")
-
-
-def figure(column: str, value: object) -> str:
-    """Format a figure of `runs` in the unit that its column's name implies."""
-    if column == "tokens_per_s":
-        return tokens_per_s(value)
-    if column.endswith("_ns"):
-        return milliseconds(value)
-    if column.endswith("_bytes"):
-        return size(value)
-    if column.endswith("_fraction") or column.startswith("bubble_") or column == "mfu":
-        return percent(value)
-    return written(value, "{:,.5g}")
+    return written(duration_ns, ",.1f", "ms", 1 / NS_PER_MS)
 
 
 def held_share(run: pd.Series) -> float | None:
@@ -63,14 +77,14 @@ def held_share(run: pd.Series) -> float | None:
 
 
 def held(run: pd.Series) -> str:
-    return written(held_share(run), "{:.4g}")
+    return written(held_share(run), ".4g")
 
 
 def size(num_bytes: object) -> str:
     """Format a size in MiB, or in GiB from 1 GiB on."""
     if is_missing(num_bytes) or float(str(num_bytes)) < GIB:
-        return written(num_bytes, "{:,.1f} MiB", 1 / MIB)
-    return written(num_bytes, "{:,.2f} GiB", 1 / GIB)
+        return written(num_bytes, ",.1f", "MiB", 1 / MIB)
+    return written(num_bytes, ",.2f", "GiB", 1 / GIB)
 
 
 def rounded_size(num_bytes: float) -> float:

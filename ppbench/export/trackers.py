@@ -19,6 +19,7 @@ import pandas as pd
 from ppbench.config.case import TIMES, Case, unknown_settings
 from ppbench.config.schema import known_keys
 from ppbench.display.cases import without_not_finite
+from ppbench.display.fields import FIELDS, Direction, figure
 from ppbench.display.formats import ExportFormat
 from ppbench.display.units import is_missing
 from ppbench.errors import UsageError
@@ -27,8 +28,10 @@ from ppbench.statistics.verdicts import SPEED
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}
 _DEFAULTS = Case().settings()
-DIRECTIONS = {SPEED: 1, "bubble_fraction": -1, "peak_memory_bytes": -1}
-"""Exported figures: 1 where higher is better, -1 where lower is."""
+EXPORTED = (SPEED, "bubble_fraction", "peak_memory_bytes")
+"""The figures that are exported."""
+_SIGNS = {Direction.higher: 1, Direction.lower: -1}
+"""Directions as otava writes them."""
 LEAST_FILLED = 0.5
 """Share of commits that must have a value for a column to be written for otava."""
 
@@ -116,7 +119,7 @@ def bencher(runs: pd.DataFrame) -> str:
     """
     return json.dumps(
         {
-            name: {figure: _bounded(group, figure) for figure in DIRECTIONS if _has(group, figure)}
+            name: {column: _bounded(group, column) for column in EXPORTED if _has(group, column)}
             for name, group in _by_name(runs)
         },
         indent=2,
@@ -143,9 +146,9 @@ def otava(runs: pd.DataFrame, file: str) -> Otava:
     """
     named = runs.assign(name=runs.apply(name_of, axis=1), time=_times(runs))
     figures = {
-        (str(name), figure): group.groupby("commit")[figure].median()
+        (str(name), column): group.groupby("commit")[column].median()
         for name, group in named.groupby("name", sort=False)
-        for figure in DIRECTIONS
+        for column in EXPORTED
     }
     wide = pd.DataFrame(figures).dropna(axis="columns", how="all")
     is_usual = wide.notna().mean() >= LEAST_FILLED
@@ -176,8 +179,8 @@ def _times(runs: pd.DataFrame) -> pd.Series:
 
 def _otava_config(file: str, columns: Iterable[tuple[str, str]]) -> str:
     metrics = [
-        f"      {json.dumps(f'{name} {figure}')}: {{direction: {DIRECTIONS[figure]}}}"
-        for name, figure in columns
+        f"      {json.dumps(f'{name} {column}')}: {{direction: {_SIGNS[FIELDS[column].direction]}}}"
+        for name, column in columns
     ]
     lines = [
         "tests:",
@@ -198,15 +201,15 @@ def _by_name(runs: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     return ((str(name), group) for name, group in runs.groupby(names, sort=False))
 
 
-def _has(runs: pd.DataFrame, figure: str) -> bool:
-    return bool(runs[figure].notna().any())
+def _has(runs: pd.DataFrame, column: str) -> bool:
+    return bool(runs[column].notna().any())
 
 
-def _bounded(runs: pd.DataFrame, figure: str) -> dict[str, float]:
+def _bounded(runs: pd.DataFrame, column: str) -> dict[str, float]:
     """Median and range over launches; a single launch has its stored interval over steps."""
-    values = runs[figure].dropna().astype(float)
+    values = runs[column].dropna().astype(float)
     low, high = values.min(), values.max()
-    if len(values) == 1 and figure == SPEED and runs[f"{SPEED}_low"].notna().all():
+    if len(values) == 1 and column == SPEED and runs[f"{SPEED}_low"].notna().all():
         low, high = float(runs[f"{SPEED}_low"].iloc[0]), float(runs[f"{SPEED}_high"].iloc[0])
     return {"value": float(values.median()), "lower_value": float(low), "upper_value": float(high)}
 
@@ -214,15 +217,18 @@ def _bounded(runs: pd.DataFrame, figure: str) -> dict[str, float]:
 def _entry(name: str, runs: pd.DataFrame) -> dict[str, object]:
     speed = _bounded(runs, SPEED)
     half = (speed["upper_value"] - speed["lower_value"]) / 2
-    bubble, peak = (runs[figure].median() for figure in ("bubble_fraction", "peak_memory_bytes"))
+    others = {column: runs[column].median() for column in EXPORTED if column != SPEED}
     extra = [
         f"launches: {len(runs)}",
-        *([] if pd.isna(bubble) else [f"bubble: {bubble:.1%}"]),
-        *([] if pd.isna(peak) else [f"peak memory: {peak / 2**20:.1f} MiB"]),
+        *(
+            f"{FIELDS[column].label}: {figure(column, value)}"
+            for column, value in others.items()
+            if not pd.isna(value)
+        ),
     ]
     return {
         "name": name,
-        "unit": "tokens/s",
+        "unit": FIELDS[SPEED].unit.name,
         "value": speed["value"],
         "range": f"± {half:.4g}",
         "extra": "\n".join(extra),

@@ -123,7 +123,7 @@ class Step:
     ratio: Ratio | None  # after / before; None of a metric in points
     difference: Ratio | None  # after - before, of a metric in points
     p: float
-    is_better: bool
+    is_better: bool | None  # None: the metric has no direction
 
     @property
     def size(self) -> Ratio:
@@ -188,7 +188,7 @@ def _step(
         ratio=point.ratio,
         difference=point.difference,
         p=point.p,
-        is_better=is_more == metric.higher_is_better,
+        is_better=None if metric.higher_is_better is None else is_more == metric.higher_is_better,
     )
 
 

@@ -67,19 +67,8 @@ class Metric:
     """A figure of a launch."""
 
     name: str  # a column of `runs`
-    higher_is_better: bool
+    higher_is_better: bool | None  # None: neither direction is better
     in_points: bool  # compared by difference, since it may be 0; else by ratio
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("tokens_per_s", higher_is_better=True, in_points=False),
-        Metric("bubble_fraction", higher_is_better=False, in_points=True),
-        Metric("peak_memory_bytes", higher_is_better=False, in_points=False),
-        Metric("step_ns", higher_is_better=False, in_points=False),
-    )
-}
 
 
 @dataclass(frozen=True)

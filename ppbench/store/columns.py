@@ -105,7 +105,11 @@ RUNS: tuple[Column, ...] = (
     Column("step_ns", pa.float64(), "first computation's start to last action's end; median"),
     Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
     Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
-    Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns); median"),
+    Column(
+        "bubble_fraction",
+        pa.float64(),
+        "share of rank-time without compute: 1 - compute / (world_size x step_ns); median",
+    ),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time; median"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span; median"),
     Column(
@@ -264,7 +268,11 @@ STEPS: tuple[Column, ...] = (
     Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
     Column("num_tokens", pa.int64(), "targets trained on in the step"),
     Column("tokens_per_s", pa.float64(), "num_tokens over step_with_optimizer_ns"),
-    Column("bubble_fraction", pa.float64(), "1 - compute / (world_size x step_ns)"),
+    Column(
+        "bubble_fraction",
+        pa.float64(),
+        "share of rank-time without compute: 1 - compute / (world_size x step_ns)",
+    ),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span"),
     Column("loss", pa.float64(), "mean loss per token"),

@@ -10,9 +10,9 @@ from chromium import Browser, Tab
 from screens import DESK, keep, needs_browser
 
 from ppbench.commits.series import read_history
+from ppbench.display.metrics import METRICS
 from ppbench.report.pages.history import HistoryPage, write_history
 from ppbench.statistics.series import analyse
-from ppbench.statistics.verdicts import METRICS
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from histories import CASE, OTHER, Runs, Told, five

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, translucent
-from ppbench.display.units import NS_PER_MS, counted, figure, size_unit
+from ppbench.display.fields import field_of, figure
+from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
+from ppbench.errors import shortened
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
-from ppbench.statistics.verdicts import METRICS, Metric
+from ppbench.statistics.verdicts import Metric
 
 HEIGHT_PX = 330
 SHORT = 9
@@ -44,9 +46,9 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     uncommitted changes come last, or `change N`.
     """
     series = analysis.series
-    scale = _scale_of(metric, [value for point in series.points for value in point.figures])
+    scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
     low, high = _range_of(series, metric, scale)
-    chart = go.Figure(layout=_layout(analysis, metric, scale, (low, high)))
+    chart = go.Figure(layout=_layout(analysis, scale, (low, high)))
     chart.add_traces(
         [
             _band(analysis, scale),
@@ -63,7 +65,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
 
 
 def _layout(
-    analysis: SeriesAnalysis, metric: Metric, scale: _Scale, ends: tuple[float, float]
+    analysis: SeriesAnalysis, scale: _Scale, ends: tuple[float, float]
 ) -> dict[str, object]:
     low, high = ends
     span = high - low
@@ -74,7 +76,7 @@ def _layout(
         "hovermode": "closest",
         "hoverdistance": 30,
         "showlegend": False,
-        "shapes": [_shade(step, metric) for step in analysis.steps],
+        "shapes": [_shade(step) for step in analysis.steps],
         "xaxis": _commit_axis(analysis.series),
         "yaxis": {
             "domain": _PLOT,
@@ -94,22 +96,16 @@ def _layout(
     }
 
 
-def _scale_of(metric: Metric, values: Sequence[float]) -> _Scale:
-    name = metric.name
-    if name == "tokens_per_s":
-        return _Scale(1.0, "tokens/s", ",~s")
-    if name.endswith("_ns"):
-        return _Scale(1 / NS_PER_MS, f"{_words(name.removesuffix('_ns'))}, ms", ",~r")
-    if name.endswith("_bytes"):
+def _scale_of(column: str, values: Sequence[float]) -> _Scale:
+    """Return the column's own unit, but for sizes one that fits the largest value."""
+    field = field_of(column)
+    if field.unit == PERCENT:
+        return _Scale(1.0, field.heading, ",~%")  # d3 multiplies by 100
+    if field.unit == MEBIBYTES:
         unit, num_bytes = size_unit(max(values, default=0.0))
-        return _Scale(1 / num_bytes, f"{_words(name.removesuffix('_bytes'))}, {unit}", ",~r")
-    if name.endswith("_fraction") or name.startswith("bubble_"):
-        return _Scale(1.0, _words(name.removesuffix("_fraction")), ",~%")
-    return _Scale(1.0, _words(name), ",~r")
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+        return _Scale(1 / num_bytes, f"{field.label} ({unit})", ",~r")
+    ticks = ",~s" if field.unit == TOKENS_PER_S else ",~r"
+    return _Scale(field.unit.factor, field.heading, ticks)
 
 
 def _range_of(series: Series, metric: Metric, scale: _Scale) -> tuple[float, float]:
@@ -140,9 +136,9 @@ def _commit_axis(series: Series) -> dict[str, object]:
     }
 
 
-def color_of(step: Step, metric: Metric) -> str:
+def color_of(step: Step) -> str:
     """Return green for better, red for worse, purple for a metric without a direction."""
-    if metric.name not in METRICS:
+    if step.is_better is None:
         return PURPLE
     return GREEN if step.is_better else VERMILLION
 
@@ -157,7 +153,7 @@ def interval_text(step: Step, metric: Metric) -> str:
     return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
 
 
-def _shade(step: Step, metric: Metric) -> dict[str, object]:
+def _shade(step: Step) -> dict[str, object]:
     """Return a shaded area over the commits that may have caused a change."""
     return {
         "type": "rect",
@@ -167,7 +163,7 @@ def _shade(step: Step, metric: Metric) -> dict[str, object]:
         "x1": step.last + 0.5,
         "y0": 0,
         "y1": 1,
-        "fillcolor": translucent(color_of(step, metric), 0.16),
+        "fillcolor": translucent(color_of(step), 0.16),
         "line": {"width": 0},
     }
 
@@ -298,7 +294,7 @@ def _changes(analysis: SeriesAnalysis, metric: Metric, height: float) -> go.Scat
         mode="markers+text",
         marker={
             "size": 11,
-            "color": [color_of(step, metric) for step in analysis.steps],
+            "color": [color_of(step) for step in analysis.steps],
             "symbol": [
                 "triangle-up" if step.size.estimate > 0 else "triangle-down"
                 for step in analysis.steps
@@ -353,9 +349,7 @@ def _clickable(
 
 def heading(point: Point) -> str:
     """Return the commit, its day and its subject, as a hover text."""
-    subject = point.subject or ""
-    if len(subject) > _LONGEST_SUBJECT:
-        subject = f"{subject[: _LONGEST_SUBJECT - 1]}…"
+    subject = shortened(point.subject or "", _LONGEST_SUBJECT)
     parts = [f"<b>{figure_text(point.commit[:SHORT])}</b>", (point.author_date or "")[:10]]
     first = " ".join(part for part in parts if part)
     return f"{first}<br>{figure_text(subject)}" if subject else first

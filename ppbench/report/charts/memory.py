@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from ppbench.display.cases import KNOBS, Axes, by_case, settings_text, work_axes
 from ppbench.display.colors import rank_color, schedule_colors
+from ppbench.display.fields import field_of
 from ppbench.display.units import NS_PER_MS, counted, is_missing, size_unit
 from ppbench.report.charts.canvas import (
     NEUTRAL,
@@ -93,7 +94,7 @@ def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     panels = Panels(
         cases, titles, {**memory, **title}, panel_px=_FRONT_PX, bottom_px=BOTTOM_PX + AXIS_TITLE_PX
     )
-    figure = blank(panels, "tokens/s", {"matches": "y", "tickformat": ",~s"})
+    figure = blank(panels, field_of("tokens_per_s").heading, {"matches": "y", "tickformat": ",~s"})
     figure.add_traces([*_points(panels, unit, axes), *_fronts(panels, axes), *_keys(cases)])
     return figure.update_layout(meta={**figure.layout.meta, "mostLabels": MOST_LABELS})
 

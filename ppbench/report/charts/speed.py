@@ -12,6 +12,7 @@ from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, by_case, ok_runs
 from ppbench.display.colors import PART_COLORS, schedule_colors, translucent
 from ppbench.display.explanation import PART_NAMES
+from ppbench.display.fields import field_of
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import (
     NEUTRAL,
@@ -45,7 +46,7 @@ def throughput(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     settings.
     """
     panels = arrange(by_case(runs, axes), axes)
-    figure = blank(panels, "tokens/s", shared_axis(panels, tickformat=",~s"))
+    figure = blank(panels, field_of("tokens_per_s").heading, shared_axis(panels, tickformat=",~s"))
     shown = "%{value:,.0f} tokens/s"
     figure.add_traces(list(bars(panels, "tokens_per_s", shown, with_spread=True)))
     return with_hatch_key(figure, panels)
@@ -292,13 +293,6 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
         )
 
 
-_SHORT_NAMES = {
-    "structure": "schedule",
-    "imbalance": "imbalance",
-    "transfer": "transfers",
-    "jitter": "jitter",
-    "launch_gap": "launch gaps",
-}  # a legend on a phone is narrow
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
 
 
@@ -309,7 +303,9 @@ def bubble(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     settings.
     """
     panels = arrange(by_case(runs, axes), axes)
-    figure = blank(panels, "bubble", shared_axis(panels, tickformat=".0%"))
+    figure = blank(
+        panels, field_of("bubble_fraction").heading, shared_axis(panels, tickformat=".0%")
+    )
     figure.add_traces(list(bars(panels, "bubble_fraction", "%{value:.1%} measured")))
     cases = panels.cases
     marks = cases.assign(
@@ -345,7 +341,7 @@ def _part_bars(panels: Panels, part: str) -> Iterator[go.Bar]:
         yield go.Bar(
             **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
             **ids_in_panel(cases, int(str(panel))),
-            name=_SHORT_NAMES[part],
+            name=field_of(f"{part}_ns").label,
             legendgroup=part,
             showlegend=number == 0,
             orientation="h",

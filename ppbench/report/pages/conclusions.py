@@ -15,6 +15,7 @@ import pandas as pd
 
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import INTERVAL, Axes, by_case, ok_runs, settings_text, work_axes
+from ppbench.display.fields import figure
 from ppbench.display.units import (
     comparison,
     counted,
@@ -22,7 +23,6 @@ from ppbench.display.units import (
     percent,
     rounded_size,
     size,
-    tokens_per_s,
     written,
 )
 from ppbench.report.charts.memory import pareto_front
@@ -146,7 +146,7 @@ def _fastest(case: pd.Series, cases: pd.DataFrame, axes: Axes) -> str:
     peak = case["peak_memory_bytes"]
     memory = "" if is_missing(peak) else f" and a peak of {size(peak)} on its fullest rank"
     return (
-        f"{name}. It reaches {tokens_per_s(case['tokens_per_s'])}, with a bubble of "
+        f"{name}. It reaches {figure('tokens_per_s', case['tokens_per_s'])}, with a bubble of "
         f"{percent(case['bubble_fraction'])} (theory {percent(case['bubble_fraction_theory'])})"
         f"{memory}."
     )
@@ -194,7 +194,7 @@ def _other_work(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str
     kinds = [kind for _, kind in cases.groupby(work, sort=False)] if work else []
     clauses = [
         f"with {settings_text(best, work)}, {settings_text(best, others)} is fastest "
-        f"({tokens_per_s(best['tokens_per_s'])})"
+        f"({figure('tokens_per_s', best['tokens_per_s'])})"
         for kind in kinds
         if len(kind) > 1 and fastest["case_id"] not in kind["case_id"].tolist()
         for best in [_fastest_of(kind)]
@@ -256,7 +256,7 @@ def _by_launches(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> Ra
 
 
 def _interval_text(ratio: Ratio) -> str:
-    low, high = (written(end - 1, "{:+.1f} %", 100) for end in (ratio.low, ratio.high))
+    low, high = (written(end - 1, "+.1f", "%", 100) for end in (ratio.low, ratio.high))
     lead = f"by the geometric means of their launches, the lead is between {low} and {high} (95 %)"
     if ratio.low > 1:
         return f"{lead.capitalize()}."
@@ -345,7 +345,7 @@ def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:
     """Compare all values with the first in one sentence: all pairs would be too many."""
     first = comparisons[0].base
     ranked = sorted((r for r in comparisons if r.base == first), key=lambda r: -r.throughput)
-    listed = ", ".join(f"{r.name} {written(r.throughput, '{:.2f}')}" for r in ranked)
+    listed = ", ".join(f"{r.name} {written(r.throughput, '.2f')}" for r in ranked)
     pairs = {r.num_pairs for r in ranked}
     counts = " to ".join(str(n) for n in sorted({min(pairs), max(pairs)}))
     where = f"{counts} pairs" if max(pairs) > 1 else "one pair"
@@ -356,7 +356,7 @@ def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:
 
 
 def _times(ratio: float) -> str:
-    return written(ratio, "{:.2f} times")
+    return written(ratio, ".2f", "times")
 
 
 def _oversubscribed(cases: pd.DataFrame) -> str:

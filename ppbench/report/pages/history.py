@@ -16,7 +16,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from ppbench.display.units import counted, figure
+from ppbench.display.fields import figure
+from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.charts.history import (
     SHORT,
@@ -30,7 +31,7 @@ from ppbench.report.pages.provenance import about_history
 from ppbench.report.pages.templates import pack_bytes, packed_figure, render, write_page
 from ppbench.report.timeline.timelines import timeline
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
-from ppbench.statistics.verdicts import METRICS, Metric
+from ppbench.statistics.verdicts import Metric
 from ppbench.store import Store
 
 MOST_PAIRS = 24
@@ -131,7 +132,7 @@ def render_history(store: Store, page: HistoryPage) -> str:
         states=_states(page.analyses),
         timelines=list(embedded.values()),
         num_left_out=num_left_out,
-        has_direction=page.metric.name in METRICS,
+        has_direction=page.metric.higher_is_better is not None,
         command=page.command,
     )
 

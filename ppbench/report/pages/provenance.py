@@ -17,7 +17,8 @@ import pandas as pd
 
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, by_case, case_text
-from ppbench.display.units import MISSING, counted, is_missing, size, tokens_per_s
+from ppbench.display.fields import figure
+from ppbench.display.units import MISSING, counted, is_missing, size
 from ppbench.results import NOT_VERIFIED
 from ppbench.runtimes import ENGINE
 
@@ -221,7 +222,7 @@ def _fastest(runs: pd.DataFrame, axes: Axes) -> str:
     is_emulated = cases["device"] == EMULATED
     ranked = cases.assign(rank=-2 * is_emulated.astype(int) - cases["is_oversubscribed"])
     best = ranked.sort_values(["rank", "tokens_per_s"], kind="stable").iloc[-1]
-    return f"{case_text(best, axes)}: {tokens_per_s(best['tokens_per_s'])}"
+    return f"{case_text(best, axes)}: {figure('tokens_per_s', best['tokens_per_s'])}"
 
 
 def _commits(runs: pd.DataFrame) -> str:

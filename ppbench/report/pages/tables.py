@@ -10,41 +10,41 @@ from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN, VARIABLE
-from ppbench.display.cases import Axes, case_text, cautions_of
-from ppbench.display.explanation import PART_MEANINGS, has_parts
-from ppbench.display.units import (
-    MIB,
-    MISSING,
-    NS_PER_MS,
-    counted,
-    held,
-    held_share,
-    is_missing,
-    written,
-)
-from ppbench.errors import first_line
+from ppbench.display.cases import INTERVAL, Axes, case_text, cautions_of
+from ppbench.display.explanation import PART_NAMES, has_parts
+from ppbench.display.fields import field_of, meaning_of
+from ppbench.display.units import MISSING, counted, held_share, is_missing
+from ppbench.errors import first_line, shortened
 from ppbench.run.failures.post_mortem import in_words
 from ppbench.store import Store
 
 NOT_GIVEN = "none"
-_AXIS_HEADINGS = {
-    "world_size": "ranks",
-    "num_microbatches": "microbatches",
-    "seq_len": "seq len",
-    "model_preset": "model",
-}
 _SHORT = 40  # characters of a value in a filter; hovering shows it in full
-_FLIGHT_HEADINGS = {
-    "rank": "rank",
-    "hostname": "node",
-    "process": "process",
-    "phase": "phase",
-    "step": "step",
-    "action": "action",
-    "waits_for": "waits for",
-    "since_s": "for",
-}
-THEORY = "simulated with free transfers and equal stages (F = I = W) or the emulated times"
+_SUMMARY = (
+    "tokens_per_s",
+    "step_ns",
+    "planned_step_ns",
+    "bubble_fraction",
+    "bubble_fraction_theory",
+    "peak_memory_bytes",
+    "held",
+    "mfu",
+    "energy_per_token_j",
+    "last_loss",
+)
+_BUBBLES = (
+    "bubble_fraction",
+    "bubble_idle_over_ideal",
+    "bubble_max_stage_span",
+    "bubble_fraction_theory",
+)
+_PARTS = (
+    "bubble_mean",
+    *(f"bubble_{part}" for part in PART_NAMES),
+    "step_ns",
+    "modelled_step_ns",
+    "model_residual",
+)
 
 
 @dataclass(frozen=True)
@@ -88,23 +88,27 @@ def summary(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return a row per run: its varying settings, and the figures that any run has."""
     columns = [_setting(axis, runs) for axis in axes]
     if len(runs["launch"].unique()) > 1:
-        columns.append(_figure("launch", "launch", "number of the launch of the workers", "{:.0f}"))
-    columns.append(_word("status", "status", "whether the run succeeded"))
+        columns.append(_figure("launch"))
+    columns.append(_words("status", lambda run: str(run["status"])))
     figures = [
-        f for f in _FIGURES if any(f.cell(run).number is not None for _, run in runs.iterrows())
+        column
+        for name in _SUMMARY
+        for column in (_figure(name), *([_INTERVAL] if name == "tokens_per_s" else []))
+        if any(column.cell(run).number is not None for _, run in runs.iterrows())
     ]
-    return _table([*columns, *figures, _CAUTIONS], runs)
+    cautions = _words("cautions", lambda run: ", ".join(cautions_of(run)))
+    return _table([*columns, *figures, cautions], runs)
 
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the three definitions of the bubble side by side."""
-    return _table([*(_setting(axis, runs) for axis in axes), *_BUBBLES], runs)
+    return _table([*(_setting(axis, runs) for axis in axes), *map(_figure, _BUBBLES)], runs)
 
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the causes of idle time of the runs that store them, and the modelled step."""
     explained = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
-    return _table([*(_setting(axis, runs) for axis in axes), *_PARTS], explained)
+    return _table([*(_setting(axis, runs) for axis in axes), *map(_figure, _PARTS)], explained)
 
 
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
@@ -138,102 +142,36 @@ def _setting(axis: str, runs: pd.DataFrame) -> Column:
     def cell(run: pd.Series) -> Cell:
         return Cell(str(run[axis]), place_of(run[axis]))
 
-    return Column(axis_heading(axis), axis, has_numbers, cell)
+    return Column(field_of(axis).heading, axis, has_numbers, cell)
 
 
-def _word(name: str, heading: str, meaning: str) -> Column:
-    return Column(heading, meaning, False, lambda run: Cell(str(run[name])))
+def _words(name: str, text: Callable[[pd.Series], str]) -> Column:
+    field = field_of(name)
+    return Column(field.heading, meaning_of(name), field.is_number, lambda run: Cell(text(run)))
 
 
-def _figure(name: str, heading: str, meaning: str, pattern: str, factor: float = 1.0) -> Column:
-    def cell(run: pd.Series) -> Cell:
-        value = run[name]
-        number = None if is_missing(value) else float(value) * factor
-        return Cell(written(value, pattern, factor), number)
-
-    return Column(heading, meaning, True, cell)
-
-
-def _interval(name: str, meaning: str) -> Column:
-    """Return a column of 95 % intervals of the median; it sorts by their lower ends."""
+def _figure(name: str) -> Column:
+    """Return a column of figures; a cell sorts by its value."""
+    field = field_of(name)
 
     def cell(run: pd.Series) -> Cell:
-        low, high = run.get(f"{name}_low"), run.get(f"{name}_high")
-        if is_missing(low):
-            return Cell("")
-        return Cell(f"{written(low, '{:,.0f}')} to {written(high, '{:,.0f}')}", float(str(low)))
+        value = held_share(run) if name == "held" else run[name]
+        if is_missing(value):
+            return Cell(MISSING)
+        return Cell(field.cell(value), float(str(value)) * field.unit.factor)
 
-    return Column("95 %", meaning, True, cell)
+    return Column(field.heading, meaning_of(name), field.is_number, cell)
 
 
-_CAUTIONS = Column(
-    "cautions", "reasons to doubt the figures", False, lambda run: Cell(", ".join(cautions_of(run)))
-)
-_HELD = Column(
-    "held",
-    "most microbatches whose activations one rank held, for its whole share of the model",
-    True,
-    lambda run: Cell(held(run), held_share(run)),
-)
-_FIGURES = (
-    _figure("tokens_per_s", "tokens/s", "optimizer included; median over steps", "{:,.0f}"),
-    _interval("tokens_per_s", "interval of the median over the run's own steps"),
-    _figure(
-        "step_ns", "step ms", "first to last action; median over steps", "{:,.1f}", 1 / NS_PER_MS
-    ),
-    _figure(
-        "planned_step_ns", "planned ms", "simulated step of the emulation", "{:,.1f}", 1 / NS_PER_MS
-    ),
-    _figure("bubble_fraction", "bubble", "share of rank-time without compute", "{:.1f} %", 100),
-    _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
-    _figure("peak_memory_bytes", "peak MiB", "allocator peak, highest rank", "{:,.1f}", 1 / MIB),
-    _HELD,
-    _figure("mfu", "MFU", "model FLOPs over the devices' peak", "{:.1f} %", 100),
-    _figure("energy_per_token_j", "J/token", "energy of the measured steps", "{:,.3g}"),
-    _figure("last_loss", "loss", "per token, at a step that all runs reach", "{:.4f}"),
-)
-_BUBBLES = (
-    _figure("bubble_fraction", "bubble_fraction", "share of rank-time", "{:.1f} %", 100),
-    _figure("bubble_idle_over_ideal", "bubble_idle_over_ideal", "idle / compute", "{:.1f} %", 100),
-    _figure(
-        "bubble_max_stage_span",
-        "bubble_max_stage_span",
-        "relative to the longest rank",
-        "{:.1f} %",
-        100,
-    ),
-    _figure("bubble_fraction_theory", "theory", THEORY, "{:.1f} %", 100),
-)
-_PART_HEADINGS = {
-    "structure": "structure",
-    "imbalance": "imbalance",
-    "transfer": "transfer",
-    "jitter": "jitter",
-    "launch_gap": "gaps",
-}
-"""Shorter than `PART_NAMES`, since nine columns beside the settings must fit a page."""
-_PARTS = (
-    _figure("bubble_mean", "idle", "share of rank-time, mean of all steps", "{:.1f} %", 100),
-    *(
-        _figure(f"bubble_{part}", heading, PART_MEANINGS[part], "{:.1f} %", 100)
-        for part, heading in _PART_HEADINGS.items()
-    ),
-    _figure("step_ns", "step ms", "median over steps", "{:,.1f}", 1 / NS_PER_MS),
-    _figure(
-        "modelled_step_ns",
-        "modelled",
-        "replayed with its own mean costs and transfers",
-        "{:,.1f}",
-        1 / NS_PER_MS,
-    ),
-    _figure(
-        "model_residual",
-        "residual",
-        "mean of the measured steps over the modelled step, minus 1",
-        "{:+.1f} %",
-        100,
-    ),
-)
+def _interval_cell(run: pd.Series) -> Cell:
+    ends = [run.get(name) for name in INTERVAL]
+    if is_missing(ends[0]):
+        return Cell("")
+    texts = (field_of(name).cell(end) for name, end in zip(INTERVAL, ends, strict=True))
+    return Cell(" to ".join(texts), float(str(ends[0])))
+
+
+_INTERVAL = Column("95 %", "interval of the median over the run's own steps", True, _interval_cell)
 
 
 @dataclass(frozen=True)
@@ -245,7 +183,7 @@ class Choice:
 
     @property
     def shown(self) -> str:
-        return self.text if len(self.text) <= _SHORT else f"{self.text[: _SHORT - 1]}…"
+        return shortened(self.text, _SHORT)
 
 
 @dataclass(frozen=True)
@@ -255,11 +193,6 @@ class Filter:
     axis: str
     heading: str
     choices: tuple[Choice, ...]
-
-
-def axis_heading(axis: str) -> str:
-    """Return the heading of an axis, in a table or a filter."""
-    return _AXIS_HEADINGS.get(axis, axis.replace("_", " "))
 
 
 def value_text(value: object) -> str:
@@ -273,7 +206,7 @@ def value_text(value: object) -> str:
 def filters(runs: pd.DataFrame, axes: Axes) -> list[Filter]:
     """Return a filter per varying axis; numbers are sorted, words in the order of the runs."""
     cases = runs.drop_duplicates("case_id")
-    return [Filter(axis, axis_heading(axis), _choices(cases[axis])) for axis in axes]
+    return [Filter(axis, field_of(axis).heading, _choices(cases[axis])) for axis in axes]
 
 
 def case_list(runs: pd.DataFrame, axes: Axes) -> list[Mapping[str, object]]:
@@ -361,10 +294,8 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
         tuple(_flight_cell(str(name), value) for name, value in row.items())
         for _, row in texts.iterrows()
     )
-    return Flight(tuple(_FLIGHT_HEADINGS[str(name)] for name in texts), tuple(rows))
+    return Flight(tuple(field_of(str(name)).heading for name in texts), tuple(rows))
 
 
 def _flight_cell(name: str, value: object) -> str:
-    if is_missing(value) or value is pd.NA:
-        return MISSING
-    return f"{value:,.3f} s" if name == "since_s" else str(value)
+    return MISSING if is_missing(value) or value is pd.NA else field_of(name).cell(value)

@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.console import note
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
+from ppbench.display.fields import figure
 from ppbench.display.units import (
     held,
     is_missing,
     milliseconds,
     percent,
     size,
-    tokens_per_s,
     written,
 )
 from ppbench.report.charts.memory import memory_over_time
@@ -161,8 +161,8 @@ def _failed_section(store: Store, run: pd.Series, name: str) -> _RunSection:
 def _failed_facts(run: pd.Series) -> Facts:
     return [
         ("status", str(run["status"])),
-        ("at rank", written(run["error_rank"], "{:.0f}")),
-        ("try", written(run["attempt"], "{:.0f}")),
+        ("at rank", written(run["error_rank"], ".0f")),
+        ("try", written(run["attempt"], ".0f")),
         ("model", str(run["model_preset"])),
         ("device", str(run["device"])),
         ("run", str(run["run_id"])),
@@ -171,7 +171,7 @@ def _failed_facts(run: pd.Series) -> Facts:
 
 def _facts(run: pd.Series) -> Facts:
     return [
-        ("throughput", tokens_per_s(run["tokens_per_s"])),
+        ("throughput", figure("tokens_per_s", run["tokens_per_s"])),
         ("step", milliseconds(run["step_ns"])),
         ("bubble", percent(run["bubble_fraction"])),
         ("theory", percent(run["bubble_fraction_theory"])),

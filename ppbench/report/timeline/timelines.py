@@ -22,7 +22,8 @@ from ppbench.display.cases import (
     settings_text,
 )
 from ppbench.display.explanation import has_parts, headline
-from ppbench.display.units import MISSING, is_missing, milliseconds, percent, tokens_per_s
+from ppbench.display.fields import figure
+from ppbench.display.units import MISSING, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError, first_line
 from ppbench.report.timeline.gantt import gantt_with_detail
 from ppbench.report.timeline.marks import Step
@@ -258,7 +259,7 @@ def _step_facts(step: pd.Series) -> list[str]:
     """Return the duration, throughput and bubble of a row of `steps`, if they are stored."""
     written = [
         milliseconds(step.get("step_ns")),
-        tokens_per_s(step.get("tokens_per_s")),
+        figure("tokens_per_s", step.get("tokens_per_s")),
         f"bubble {percent(step.get('bubble_fraction'))}",
     ]
     return [text for text in written if MISSING not in text]

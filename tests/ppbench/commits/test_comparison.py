@@ -22,8 +22,9 @@ from ppbench.commits.comparison import (
 )
 from ppbench.commits.sides import Places, find_side
 from ppbench.display.formats import Format
+from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
-from ppbench.statistics.verdicts import METRICS, Verdict
+from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise, write_noise
 

@@ -15,9 +15,9 @@ from histories import CASE, OTHER, Runs, Told, five, repository
 
 from ppbench.commits.series import history
 from ppbench.display.formats import Format
+from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
 from ppbench.statistics.series import Launch, Point, Series, State, analyse
-from ppbench.statistics.verdicts import METRICS
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 

@@ -71,7 +71,7 @@ def test_github_gets_what_is_better_when_bigger(store):
             "unit": "tokens/s",
             "value": 1000.0,
             "range": "± 3.5",
-            "extra": "launches: 5\nbubble: 25.0%\npeak memory: 100.0 MiB",
+            "extra": "launches: 5\nbubble: 25.0 %\npeak: 100.0 MiB",
         }
     ]
 

@@ -283,7 +283,7 @@ def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> 
     assert shares == {
         "schedule": 0.2,
         "imbalance": 0.1,
-        "transfers": 0.05,
+        "transfer": 0.05,
         "jitter": 0.01,
         "launch gaps": 0.03,
     }

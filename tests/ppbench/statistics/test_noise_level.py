@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from ppbench.display.metrics import METRICS
 from ppbench.statistics.noise import detectable_change, measure_noise, power
-from ppbench.statistics.verdicts import METRICS, Noise, Pair, Verdict, compare
+from ppbench.statistics.verdicts import Noise, Pair, Verdict, compare
 
 
 def test_the_deviation_is_relative_and_pooled_around_each_cases_own_mean():

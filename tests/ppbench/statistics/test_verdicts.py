@@ -9,8 +9,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppbench.display.metrics import METRICS
 from ppbench.statistics.significance import group, is_larger, student, welch
-from ppbench.statistics.verdicts import METRICS, Noise, Pair, Verdict, compare, holm
+from ppbench.statistics.verdicts import Noise, Pair, Verdict, compare, holm
 
 SPEED, BUBBLE, MEMORY = (
     METRICS[name] for name in ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")

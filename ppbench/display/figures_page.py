@@ -1,0 +1,82 @@
+"""The page `docs/figures.md`, made from the catalogue: `python -m ppbench.display.figures_page`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ppbench.display.fields import COMPUTED, SETTINGS, field_of, meaning_of
+from ppbench.display.tables import escaped
+
+_COMMAND = "python -m ppbench.display.figures_page > docs/figures.md"
+_INTRODUCTION = """\
+# Figures
+
+Every column that ppbench shows, as terminal, reports, charts and exports have it.
+
+- **column**: its name in the store, in JSON and in CSV, and for `--metric`, `--where` and
+  `ppbench query`. Values there are raw: nanoseconds, bytes, fractions.
+- **heading**: what a table calls it.
+- **unit**: the unit of its values in a table. Sentences and charts have GiB for large sizes.
+- **better**: which values are better, higher or lower; `ppbench history` colours changes by it.
+
+`ppbench compare` and `ppbench check` judge `tokens_per_s`, `bubble_fraction`, `peak_memory_bytes`
+and `step_ns`. Bubbles are compared by their difference, in percentage points, all else by ratio.
+The store's columns with their types are in [results/README.md](../results/README.md).
+"""
+_HEADER = "| column | heading | unit | better | meaning |\n|---|---|---|---|---|"
+_TITLES = {
+    "runs": "Runs: the table `runs`",
+    "steps": "Steps: the table `steps`",
+    "ranks": "Ranks: the table `ranks`",
+    "spans": "Timed actions: the table `spans`",
+    "planned": "Modelled actions: the table `planned`",
+    "attribution": "Idle time by cause: the table `attribution`",
+    "edges": "Messages: the table `edges`",
+    "memory": "Memory over time: the table `memory`",
+    "telemetry": "The machine over time: the table `telemetry`",
+    "flight": "Failed runs: the table `flight`",
+}
+
+
+def figures_page() -> str:
+    """Return the text of the page."""
+    sections = [_section("Settings shown as columns", SETTINGS, "runs")]
+    sections += [_section(_TITLES[table], columns, table) for table, columns in _stored()]
+    sections += [_section(title, group) for title, group in COMPUTED.items()]
+    foot = f"Made from `ppbench/display/fields.py`; after a change there: `{_COMMAND}`"
+    return "\n".join([_INTRODUCTION, *sections, foot, ""])
+
+
+def _stored() -> Iterator[tuple[str, list[str]]]:
+    """Yield the store's tables with their columns, less settings and what every table has."""
+    from ppbench.config.case import Case, Measure, settings_in
+    from ppbench.store.columns import RUN_ID, TABLES
+
+    settings = {name for name, _ in settings_in(Case)}
+    settings |= {f"measure_{name}" for name, _ in settings_in(Measure)}
+    keys = {RUN_ID, "schema_version"}
+    for table, columns in TABLES.items():
+        hidden = settings if table == "runs" else keys
+        yield table, [column.name for column in columns if column.name not in hidden]
+
+
+def _section(title: str, columns: Iterable[str], table: str = "") -> str:
+    rows = "\n".join(_row(column, table) for column in columns)
+    return f"## {title}\n\n{_HEADER}\n{rows}\n"
+
+
+def _row(column: str, table: str) -> str:
+    field = field_of(column)
+    better = field.direction.value or "–"
+    cells = (
+        f"`{column}`",
+        field.heading,
+        field.unit.name or "–",
+        better,
+        meaning_of(column, table),
+    )
+    return f"| {' | '.join(map(escaped, cells))} |"
+
+
+if __name__ == "__main__":
+    print(figures_page(), end="")

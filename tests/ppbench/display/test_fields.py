@@ -1,0 +1,174 @@
+"""The catalogue of figures is complete, and tables made from it fit a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from ppbench.cli import explain, export, history, models, overhead, runs, schedules, simulate, sweep
+from ppbench.commits.noise import NUM_LAUNCHES
+from ppbench.config.case import Case, Measure, settings_in
+from ppbench.display.fields import (
+    COMPUTED,
+    FIELDS,
+    SETTINGS,
+    STORED,
+    Direction,
+    field_of,
+    figure,
+    meaning_of,
+)
+from ppbench.display.figures_page import figures_page
+from ppbench.display.formats import Format
+from ppbench.display.metrics import METRICS, metric_of
+from ppbench.display.tables import PAGE_WIDTH, render
+from ppbench.report.pages import tables
+from ppbench.store import TABLES
+
+ROOT = Path(__file__).parents[3]
+RECORDED = ROOT / "tests" / "ppbench" / "recorded"
+SETTING_NAMES = {
+    *(name for name, _ in settings_in(Case)),
+    *(f"measure_{name}" for name, _ in settings_in(Measure)),
+}
+LISTED = {
+    "ls": runs.LISTED,
+    "compact": runs.COMPACTED,
+    "show, ranks": runs.RANK_COLUMNS,
+    "show, memory": runs.MEMORY_COLUMNS,
+    "show, machine": runs.MACHINE_COLUMNS,
+    "show, GPU": runs.GPU_COLUMNS,
+    "show, steps": runs.STEP_COLUMNS,
+    "explain, parts": explain.PART_COLUMNS,
+    "explain, messages": explain.EDGE_COLUMNS,
+    "explain, what if": explain.WHAT_IF_COLUMNS,
+    "export": export.RUN_COLUMNS,
+    "history, series": history.SERIES,
+    "history, changes": history.STEPS,
+    "models check": models.COLUMNS,
+    "overhead": overhead.COLUMNS,
+    "schedules list": schedules.COLUMNS,
+    "simulate": simulate.COMPARED,
+    "sweep": sweep.FIGURES,
+    "report": tables._SUMMARY,
+    "report, bubbles": tables._BUBBLES,
+    "report, parts": tables._PARTS,
+}
+
+
+def test_the_page_of_figures_is_current() -> None:
+    assert (ROOT / "docs" / "figures.md").read_text() == figures_page()
+    assert "docs/figures.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_stored_number_is_in_the_catalogue(table: str) -> None:
+    numbers = [
+        column.name
+        for column in TABLES[table]
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    ]
+    assert [name for name in numbers if name not in {*FIELDS, *SETTING_NAMES}] == []
+
+
+@pytest.mark.parametrize("listing", LISTED)
+def test_every_listed_column_is_in_the_catalogue(listing: str) -> None:
+    assert [name for name in LISTED[listing] if name not in FIELDS] == []
+
+
+def test_every_recorded_heading_is_in_the_catalogue() -> None:
+    stored = {column.name for columns in TABLES.values() for column in columns}
+    known = {field_of(name).heading for name in {*FIELDS, *SETTING_NAMES, *stored}}
+    headings = {
+        heading: file.name
+        for file in sorted(RECORDED.glob("*/*.txt"))
+        if not file.name.startswith("query")  # whose columns are named by the user
+        for header in re.findall(r"^\| (.*) \|\n\|(?:---:?\|)+$", file.read_text(), re.MULTILINE)
+        for heading in header.split(" | ")
+    }
+    assert len(headings) > 50
+    assert {heading: name for heading, name in headings.items() if heading not in known} == {}
+
+
+def test_every_column_has_one_meaning() -> None:
+    stored = {column.name for columns in TABLES.values() for column in columns}
+    assert [name for name in {*SETTINGS, *STORED} if FIELDS[name].meaning] == []
+    assert set(STORED) <= stored
+    computed = [name for fields in COMPUTED.values() for name in fields]
+    assert len(computed) == len(set(computed))
+    assert stored & set(computed) == {"source"}  # of a message, and of a schedule
+    assert [name for name in computed if not meaning_of(name, "")] == []
+    assert [name for name in SETTINGS if not meaning_of(name)] == []
+
+
+@pytest.mark.parametrize(
+    "listing", sorted({*LISTED} - {"ls", "export", "overhead", "history, changes"})
+)
+def test_headings_leave_room_for_the_values(listing: str) -> None:
+    columns = [name for name in LISTED[listing] if not name.startswith("gpu_") or "GPU" in listing]
+    frame = pd.DataFrame([dict.fromkeys(columns, 0)])
+    lines = render(frame, Format.table, columns).splitlines()
+    assert max(map(len, lines)) <= PAGE_WIDTH
+
+
+def test_a_table_wraps_its_headings_and_never_its_cells() -> None:
+    frame = pd.DataFrame({"step_with_optimizer_ns": [1e6], "error": ["x " * 40]})
+    wide = render(frame, Format.table, ["step_with_optimizer_ns", "error"])
+    assert "x " * 39 in wide
+    narrow = render(frame, Format.table, ["step_with_optimizer_ns"])
+    assert "step with optimizer (ms)" in narrow
+    long = [name for name, field in FIELDS.items() if len(field.heading) > 15 and field.digits][:8]
+    many = render(pd.DataFrame([dict.fromkeys(long, 0.0)]), Format.table, long).splitlines()
+    assert max(map(len, many)) <= PAGE_WIDTH < sum(len(FIELDS[name].heading) for name in long)
+
+
+def test_headings_are_the_words_of_the_field() -> None:
+    headings = {
+        "bubble_fraction_theory": "theory",
+        "detectable_change": f"detectable ({NUM_LAUNCHES} launches)",
+        "clock_error_ns": "clock error (µs)",
+        "cpu_throttled_fraction": "CPU throttled",
+        "gpu_throttle_reasons": "throttle reasons",
+        "watched_cores": "cores",
+        "tokens_per_s": "tokens/s",
+        "step_ns": "step (ms)",
+    }
+    assert {name: FIELDS[name].heading for name in headings} == headings
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "cell", "text"),
+    [
+        ("step_ns", 58_123_456, "58.1", "58.1 ms"),
+        ("tokens_per_s", 1234.5, "1,234", "1,234 tokens/s"),
+        ("bubble_fraction", 0.2501, "25.0 %", "25.0 %"),
+        ("peak_memory_bytes", 3 * 2**30, "3,072.0", "3.00 GiB"),
+        ("clock_error_ns", 1500, "1.5", "1.5 µs"),
+        ("model_residual", -0.0001, "+0.0 %", "+0.0 %"),
+        ("stages_per_rank", "any", "any", None),
+        ("unheard_of", 12.3456789, "12.3456789", "12.346"),
+        ("mfu", None, None, "–"),
+    ],
+)
+def test_a_figure_is_written_in_its_unit(column, value, cell, text) -> None:
+    if cell is not None:
+        assert field_of(column).cell(value) == cell
+    if text is not None:
+        assert figure(column, value) == text
+
+
+def test_directions_decide_what_is_better() -> None:
+    assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
+        "tokens_per_s": True,
+        "bubble_fraction": False,
+        "peak_memory_bytes": False,
+        "step_ns": False,
+    }
+    assert [name for name, metric in METRICS.items() if metric.in_points] == ["bubble_fraction"]
+    assert metric_of("mfu").higher_is_better is True
+    assert metric_of("num_parameters").higher_is_better is None
+    assert {field.direction for field in FIELDS.values()} == set(Direction)
