@@ -14,23 +14,30 @@ from ppbench.console import print_notes
 
 LONGEST = (
     "test_failures",
-    "test_nodes",
-    "test_real_repository",
-    "test_living_workers",
-    "test_listening",
-    "test_private_folder",
-    "test_faults",
     "test_train",
+    "test_real_repository",
+    "test_process",
+    "test_faults",
     "test_torch_runtime",
-    "test_overhead",
-    "test_check",
     "test_learning",
-    "test_compaction",
-    "test_attach",
-    "test_runtimes",
     "test_cli",
+    "test_verification",
+    "test_recorded_outputs",
+    "test_nodes",
+    "test_living_workers",
+    "test_check",
+    "test_runtimes",
+    "test_overhead",
+    "test_compaction",
+    "test_comparison",
+    "test_bisect",
+    "test_listening",
+    "test_attach",
+    "test_not_finite",
+    "test_private_folder",
+    "test_plan",
 )
-"""Files that take half a minute or more. Begun last, one would go on alone when all is done."""
+"""Files that take longest. Begun last, one would go on alone when all is done."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background: what tests start would ignore Ctrl-C too, which some send.

@@ -13,6 +13,7 @@ interpreter begins and ends, and what is imported when: tests of that start the 
 
 Its parent gone, the new process becomes the child of the nearest ancestor that reaps orphans, for
 which the starter volunteers at that moment. For that, the server has to be the starter's child.
+The ranks of an agent, which are forks of it, begin a server each when they begin their session.
 
 A command that prepares namespaces and then becomes Python is given as `inside(setup, command)`:
 a small process prepares them, and the fork enters those of that process.
@@ -42,7 +43,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,13 +59,21 @@ PRELOADED = (
     "torch.distributed.run",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "ppbench.run.worker",
+    "ppbench.run.verification.author",
 )
+_START_NOTHING = {
+    "engine.train",
+    "ppbench.run.launch.lifetime",
+    "ppbench.run.machine.sampler",
+    "ppbench.run.failures.watchdog",
+}
 _ROOM_FOR_COMMAND = 2000
 _NUMBER = struct.Struct("I")
 _SET_DEATH_SIGNAL, _REAP_ORPHANS = 1, 36
 _MOUNTS, _HOST_NAME, _NETWORK = 0x20000, 0x4000000, 0x40000000
 _NAMESPACES = _MOUNTS | _HOST_NAME | _NETWORK
 _FRESH = subprocess.Popen
+_BEGIN_SESSION = os.setsid
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 """An interpreter that begins ignores these, whatever its starter does."""
 
@@ -88,9 +97,14 @@ class Task:
     """A command that prepares its namespaces and executes the words that follow."""
 
     @property
+    def is_agent(self) -> bool:
+        """Whether its forks start processes: the ranks of a launch on this machine."""
+        return "ppbench.run.launch.agent" in self.words[:6]
+
+    @property
     def is_starter(self) -> bool:
         """Whether it starts processes that are worth a server: an agent, or torchrun's ranks."""
-        return not {"ppbench.run.launch.lifetime", "engine.train"}.intersection(self.words[:4])
+        return not _START_NOTHING.intersection(self.words[:4])
 
 
 class Server:
@@ -119,6 +133,8 @@ class Server:
 
 
 _server: Server | None = None
+_agent: int | None = None
+"""The process whose forks get a server each: an agent, whose ranks start processes of their own."""
 
 
 class Inside(list[str]):
@@ -207,7 +223,7 @@ def _can_start(words: Sequence[str]) -> bool:
     if words[0] != sys.executable or len(words) < 2:
         return False
     rest = words[2:] if words[1] == "-u" else words[1:]
-    return rest[0] in ("-c", "-m") or rest[0].endswith(".py")
+    return rest[0] in ("-c", "-m") or not rest[0].startswith("-")
 
 
 def serve(connection: socket.socket) -> tuple[Task, list[int]]:
@@ -247,17 +263,24 @@ def _receive(connection: socket.socket) -> tuple[Task, list[int]] | None:
     return Task(**pickle.loads(data)), list(descriptors)
 
 
+def _begin_session() -> None:
+    """What a rank begins with: in its session, its server and what that starts end with it."""
+    _BEGIN_SESSION()
+    if _agent is not None and os.getppid() == _agent:
+        other = _begin_server_of_own(keeps_descriptors=False)
+        if other is not None:
+            run(become(*other))
+
+
 def become(task: Task, descriptors: list[int]) -> Task:
     """Take over all that a new process has of its starter; what is returned is to be run."""
     highest = max([*descriptors, *task.passed, 2]) + 1
     safe = [fcntl.fcntl(one, fcntl.F_DUPFD, highest) for one in descriptors]
     for descriptor, number in zip(safe, (0, 1, 2, *task.passed), strict=True):
         os.dup2(descriptor, number)
-    kept = sorted({0, 1, 2, *task.passed})
-    for below, above in zip(kept, [*kept[1:], 1 << 16], strict=True):
-        os.closerange(below + 1, above)
+    _let_go_of_descriptors({0, 1, 2, *task.passed})
     if task.has_new_session:
-        os.setsid()
+        _BEGIN_SESSION()
     os.umask(task.umask)
     os.environ.clear()
     os.environ.update(task.environment)
@@ -269,6 +292,8 @@ def become(task: Task, descriptors: list[int]) -> Task:
     _open_streams("PYTHONUNBUFFERED" in os.environ or task.words[1] == "-u")
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # read at import else
         sys.modules["torch"].set_num_threads(int(threads))
+    global _agent  # noqa: PLW0603
+    _agent = os.getpid() if task.is_agent else None
     if task.is_starter and (other := _begin_server_of_own()):
         return become(*other)
     for number in _CHANGEABLE:
@@ -276,6 +301,21 @@ def become(task: Task, descriptors: list[int]) -> Task:
         signal.signal(number, signal.SIG_IGN if number in task.ignored else usual)
     signal.pthread_sigmask(signal.SIG_SETMASK, task.blocked)
     return task
+
+
+def _let_go_of_descriptors(kept: Container[int]) -> None:
+    """Lead all others to nothing.
+
+    Closed, their numbers would be used again, and what libraries close in each fork (Arrow its
+    pipes) would be another's.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number not in kept and number != nothing:
+            with contextlib.suppress(OSError):  # the listing's own, which is closed by now
+                os.fstat(number)
+                os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
 
 
 def _enter_namespaces(task: Task) -> None:
@@ -345,16 +385,16 @@ def _run(task: Task) -> None:
         exec(compile(Path(how).read_bytes(), how, "exec"), vars(module))
 
 
-def _begin_server_of_own() -> tuple[Task, list[int]] | None:
+def _begin_server_of_own(*, keeps_descriptors: bool = True) -> tuple[Task, list[int]] | None:
     """None in this process; what it is to be in a process that this one starts later."""
-    global _server  # noqa: PLW0603
+    global _agent, _server  # noqa: PLW0603
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork() != 0:
         theirs.close()
         _server = Server(ours)
         return None
-    _server = None
+    _agent = _server = None
     ours.close()
     _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -363,6 +403,8 @@ def _begin_server_of_own() -> tuple[Task, list[int]] | None:
     for number in range(3):  # whoever reads these is to see their end
         os.dup2(nothing, number)
     os.close(nothing)
+    if not keeps_descriptors:
+        _let_go_of_descriptors({0, 1, 2, theirs.fileno()})
     _name_process(["warm", "server"])
     return serve(theirs)
 
@@ -397,6 +439,7 @@ def main() -> Task:
         signal.signal(number, signal.SIG_IGN)
     del sys.path[0]  # this file's folder
     subprocess.Popen = Popen  # type: ignore[misc]
+    os.setsid = _begin_session
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)

@@ -32,6 +32,8 @@ from ppbench.prediction import (
 from ppbench.prediction import ProgramRequest as Wanted
 from ppbench.report.timeline import terminal as drawing
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 AS_EARLY = {"with_communication": True}
 
@@ -219,6 +221,7 @@ def test_a_drawing_shows_each_action_as_long_as_it_takes():
     assert drawn(predicted("1f1b", 3, 3)) == DRAWING
 
 
+@pytest.mark.usefixtures("fresh_starts")
 def test_a_terminal_gets_colours_and_blocks_that_fit(tmp_path):
     arguments = ["schedules", "draw", "zbv", "-p", "4", "-m", "8"]
     piped = ppbench(*arguments, folder=tmp_path)
@@ -485,6 +488,7 @@ def test_too_many_actions_to_draw_and_all_that_fit_nothing_are_refused():
     assert "--held" in refusal(simulate, "all", 0, 1, how=Format.csv, held=True)
 
 
+@pytest.mark.usefixtures("fresh_starts")
 def test_planning_needs_neither_torch_nor_plotly():
     code = (
         "import sys; sys.argv = ['ppbench', 'simulate', '--schedule=1f1b', '-p2', '-m2']\n"

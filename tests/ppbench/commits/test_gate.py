@@ -18,6 +18,8 @@ from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.git import Repository
 from ppbench.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 AFAB = replace(CASE, schedule="afab")
 ROOT = Path(__file__).parents[3]
 TOO_MANY_CHANGES = {"peak_memory_bytes": 104 * 2**20}

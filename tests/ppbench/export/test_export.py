@@ -22,6 +22,8 @@ from ppbench.display.tables import render
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import RUNS, SPANS, TABLES, Store
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))

@@ -22,6 +22,8 @@ from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 US = 1000
 
 

@@ -18,6 +18,8 @@ from sockets import descendants, is_loopback, listening
 from ppbench.run.launch.agent import GRACE_S
 from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 PATIENCE_S = 120
 START = """
 import os, signal, sys, time
@@ -149,6 +151,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.usefixtures("fresh_starts")
 @pytest.mark.parametrize("killed", ["controller", "agent", "while starting"])
 def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -170,6 +173,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.usefixtures("fresh_starts")
 def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
