@@ -48,6 +48,7 @@ print_notes()  # as a command does: whether a test sees them does not depend on 
 multiprocessing.set_forkserver_preload(
     [
         "__main__",  # pytest's own, where it is a file: else each process would import it again
+        "pytest",  # the modules of the functions that ranks run import it
         "ppbench.store",
         "engine.trainer",
         "engine.model.pretrained",
