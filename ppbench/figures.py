@@ -58,7 +58,7 @@ def scaling(results: Results, theme: str = "light") -> go.Figure:
 
 
 def bubble(results: Results, theme: str = "light") -> go.Figure:
-    """The share of rank-time without compute, as measured and in theory."""
+    """The share of rank-time without compute: measured, and its theory."""
     runs, axes = _measured(results)
     return _styled(charts.bubble(runs, axes), theme)
 

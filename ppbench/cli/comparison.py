@@ -274,7 +274,7 @@ def _details(title: str, body: str) -> str:
 
 
 _SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
-_OF_LESS = {Verdict.faster: "less", Verdict.slower: "more"}
+_AMOUNTS = {Verdict.faster: "less", Verdict.slower: "more"}
 
 
 def figure_text(metric: Metric, value: float | None) -> str:
@@ -282,9 +282,9 @@ def figure_text(metric: Metric, value: float | None) -> str:
 
 
 def verdict_text(metric: Metric, verdict: Verdict) -> str:
-    """The verdict in words that fit the metric: a bubble is not slower but more."""
+    """Return the verdict in words that fit the metric: a bubble is `more`, not `slower`."""
     is_speed = field_of(metric.name).unit in _SPEEDS
-    return verdict if is_speed else _OF_LESS.get(verdict, verdict)
+    return verdict if is_speed else _AMOUNTS.get(verdict, verdict)
 
 
 def change_text(metric: Metric, change: Change) -> str:

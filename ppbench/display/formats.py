@@ -1,4 +1,4 @@
-"""What output can look like; apart, so that the command line can name it for free."""
+"""Output formats and themes; this module imports nothing, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Format(StrEnum):
 
 
 class ExportFormat(StrEnum):
-    """How the store is written out: a table of it, or figures for a tracker of benchmarks."""
+    """How the store is exported: as a table, or as figures for a benchmark tracker."""
 
     csv = "csv"
     parquet = "parquet"
@@ -29,7 +29,7 @@ TRACKERS = (ExportFormat.bencher, ExportFormat.github, ExportFormat.otava)
 
 
 class Theme(StrEnum):
-    """What a picture is drawn on."""
+    """The background of a picture."""
 
     light = "light"
     dark = "dark"

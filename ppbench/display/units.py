@@ -1,4 +1,4 @@
-"""Formats of stored figures in readable units; a missing figure is an en dash."""
+"""Units, and numbers written in them; a missing figure is written as an en dash."""
 
 from __future__ import annotations
 
