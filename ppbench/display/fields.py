@@ -155,9 +155,9 @@ STORED: dict[str, Field] = {
     # Speed
     "tokens_per_step": number("tokens per step", ",.0f"),
     "num_tokens": number("tokens", ",.0f"),
-    "tokens_per_s": number("throughput", ",.0f", TOKENS_PER_S, higher),
-    "tokens_per_s_low": number("low", ",.0f", TOKENS_PER_S, higher),
-    "tokens_per_s_high": number("high", ",.0f", TOKENS_PER_S, higher),
+    "tokens_per_s": number("tokens/s", ",.0f", TOKENS_PER_S, higher),
+    "tokens_per_s_low": number("tokens/s, low", ",.0f", TOKENS_PER_S, higher),
+    "tokens_per_s_high": number("tokens/s, high", ",.0f", TOKENS_PER_S, higher),
     "step_ns": number("step", ",.1f", MS, lower),
     "step_ns_low": number("step, low", ",.1f", MS, lower),
     "step_ns_high": number("step, high", ",.1f", MS, lower),
@@ -175,7 +175,7 @@ STORED: dict[str, Field] = {
     "mfu": number("MFU", ".1f", PERCENT, higher),
     "model_flops_per_token": number("FLOPs per token", ".4g"),
     "peak_flops_per_s": number("peak FLOP/s", ".4g"),
-    "energy_per_token_j": number("energy", ",.3g", JOULES_PER_TOKEN, lower),
+    "energy_per_token_j": number("J/token", ",.3g", JOULES_PER_TOKEN, lower),
     # Bubble and idle time
     "bubble_fraction": number("bubble", ".1f", PERCENT, lower),
     "bubble_fraction_theory": number("theory", ".1f", PERCENT, lower),

@@ -21,13 +21,12 @@ class Unit:
     name: str
     factor: float = 1.0
     is_in_cells: bool = False  # written with every value, as in `36.5 %`
-    is_heading: bool = False  # says what is measured, as `tokens/s` does
+    is_in_label: bool = False  # says what is measured, as `tokens/s` does
 
     def heading(self, label: str) -> str:
         """Return the heading of a column in this unit."""
-        if not self.name or self.is_in_cells:
-            return label
-        return self.name if self.is_heading else f"{label} ({self.name})"
+        has_unit = not self.name or self.is_in_cells or self.is_in_label
+        return label if has_unit else f"{label} ({self.name})"
 
 
 NO_UNIT = Unit("")
@@ -35,8 +34,8 @@ PERCENT = Unit("%", 100, is_in_cells=True)
 SECONDS, MS, US = Unit("s"), Unit("ms", 1 / NS_PER_MS), Unit("µs", 1e-3)
 RANK_MS = Unit("rank-ms", 1 / NS_PER_MS)
 KIBIBYTES, MEBIBYTES = Unit("KiB", 1 / KIB), Unit("MiB", 1 / MIB)
-TOKENS_PER_S, MB_PER_S = Unit("tokens/s", is_heading=True), Unit("MB/s", 1e-6)
-JOULES, JOULES_PER_TOKEN, WATTS = Unit("J"), Unit("J/token", is_heading=True), Unit("W")
+TOKENS_PER_S, MB_PER_S = Unit("tokens/s", is_in_label=True), Unit("MB/s", 1e-6)
+JOULES, JOULES_PER_TOKEN, WATTS = Unit("J"), Unit("J/token", is_in_label=True), Unit("W")
 MHZ, CELSIUS, CORES = Unit("MHz"), Unit("°C"), Unit("cores")
 
 
