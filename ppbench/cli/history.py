@@ -123,15 +123,13 @@ class _Options:
 
 def _write(path: Path, reports: Path, found: History, asked: _Options) -> None:
     from ppbench.report.pages.history import HistoryPage, write_history
-    from ppbench.report.pages.templates import check_not_index, update_index
+    from ppbench.report.pages.templates import listed
     from ppbench.store import Store
 
-    check_not_index(path, reports)
     options = asked.store_options()
     facts = (found.metric, found.analyses, found.notes, found.line, asked.command(), options)
-    write_history(path, Store(asked.results), HistoryPage(*facts))
-    if path.parent.resolve() == reports.resolve():
-        update_index(reports, note)
+    with listed(path, reports):
+        write_history(path, Store(asked.results), HistoryPage(*facts))
 
 
 def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from types import ModuleType
 import plotly.graph_objects as go
 
 from ppbench.errors import UsageError
-from ppbench.report.charts.panels import arrangement_of
+from ppbench.report.charts.panels import arrangement
 
 _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
@@ -81,7 +81,7 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
     if panels is None:
         return copy
     most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
-    copy.update_layout(arrangement_of(panels, max(1, most)))
+    copy.update_layout(arrangement(panels, max(1, most)))
     further_px = (_num_legend_rows(copy, width) - 1) * _LEGEND_ROW_PX
     top, height = copy.layout.margin.t + further_px, copy.layout.height + further_px
     return copy.update_layout(margin={"t": top}, height=height)

@@ -65,6 +65,7 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
     under = {"title": {"text": title, "standoff": 4}} if panels.has_rows else {}
     scale: Update = {"zeroline": False, **under, **value_axis}
     left_px = 12 if panels.has_rows else 58
+    meta = panels_meta(panels, y_title)
     figure = go.Figure(
         layout={
             "template": PLAIN,
@@ -73,12 +74,12 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
             "hovermode": "closest",
             "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
             "annotations": title_annotations(panels),
-            "meta": {"panels": panels_meta(panels, y_title)},
+            "meta": {"panels": meta},
             **axes_of(panels, scale),
         }
     )
     columns = min(len(panels.titles), MAX_COLUMNS)
-    return figure.update_layout(arrangement(panels, columns, y_title))
+    return figure.update_layout(arrangement(meta, columns))
 
 
 def shared_axis(panels: Panels, **settings: object) -> Update:
@@ -107,7 +108,7 @@ def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) 
                 "line": {"width": 0},
                 "pattern": hatching(cases),
             },
-            customdata=_notes(cases, with_spread=with_spread),
+            customdata=hover_texts(cases, _notes(cases, with_spread=with_spread)),
             hovertemplate=_hover(panels, f"<b>%{{customdata[0]}}</b><br>{shown}%{{customdata[1]}}"),
         )
 
@@ -115,8 +116,14 @@ def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) 
 def by_schedule(panels: Panels) -> Iterator[tuple[str, int, pd.DataFrame, bool]]:
     """Yield schedule, panel, its cases, and whether this is the first panel of the schedule."""
     for schedule, schedule_cases in panels.cases.groupby("schedule", sort=False):
-        for number, (panel, cases) in enumerate(schedule_cases.groupby("panel")):
-            yield str(schedule), int(str(panel)), cases, number == 0
+        for panel, cases, is_first in by_panel(schedule_cases):
+            yield str(schedule), panel, cases, is_first
+
+
+def by_panel(points: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame, bool]]:
+    """Yield panel, its points, and whether this is the first panel that has any."""
+    for number, (panel, panel_points) in enumerate(points.groupby("panel")):
+        yield int(str(panel)), panel_points, number == 0
 
 
 def ids_in_panel(points: pd.DataFrame, panel: int) -> Update:
@@ -140,13 +147,13 @@ def markers(
     panels: Panels, points: pd.DataFrame, name: str, marker: Mapping[str, object], shown: str
 ) -> Iterator[go.Scatter]:
     """Yield a trace per panel: markers at `x` along its cases and at `value`, headed `hover`."""
-    for number, (panel, panel_points) in enumerate(points.groupby("panel")):
+    for panel, panel_points, is_first in by_panel(points):
         yield go.Scatter(
             **panels.at(panel_points["x"], panel_points["value"]),
-            **ids_in_panel(panel_points, int(str(panel))),
+            **ids_in_panel(panel_points, panel),
             name=name,
             legendgroup=name,
-            showlegend=number == 0,
+            showlegend=is_first,
             mode="markers",
             cliponaxis=False,
             marker={"line": {"width": 1, "color": "#ffffff"}, **marker},
@@ -200,11 +207,14 @@ def _hover(panels: Panels, text: str) -> str:
     return text.replace("%{value", f"%{{{panels.value}") + "<extra></extra>"
 
 
-def _notes(cases: pd.DataFrame, *, with_spread: bool) -> np.ndarray:
-    """Return the hover texts of each case: its name, and the notes on its value."""
-    spread = [_spread_text(case) if with_spread else "" for _, case in cases.iterrows()]
-    notes = launch_notes(cases) + spread + caution_notes(cases)
+def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> np.ndarray:
+    """Return the `customdata` of each case or point: its case's name, and the notes on it."""
     return np.column_stack([cases["text"].map(figure_text), notes])
+
+
+def _notes(cases: pd.DataFrame, *, with_spread: bool) -> pd.Series:
+    spread = [_spread_text(case) if with_spread else "" for _, case in cases.iterrows()]
+    return launch_notes(cases) + spread + caution_notes(cases)
 
 
 def _spread_text(case: pd.Series) -> str:

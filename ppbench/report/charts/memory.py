@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -20,6 +19,7 @@ from ppbench.report.charts.canvas import (
     blank,
     by_schedule,
     caution_notes,
+    hover_texts,
     ids_in_panel,
     in_panel,
     launch_notes,
@@ -37,7 +37,7 @@ from ppbench.report.charts.panels import (
     elided,
     figure_lines,
     figure_text,
-    titles_and_panels,
+    in_panels,
 )
 
 MOST_LABELS = 6  # more would overlap
@@ -87,8 +87,8 @@ def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     """
     cases = by_case(runs, axes).dropna(subset=["peak_memory_bytes"])
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
-    titles, numbers = titles_and_panels(cases, work_axes(axes))
-    cases = cases.assign(panel=numbers, x=cases["peak_memory_bytes"] / unit_bytes)
+    cases = cases.assign(x=cases["peak_memory_bytes"] / unit_bytes)
+    cases, titles = in_panels(cases, work_axes(axes))
     memory = {"rangemode": "tozero", "matches": "x", "zeroline": False, "tickformat": ",~r"}
     title = {"title": {"text": f"{unit}, fullest rank", "standoff": 4}}
     panels = Panels(
@@ -138,7 +138,7 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
                 "isSound": (~cases["is_oversubscribed"] & ~cases["is_not_finite"]).to_list(),
                 "isFinite": (~cases["is_not_finite"]).to_list(),
             },
-            customdata=np.column_stack([cases["text"].map(figure_text), notes]),
+            customdata=hover_texts(cases, notes),
             hovertemplate="<b>%{customdata[0]}</b><br>%{y:,.0f} tokens/s"
             f"<br>%{{x:,.1f}} {unit}, fullest rank%{{customdata[1]}}<extra></extra>",
         )
@@ -203,15 +203,16 @@ def _symbol(sizes: list[int], case: pd.Series) -> str:
 
 def _keys(cases: pd.DataFrame) -> Iterator[go.Scatter]:
     """Yield legend entries for the markers' shapes, where there are several."""
-    sizes = _sizes(cases)
+    sizes, symbols = _sizes(cases), {}
     if len(sizes) > 1:
-        for size, symbol in zip(sizes, _SYMBOLS, strict=False):
-            name = counted(int(size), "rank")
-            yield legend_key(name, {"symbol": symbol, "size": 9, "color": NEUTRAL})
+        pairs = zip(sizes, _SYMBOLS, strict=False)
+        symbols = {counted(int(size), "rank"): symbol for size, symbol in pairs}
     if cases["is_oversubscribed"].any():
-        yield legend_key("oversubscribed", {"symbol": "circle-open", "size": 9, "color": NEUTRAL})
+        symbols["oversubscribed"] = "circle-open"
     if cases["is_not_finite"].any():
-        yield legend_key("not finite", {"symbol": NOT_FINITE_SYMBOL, "size": 9, "color": NEUTRAL})
+        symbols["not finite"] = NOT_FINITE_SYMBOL
+    for name, symbol in symbols.items():
+        yield legend_key(name, {"symbol": symbol, "size": 9, "color": NEUTRAL})
 
 
 def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
@@ -239,14 +240,12 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> go.Figure:
     end_ms = float(levels["time_ns"].max()) / NS_PER_MS
     peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
     figure = go.Figure(layout=_layout_over_time(unit))
-    for rank, rank_levels in levels.groupby("rank"):
-        color, number = rank_color(int(str(rank)), num_ranks), int(str(rank))
-        figure.add_trace(_allocated_line(number, rank_levels, color, unit, unit_bytes))
-        peak = peaks.get(number)
-        if not is_missing(peak):
-            figure.add_trace(
-                _predicted_line(number, float(str(peak)) / unit_bytes, end_ms, color, unit)
-            )
+    for rank in sorted(levels["rank"].unique().tolist()):
+        color, own = rank_color(rank, num_ranks), levels[levels["rank"] == rank]
+        figure.add_trace(_allocated_line(rank, own, color, unit, unit_bytes))
+        if not is_missing(peak := peaks.get(rank)):
+            predicted = float(str(peak)) / unit_bytes
+            figure.add_trace(_predicted_line(rank, predicted, end_ms, color, unit))
     return figure
 
 

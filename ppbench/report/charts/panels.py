@@ -84,7 +84,7 @@ def arrange(cases: pd.DataFrame, axes: Axes) -> Panels:
         return arrange_rows(cases, axes)
     index, ticks = _ticks(cases, x_axis)
     offsets, bar_width = _offsets(list(cases["schedule"]))
-    placed, titles = _in_panels(cases, [a for a in axes if a not in (x_axis, "schedule")])
+    placed, titles = in_panels(cases, [a for a in axes if a not in (x_axis, "schedule")])
     positions = np.array(index, dtype=float)
     return Panels(
         placed.assign(tick=positions, x=positions + offsets),
@@ -98,13 +98,13 @@ def arrange_rows(cases: pd.DataFrame, axes: Axes) -> Panels:
     """Assign each case a row, named by its schedule if that varies, else by what varies."""
     row_axis = _choose_row(cases, axes)
     index, ticks = _ticks(cases, row_axis)
-    placed, titles = _in_panels(cases, [axis for axis in axes if axis != row_axis])
+    placed, titles = in_panels(cases, [axis for axis in axes if axis != row_axis])
     rows = max(len(ticks), _LEAST_ROWS)
-    upside_down = _named(ticks, len(ticks) + 0.1)
+    upside_down = _named(ticks, -len(ticks) - 0.1)
     return Panels(
         placed.assign(x=np.array(index, dtype=float)),
         titles,
-        {**upside_down, "autorange": False, "automargin": True, "range": _reversed(upside_down)},
+        {**upside_down, "autorange": False, "automargin": True},
         GROUP_WIDTH,
         has_rows=True,
         panel_px=rows * ROW_PX,
@@ -127,20 +127,15 @@ def figure_lines(text: str) -> str:
     return "<br>".join(figure_text(line) for line in in_lines(text))
 
 
-def titles_and_panels(cases: pd.DataFrame, axes: Axes) -> tuple[tuple[str, ...], list[int]]:
-    """Return a panel title per combination of these settings, and the panel of each case."""
+def in_panels(cases: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Add the `panel` of each case, one per combination of these settings; return their titles."""
     titles = [settings_text(row, axes) for _, row in cases.iterrows()]
-    panels = list(dict.fromkeys(titles))
-    return tuple(panels), [panels.index(title) for title in titles]
-
-
-def _in_panels(cases: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    titles, panels = titles_and_panels(cases, axes)
-    return cases.assign(panel=panels), titles
+    distinct = tuple(dict.fromkeys(titles))
+    return cases.assign(panel=[distinct.index(title) for title in titles]), distinct
 
 
 def _named(ticks: Sequence[str], length: float) -> Update:
-    """Return an axis of the given length with a name at each whole number."""
+    """Return an axis with a name at each whole number; backwards if `length` is negative."""
     middle = (len(ticks) - 1) / 2
     return {
         "tickvals": np.arange(len(ticks), dtype=float),
@@ -150,12 +145,6 @@ def _named(ticks: Sequence[str], length: float) -> Update:
         "showgrid": False,
         "zeroline": False,
     }
-
-
-def _reversed(axis: Update) -> list[float]:
-    ends = axis["range"]
-    assert isinstance(ends, list)
-    return ends[::-1]
 
 
 def _offsets(series: list[str]) -> tuple[np.ndarray, float]:
@@ -195,13 +184,11 @@ def elided(name: str) -> str:
     return name if len(name) <= _LONGEST_TICK else f"…{name[1 - _LONGEST_TICK :]}"
 
 
-def arrangement(panels: Panels, columns: int, y_title: str) -> Update:
-    """Return layout settings (dotted keys) that arrange the panels in so many columns."""
-    return arrangement_of(panels_meta(panels, y_title), columns)
+def arrangement(meta: Mapping[str, Any], columns: int) -> Update:
+    """Return layout settings (dotted keys) that arrange panels in so many columns.
 
-
-def arrangement_of(meta: Mapping[str, Any], columns: int) -> Update:
-    """Return the same for a figure's `layout.meta.panels`."""
+    `meta` describes the panels, as `panels_meta` returns it.
+    """
     num_panels = len(meta["titles"])
     columns = max(1, columns)  # without panels, space for one remains
     rows, panel_px, gap_px = max(1, math.ceil(num_panels / columns)), meta["panelPx"], meta["gapPx"]
@@ -220,17 +207,13 @@ def arrangement_of(meta: Mapping[str, Any], columns: int) -> Update:
     return update
 
 
-def _gap_px(panels: Panels) -> int:
-    return GAP_PX + panels.bottom_px - BOTTOM_PX + panels.more_title_px
-
-
 def panels_meta(panels: Panels, y_title: str) -> Update:
     """Describe the panels to a page, which arranges them as `arrangement` does."""
     return {
         "titles": [figure_text(title) for title in panels.titles],
         "yTitle": y_title,
         "panelPx": panels.panel_px,
-        "gapPx": _gap_px(panels),
+        "gapPx": GAP_PX + panels.bottom_px - BOTTOM_PX + panels.more_title_px,
         "topPx": panels.top_px,
         "bottomPx": panels.bottom_px,
         "moreTitlePx": panels.more_title_px,

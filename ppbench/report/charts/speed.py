@@ -19,9 +19,11 @@ from ppbench.report.charts.canvas import (
     NOT_FINITE_SYMBOL,
     bars,
     blank,
+    by_panel,
     by_schedule,
     caution_notes,
     hatching,
+    hover_texts,
     ids_in_panel,
     in_panel,
     launch_notes,
@@ -122,6 +124,7 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
         cases = schedule_cases.sort_values("tick")
         shapes = np.where(cases["is_oversubscribed"], "circle-open", "circle")
         symbols = np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
+        base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
         yield go.Scatter(
             **panels.at(cases["tick"], cases["efficiency"]),
             **ids_in_panel(cases, panel),
@@ -132,14 +135,9 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
             cliponaxis=False,
             line={"color": colors[schedule], "width": 2},
             marker={"color": colors[schedule], "size": 8, "symbol": symbols, "line": {"width": 0}},
-            customdata=_notes(cases),
+            customdata=hover_texts(cases, base + caution_notes(cases)),
             hovertemplate="<b>%{customdata[0]}</b><br>%{y:.1%}%{customdata[1]}<extra></extra>",
         )
-
-
-def _notes(cases: pd.DataFrame) -> np.ndarray:
-    base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
-    return np.column_stack([cases["text"].map(figure_text), base + caution_notes(cases)])
 
 
 def _ideal(panels: Panels) -> Iterator[go.Scatter]:
@@ -227,18 +225,16 @@ def _box_traces(panels: Panels) -> Iterator[go.Box]:
 
 def _medians(panels: Panels) -> Iterator[go.Scatter]:
     """Yield the marks to hover over: plotly would show five labels of a box at once."""
-    for panel, cases in panels.cases.groupby("panel"):
+    for panel, cases, _ in by_panel(panels.cases):
         notes = launch_notes(cases).str.replace("median of", "steps of") + caution_notes(cases)
         yield go.Scatter(
             **panels.at(cases["x"], cases["median"]),
-            **ids_in_panel(cases, int(str(panel))),
+            **ids_in_panel(cases, panel),
             name="median",
             showlegend=False,
             mode="markers",
             marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
-            customdata=np.column_stack(
-                [cases["text"].map(figure_text), cases.apply(_box_text, axis=1) + notes]
-            ),
+            customdata=hover_texts(cases, cases.apply(_box_text, axis=1) + notes),
             hovertemplate="<b>%{customdata[0]}</b><br>median %{x:,.1f} ms%{customdata[1]}"
             "<extra></extra>",
         )
@@ -273,21 +269,21 @@ def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
 
 def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
     outliers = steps[steps["is_outlier"]].merge(panels.cases[["case_id", "panel", "x", "text"]])
-    for number, (panel, points) in enumerate(outliers.groupby("panel")):
+    for panel, points, is_first in by_panel(outliers):
         where = [
             f"launch {launch}, step {step}"
             for launch, step in zip(points["launch"], points["step"], strict=True)
         ]
         yield go.Scatter(
             **panels.at(points["x"], points["ms"]),
-            **ids_in_panel(points, int(str(panel))),
+            **ids_in_panel(points, panel),
             name="outlier",
             legendgroup="outlier",
-            showlegend=number == 0,
+            showlegend=is_first,
             mode="markers",
             cliponaxis=False,
             marker={"symbol": "circle-open", "size": 6, "color": NEUTRAL},
-            customdata=np.column_stack([points["text"].map(figure_text), where]),
+            customdata=hover_texts(points, where),
             hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
             "<br>an outlier among the steps of its launch<extra></extra>",
         )
@@ -335,15 +331,14 @@ def idle(runs: pd.DataFrame, axes: Axes) -> go.Figure:
 
 def _part_bars(panels: Panels, part: str) -> Iterator[go.Bar]:
     name = PART_NAMES[part]
-    for number, (panel, cases) in enumerate(panels.cases.groupby("panel")):
-        text = cases["text"].map(figure_text)
+    for panel, cases, is_first in by_panel(panels.cases):
         total = [f"<br>of {share:.1%} idle" for share in cases["bubble_mean"]]
         yield go.Bar(
             **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
-            **ids_in_panel(cases, int(str(panel))),
+            **ids_in_panel(cases, panel),
             name=field_of(f"{part}_ns").label,
             legendgroup=part,
-            showlegend=number == 0,
+            showlegend=is_first,
             orientation="h",
             width=panels.bar_width,
             marker={
@@ -351,7 +346,7 @@ def _part_bars(panels: Panels, part: str) -> Iterator[go.Bar]:
                 "line": {"width": 0},
                 "pattern": hatching(cases),
             },
-            customdata=np.column_stack([text, total + caution_notes(cases)]),
+            customdata=hover_texts(cases, total + caution_notes(cases)),
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name}: %{{x:.1%}}%{{customdata[1]}}"
             "<extra></extra>",
         )

@@ -361,9 +361,7 @@ def _times(ratio: float) -> str:
 
 def _oversubscribed(cases: pd.DataFrame) -> str:
     count = int(cases["is_oversubscribed"].sum())
-    return (
-        f"{count} oversubscribed {'case' if count == 1 else 'cases'}, in which ranks shared cores"
-    )
+    return f"{counted(count, 'oversubscribed case')}, in which ranks shared cores"
 
 
 def _certainty(cases: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +177,10 @@ def _answer(page: HistoryPage) -> list[str]:
     """Summarise the newest change."""
     changed = [analysis for analysis in page.analyses if analysis.steps]
     if not changed:
-        if not _could_see(page.analyses):
+        states = Counter(analysis.state for analysis in page.analyses)
+        if not states[State.steady] + states[State.unclear]:
             return []
-        unclear = sum(analysis.state is State.unclear for analysis in page.analyses)
+        unclear = states[State.unclear]
         rest = f" In {unclear} of the series, noise may hide one." if unclear else ""
         return [f"No change was found.{rest}"]
     latest = max(changed, key=lambda analysis: _date_of(analysis.series, analysis.steps[-1]))
@@ -193,20 +195,14 @@ def _answer(page: HistoryPage) -> list[str]:
     return [f"{many}The newest change: {change}, in {latest.series.case}."]
 
 
-def _could_see(analyses: Sequence[SeriesAnalysis]) -> bool:
-    return any(analysis.state in (State.steady, State.unclear) for analysis in analyses)
-
-
 def _date_of(series: Series, step: Step) -> str:
     return series.points[step.first].author_date or ""
 
 
 def _states(analyses: Sequence[SeriesAnalysis]) -> list[tuple[str, int]]:
     """Count the series in each state that occurs."""
-    counts = [
-        (state.value, sum(analysis.state is state for analysis in analyses)) for state in State
-    ]
-    return [(state, number) for state, number in counts if number]
+    counts = Counter(analysis.state for analysis in analyses)
+    return [(state.value, counts[state]) for state in State if state in counts]
 
 
 def _section(
@@ -268,10 +264,7 @@ def _of_point(series: Series, place: int, metric: Metric) -> _Panel:
     if not point.is_known:
         sentences.append("The commit is not in the repository; it is placed by its author date.")
     change = difference_text(series, place, metric)
-    facts = [
-        *_facts_of(point, metric),
-        *([("difference", change)] if change else []),
-    ]
+    facts = _facts_of(point, metric) + ([("difference", change)] if change else [])
     pair = _pair_of(other, point)
     commands = [("commit", point.commit)]
     if other is not None and point.figures:

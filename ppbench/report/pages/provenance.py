@@ -124,24 +124,22 @@ class About:
 
 
 def about_report(title: str, runs: pd.DataFrame, axes: Axes) -> About:
-    return About(
-        kind=REPORT,
-        title=_clip(title),
-        measured=_last_moment(runs),
-        num_runs=len(runs),
-        num_cases=int(runs["case_id"].nunique()),
-        num_failures=int((runs["status"] != "ok").sum()),
-        fastest=_clip(_fastest(runs, axes)),
-        commit=_clip(_commits(runs)),
-    )
+    num_failures = int((runs["status"] != "ok").sum())
+    fastest = _clip(_fastest(runs, axes))
+    about = _about_runs(REPORT, title, runs)
+    return dataclasses.replace(about, num_failures=num_failures, fastest=fastest)
 
 
 def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
     """Describe a timeline of measured runs, or of a plan if `runs` is None."""
     if runs is None:
         return About(kind=TIMELINE, title=_clip(title))
+    return _about_runs(TIMELINE, title, runs)
+
+
+def _about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
     return About(
-        kind=TIMELINE,
+        kind=kind,
         title=_clip(title),
         measured=_last_moment(runs),
         num_runs=len(runs),

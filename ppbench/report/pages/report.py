@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.console import note
 from ppbench.display.cases import (
     Axes,
     case_text,
@@ -39,7 +38,7 @@ from ppbench.report.pages.tables import (
     idle_parts,
     summary,
 )
-from ppbench.report.pages.templates import check_not_index, render, update_index, write_page
+from ppbench.report.pages.templates import listed, render, write_page
 from ppbench.report.timeline.timelines import Timeline, groups, timeline
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
@@ -109,10 +108,8 @@ def report_runs(store: Store, names: Sequence[str], output: Path | None, reports
     default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
     path = output or reports / f"{default}.html"
     command = shlex.join(["ppbench", "report", *names])
-    check_not_index(path, reports)
-    write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
-    if path.parent.resolve() == reports.resolve():
-        update_index(reports, note)
+    with listed(path, reports):
+        write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
     return path
 
 

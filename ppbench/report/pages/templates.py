@@ -13,10 +13,11 @@ drops deleted reports, and of two sweeps that end together the later one lists t
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from ppbench.console import note
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
 from ppbench.report.pages.provenance import HISTORY, INDEX, REPORT, TIMELINE, About, read_about
@@ -121,18 +123,25 @@ def write_index(folder: Path) -> None:
     write_page(path, render_index(folder), option="--reports")
 
 
+@contextlib.contextmanager
+def listed(path: Path, folder: Path) -> Iterator[None]:
+    """Update the index of `folder` after the page `path` was written there.
+
+    Raises UsageError if the page would overwrite the index.
+    """
+    if path.resolve() == (folder / NAME).resolve():
+        raise UsageError(f"{path}: this is the index of the reports; choose another name with -o")
+    yield
+    if path.parent.resolve() == folder.resolve():
+        update_index(folder, note)
+
+
 def update_index(folder: Path, tell: Callable[[str], None]) -> None:
     """Write the index; a failure is only a warning, since the results are already stored."""
     try:
         write_index(folder)
     except StoreError as error:
         tell(f"warning: {error}")
-
-
-def check_not_index(path: Path, folder: Path) -> None:
-    """Raise UsageError if a page would overwrite the index."""
-    if path.resolve() == (folder / NAME).resolve():
-        raise UsageError(f"{path}: this is the index of the reports; choose another name with -o")
 
 
 def render_index(folder: Path) -> str:

@@ -12,7 +12,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN
-from ppbench.console import note
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
 from ppbench.display.fields import figure
 from ppbench.display.units import (
@@ -26,19 +25,11 @@ from ppbench.display.units import (
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.pages.provenance import About, about_timeline
 from ppbench.report.pages.tables import Flight, flight_of
-from ppbench.report.pages.templates import check_not_index, render, update_index, write_page
+from ppbench.report.pages.templates import listed, render, write_page
 from ppbench.report.timeline.timelines import Timeline, planned, timeline
 from ppbench.store import Store
 
 Facts = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """The chart of the memory of a run's ranks over a step."""
-
-    name: str
-    figure: go.Figure
 
 
 @dataclass(frozen=True)
@@ -74,11 +65,11 @@ def write_timeline(
         else _RunSection(name, texts.get(str(run["run_id"]), ""), _facts(run))
         for name, run in zip(names, rows, strict=True)
     ]
-    memories = [_memory(store, run, name) for name, run in zip(names, rows, strict=True)]
+    charts = [(name, _memory(store, run)) for name, run in zip(names, rows, strict=True)]
     about = about_timeline(line.name, runs)
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
-    drawn = [memory for memory in memories if memory is not None]
-    write_page(path, _page(line, about, sections, drawn, damaged))
+    memories = [(name, chart) for name, chart in charts if chart is not None]
+    write_page(path, _page(line, about, sections, memories, damaged))
 
 
 def timeline_of_runs(
@@ -97,10 +88,8 @@ def timeline_of_runs(
     runs = store.named(names)
     ids = [str(run_id) for run_id in runs["run_id"]]
     path = output or reports / f"timeline-{_file_name(ids, choice, has_plan)}.html"
-    check_not_index(path, reports)
-    write_timeline(path, store, runs, choice=choice, has_plan=has_plan)
-    if path.parent.resolve() == reports.resolve():
-        update_index(reports, note)
+    with listed(path, reports):
+        write_timeline(path, store, runs, choice=choice, has_plan=has_plan)
     return path
 
 
@@ -136,19 +125,19 @@ def _page(
     line: Timeline,
     about: About,
     sections: Sequence[_RunSection],
-    memories: Sequence[_Memory],
+    memories: Sequence[tuple[str, go.Figure]],
     damaged: Sequence[str] = (),
 ) -> str:
     shown = {"title": line.name, "timeline": line, "runs": sections, "memories": memories}
     return render("timeline.html", about=about, damaged=damaged, **shown)
 
 
-def _memory(store: Store, run: pd.Series, name: str) -> _Memory | None:
+def _memory(store: Store, run: pd.Series) -> go.Figure | None:
     run_ids = [str(run["run_id"])]
     table = store.table("memory", run_ids)
     if table.empty:
         return None
-    return _Memory(name, memory_over_time(table, store.table("ranks", run_ids)))
+    return memory_over_time(table, store.table("ranks", run_ids))
 
 
 def _failed_section(store: Store, run: pd.Series, name: str) -> _RunSection:

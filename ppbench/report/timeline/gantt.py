@@ -30,7 +30,7 @@ from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
-from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks, Step, marks_of, size_unit_of
+from ppbench.report.timeline.marks import Floats, Kind, Marks, Step, marks_of, size_unit_of
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 MOST_BARS = 5000
@@ -71,26 +71,6 @@ def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gant
     return drawing.with_overview(has_detail=has_detail)
 
 
-@dataclass(frozen=True)
-class _Stacked:
-    """The marks of one kind over all steps, with the row and the colour of each."""
-
-    marks: list[Marks]
-    row: Floats  # of the rank's middle
-    colors: list[str]
-    shade: Ints  # index into the colours
-
-    @property
-    def kind(self) -> Kind:
-        return self.marks[0].kind
-
-    @property
-    def inks(self) -> list[str]:
-        """The text colour for each of the colours, if there is text."""
-        has_labels = self.kind.has_text or self.kind.hatch
-        return [ink_on(color) for color in self.colors] if has_labels else []
-
-
 class _Drawing:
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = list(steps)
@@ -100,8 +80,10 @@ class _Drawing:
         heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
         tops = [0.0, *accumulate(heights)]
         self._num_rows = tops[-1]
-        starts = zip(self._steps, tops, strict=False)
-        self._first_row = [self._title_rows(step) + top for step, top in starts]
+        self._placed = [  # each step with its first row
+            (step, top + self._title_rows(step))
+            for step, top in zip(self._steps, tops, strict=False)
+        ]
         self.num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
 
     def _title_rows(self, step: Step) -> float:
@@ -120,15 +102,18 @@ class _Drawing:
     def with_overview(self, *, has_detail: bool) -> Gantt:
         figure = self._empty()
         stacked = self._stacked()
-        grids = [self._grid(number) for number in range(len(self._steps))]
+        computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
+        grids = [
+            self._grid(step, row, kinds)
+            for (step, row), kinds in zip(self._placed, computations, strict=True)
+        ]
         figure.add_traces([*grids, *map(_no_bars, stacked)])
         first = len(figure.data) - len(stacked)
         figure.add_traces(self._path_lines())
         figure.update_layout(**self._note(has_detail=has_detail))
         if not has_detail:
             return Gantt(figure.update_layout(meta={"notePx": _NOTE_PX}), None)
-        traces = [_as_trace(first + n, kind) for n, kind in enumerate(stacked)]
-        layout, columns = packed(traces, max(step.end_ns for step in self._steps))
+        layout, columns = packed(stacked, max(step.end_ns for step in self._steps), first)
         detail = Detail(columns)
         description = {
             **layout,
@@ -142,23 +127,23 @@ class _Drawing:
                     "trace": first - len(grids) + n,
                     "firstRow": row,
                     "ranks": step.num_ranks,
-                    "kinds": [m.kind.name for m in self._marks[n] if m.kind.has_text],
+                    "kinds": [marks.kind.name for marks in computations[n]],
                 }
-                for n, (row, step) in enumerate(zip(self._first_row, self._steps, strict=True))
+                for n, (step, row) in enumerate(self._placed)
             ],
         }
         figure.update_layout(meta={"detail": description, "notePx": _NOTE_PX})
         return Gantt(figure, detail)
 
-    def _stacked(self) -> list[_Stacked]:
+    def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
         kinds = {marks.kind.name: marks.kind for step in self._marks for marks in step}
         return [self._stack(kind.name) for kind in sorted(kinds.values(), key=_rank_of_kind)]
 
-    def _stack(self, name: str) -> _Stacked:
+    def _stack(self, name: str) -> Trace:
         stacked, rows, shades = [], [], []
         colors: list[str] = []  # steps may have different numbers of them
-        for kinds, first in zip(self._marks, self._first_row, strict=True):
+        for kinds, (_, first) in zip(self._marks, self._placed, strict=True):
             for marks in kinds:
                 if marks.kind.name == name:
                     stacked.append(marks)
@@ -167,7 +152,8 @@ class _Drawing:
                     shades.append(
                         np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
                     )
-        return _Stacked(stacked, np.concatenate(rows), colors, np.concatenate(shades))
+        lane = LANE_CENTRES[stacked[0].kind.lane]
+        return Trace(stacked, np.concatenate(rows), lane, colors, np.concatenate(shades))
 
     def _path_lines(self) -> list[go.Scatter]:
         """Draw the critical path from bar to bar, in the text colour of the page.
@@ -175,9 +161,7 @@ class _Drawing:
         Unfinished steps have none.
         """
         points = [
-            _path_points(step.path(), first)
-            for step, first in zip(self._steps, self._first_row, strict=True)
-            if step.flight is None
+            _path_points(step.path(), first) for step, first in self._placed if step.flight is None
         ]
         if not points:
             return []
@@ -194,9 +178,7 @@ class _Drawing:
         )
         return [line]
 
-    def _grid(self, number: int) -> go.Heatmap:
-        step, row = self._steps[number], self._first_row[number]
-        kinds = [marks for marks in self._marks[number] if marks.kind.has_text]
+    def _grid(self, step: Step, row: float, kinds: Sequence[Marks]) -> go.Heatmap:
         gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE])))
         middle = row + LANE_CENTRES[Lane.COMPUTE]
         return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px)
@@ -256,10 +238,7 @@ class _Drawing:
         )
 
     def _rank_rows(self) -> Floats:
-        rows = [
-            first + np.arange(step.num_ranks, dtype=float)
-            for first, step in zip(self._first_row, self._steps, strict=True)
-        ]
+        rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
         return np.concatenate(rows)
 
     def _layout(self) -> Update:
@@ -305,7 +284,7 @@ class _Drawing:
                 "yanchor": "bottom",
                 "font": {"size": 13},
             }
-            for step, first in zip(self._steps, self._first_row, strict=True)
+            for step, first in self._placed
             if step.title
         ]
 
@@ -316,7 +295,7 @@ class _Drawing:
             labels |= {lane: _SMALL.format(lane.value) for lane in (Lane.SEND, Lane.RECV)}
         places = [
             (rank, first + rank, lane)
-            for first, step in zip(self._first_row, self._steps, strict=True)
+            for step, first in self._placed
             for rank in range(step.num_ranks)
             for lane in labels
         ]
@@ -338,7 +317,7 @@ def _rank_of_kind(kind: Kind) -> tuple[bool, bool]:
     return kind.lane is not Lane.COMPUTE, not kind.is_idle
 
 
-def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
+def _bars(stacked: Trace, *, is_outlined: bool) -> go.Bar:
     kind, marks = stacked.kind, stacked.marks
     # Sorted by shade, so that the first bar, whose colour the legend shows, is of a first stage.
     order = np.argsort(stacked.shade, kind="stable")
@@ -348,7 +327,7 @@ def _bars(stacked: _Stacked, *, is_outlined: bool) -> go.Bar:
     phrases = [text for m in marks if m.phrases is not None for text in m.phrases.texts()]
     trace = _no_bars(stacked, is_outlined=is_outlined)
     trace.update(
-        y=(stacked.row + LANE_CENTRES[kind.lane])[order],
+        y=(stacked.row + stacked.lane)[order],
         base=(np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS)[order],
         x=width_ms[order],
         customdata=np.column_stack(columns)[order],
@@ -370,7 +349,7 @@ def _joined(marks: list[Marks], name: str) -> Floats:
     return np.concatenate([m.numbers[name][0] * m.numbers[name][1] for m in marks])
 
 
-def _no_bars(stacked: _Stacked, *, is_outlined: bool = False) -> go.Bar:
+def _no_bars(stacked: Trace, *, is_outlined: bool = False) -> go.Bar:
     """Return a trace with all settings but no arrays."""
     kind = stacked.kind
     is_transfer = kind.lane is not Lane.COMPUTE
@@ -408,18 +387,6 @@ def _hatched(kind: Kind) -> Update:
     color = HATCH_COLORS[ink_on(kind.colors[0])]
     lines = {"shape": kind.hatch, "fgcolor": color, "size": 9, "solidity": 0.16}
     return {"pattern": {**lines, "fillmode": "overlay"}}
-
-
-def _as_trace(number: int, stacked: _Stacked) -> Trace:
-    return Trace(
-        number,
-        stacked.marks,
-        stacked.row,
-        LANE_CENTRES[stacked.kind.lane],
-        stacked.colors,
-        stacked.shade,
-        stacked.inks,
-    )
 
 
 def _path_points(path: pd.DataFrame, first_row: float) -> tuple[Floats, Floats]:

@@ -259,30 +259,23 @@ def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFra
     has_next = position != NONE
     following = compute.iloc[np.where(has_next, position, 0)]
     microbatch = np.where(has_next, following["microbatch"].to_numpy(np.int64), NONE)
-    begin = pieces["start_ns"].to_numpy(np.int64)
     lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
     if cause is not Cause.NO_WORK:
         lines[1] += " of microbatch %{customdata[1]}"
     lines += _times(2)
-    return Marks(
-        Kind(CAUSE_WORDS[cause], Lane.COMPUTE, [IDLE_COLORS[cause]], _hover(lines), is_idle=True),
-        pieces["rank"].to_numpy(np.int64),
-        begin - step.origin_ns,
-        pieces["end_ns"].to_numpy(np.int64) - begin,
-        {"rank": (pieces["rank"].to_numpy(np.int64), 1), "microbatch": (microbatch, 1)},
-        np.zeros(len(pieces), np.int64),
-        _reasons(step, cause, following),
-    )
+    name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
+    kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
+    numbers = {"rank": (pieces["rank"].to_numpy(np.int64), 1.0), "microbatch": (microbatch, 1.0)}
+    reasons = _reasons(step, cause, following)
+    return _marks(kind, step, pieces, numbers, np.zeros(len(pieces), np.int64), reasons)
 
 
 def _reasons(step: Step, cause: Cause, following: pd.DataFrame) -> Phrases:
     """Explain why a rank idles before each of these computations."""
+    zeros = np.zeros(len(following), np.int64)
     if cause is Cause.NO_WORK:
-        words = ["no action left in this step"]
-        codes = np.zeros(len(following), np.int64)
-    else:
-        words, codes = _phrases_of(step, cause, following)
-    return Phrases(words, codes, np.zeros(len(following), np.int64))
+        return Phrases(["no action left in this step"], zeros, zeros)
+    return Phrases(*_phrases_of(step, cause, following), zeros)
 
 
 def _phrases_of(step: Step, cause: Cause, waiting: pd.DataFrame) -> tuple[list[str], Ints]:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.display.colors import MIXED_COLOR
+from ppbench.display.colors import MIXED_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS
-from ppbench.report.timeline.marks import Floats, Ints, Marks
+from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -143,15 +143,23 @@ _COARSEST = 1000  # hover texts have three digits of a ms
 
 @dataclass(frozen=True)
 class Trace:
-    """The marks that one trace of the figure draws; its bars lie at `row` + `lane`."""
+    """The marks of one kind over all steps; their bars lie at `row` + `lane`."""
 
-    number: int
     marks: list[Marks]
-    row: Floats
+    row: Floats  # of the rank's middle
     lane: float
     colors: list[str]
     shade: Ints  # index into the colours
-    inks: list[str]  # text colour for each colour; empty without text
+
+    @property
+    def kind(self) -> Kind:
+        return self.marks[0].kind
+
+    @property
+    def inks(self) -> list[str]:
+        """The text colour for each of the colours, if there is text."""
+        has_labels = self.kind.has_text or self.kind.hatch
+        return [ink_on(color) for color in self.colors] if has_labels else []
 
 
 @dataclass(frozen=True)
@@ -165,11 +173,17 @@ class Detail:
         return f"columns-{hashlib.sha256(self.columns).hexdigest()[:12]}"
 
 
-def packed(traces: Sequence[Trace], end_ns: int) -> tuple[dict[str, object], bytes]:
-    """Return the layout of the columns, which the page needs to read them, and the columns."""
+def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[str, object], bytes]:
+    """Return the layout of the columns, which the page needs to read them, and the columns.
+
+    `first` is the number of the first of these traces in the figure.
+    """
     quantum_ns = _quantum_ns(end_ns)
     buffer = bytearray()
-    layouts = [_pack(trace, quantum_ns, buffer) for trace in traces]
+    layouts = [
+        {"trace": number, **_pack(trace, quantum_ns, buffer)}
+        for number, trace in enumerate(traces, first)
+    ]
     return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)
 
 
@@ -194,7 +208,6 @@ def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]
         return _column(values, buffer)
 
     layout: dict[str, object] = {
-        "trace": trace.number,
         "count": len(begin),
         "rows": [[float(row[at]), int(at)] for at in firsts],
         "lane": trace.lane,

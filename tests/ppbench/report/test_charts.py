@@ -15,7 +15,7 @@ from ppbench.display.cases import by_case, varying_axes
 from ppbench.display.colors import PART_COLORS
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
-from ppbench.report.charts.panels import Panels, arrangement
+from ppbench.report.charts.panels import Panels, arrangement, panels_meta
 from ppbench.report.charts.speed import has_scaling
 from ppbench.report.pages.conclusions import answer
 from ppbench.store import Store
@@ -291,7 +291,7 @@ def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> 
 
 
 def times_of(times_ms: list[int]) -> go.Figure:
-    """One run with such steps, the last of which stands apart."""
+    """The chart of a run with these step times, of which the last is an outlier."""
     runs = pd.DataFrame([run_row(0, Case())])
     count = len(times_ms)
     steps = pd.DataFrame(
@@ -353,8 +353,8 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
 
 
 def test_no_panels_leave_room_for_one() -> None:
-    none, one = (Panels(pd.DataFrame(), titles, {}) for titles in ((), ("",)))
-    assert arrangement(none, 0, "") == {"height": arrangement(one, 1, "")["height"]}
+    none, one = (panels_meta(Panels(pd.DataFrame(), titles, {}), "") for titles in ((), ("",)))
+    assert arrangement(none, 0) == {"height": arrangement(one, 1)["height"]}
 
 
 LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
