@@ -1,4 +1,4 @@
-"""What all tests share: the order of their files, and that what takes long is imported once."""
+"""Fixtures of all tests: the order of files, and slow imports made once for many processes."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays."""
+    """Freeze the objects imported so far, so that no collection visits them."""
     gc.freeze()

@@ -156,7 +156,7 @@ def inside(setup: Sequence[str], command: Sequence[str]) -> list[str]:
 
 
 class Popen(_FRESH):  # type: ignore[type-arg, misc]
-    """As subprocess's, but for how what can be is started."""
+    """`subprocess.Popen`, but Python processes are forked from the server where possible."""
 
     def _execute_child(
         self,
@@ -418,7 +418,7 @@ def _name_process(words: Sequence[str]) -> None:
 
 
 def _open_streams(is_unbuffered: bool) -> None:
-    """As an interpreter that begins."""
+    """Open the standard streams as a new interpreter does."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = io.TextIOWrapper(

@@ -128,7 +128,7 @@ class Tab:
         return result["result"].get("value")
 
     def problems(self) -> list[str]:
-        """What the console, the page's policy and uncaught exceptions complained of."""
+        """The problems that the console, the page's policy and uncaught exceptions reported."""
         return [
             json.dumps(event["params"])
             for event in self._events()

@@ -1,4 +1,4 @@
-"""What a page makes of charts whose cases were filtered: the front of those that are left."""
+"""Filtering cases on a page updates its charts: the front is that of the cases left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that failed in a real browser: drawn up to their end, told rank by rank, text escaped.
+"""Failed runs in a real browser: drawn up to their end, explained by rank, text escaped.
 
 Screenshots of the pages at both widths and schemes are kept; see `conftest.py`.
 """
@@ -55,7 +55,7 @@ START = """(() => {
 
 
 def cut(spans: pd.DataFrame, lowered: Program) -> tuple[pd.DataFrame, list[RankState]]:
-    """What was finished before those actions, and what the ranks' records then said."""
+    """The spans finished before the open actions, and the state of each rank then."""
     actions = [
         Action(*key) for key in zip(spans["stage"], spans["op"], spans["microbatch"], strict=True)
     ]
@@ -82,7 +82,7 @@ def write_pages(folder: Path) -> tuple[Path, Path]:
     transfers = TransferModel(latency_ns=MS, message_bytes=4096)
     spans = pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=3)
     finished, records = cut(spans, lower(program))
-    found = post_mortem(records, lower(program), UNTIL_NS)
+    diagnosis = post_mortem(records, lower(program), UNTIL_NS)
     run = {"launch": 0, "cautions": "", "case_id": case.case_id, **case.settings()}
     run |= {"sweep_id": "s", "environment": "{}", "model_preset": NASTY}
     figures = {"step_ns": 120 * MS, "tokens_per_s": 1000.0, "bubble_fraction": 0.2}
@@ -90,8 +90,12 @@ def write_pages(folder: Path) -> tuple[Path, Path]:
     ok = {"run_id": "20260101T000000001-abcdef", "status": "ok", "resume_key": "a", **figures}
     store.write_run({**run, **ok}, {"steps": steps, "spans": spans})
     hung = {"run_id": "20260101T000000002-abcdef", "status": "timeout", "resume_key": "b"}
-    told = {"error": f"{found.verdict}\n{NASTY}", "error_rank": found.rank, "num_microbatches": 16}
-    tables = {"flight": flight_rows(found, UNTIL_NS), "spans": finished}
+    told = {
+        "error": f"{diagnosis.verdict}\n{NASTY}",
+        "error_rank": diagnosis.rank,
+        "num_microbatches": 16,
+    }
+    tables = {"flight": flight_rows(diagnosis, UNTIL_NS), "spans": finished}
     store.write_run({**run, **hung, **told}, tables)
     report, line = folder / "failures.html", folder / "failed-timeline.html"
     write_report(report, store, store.runs(), title="demo", command="ppbench", sweep_text=None)
@@ -118,7 +122,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     scope="module",
 )
 def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, Path]) -> Opened:
-    """In the report the failure's own chart, which is folded away at first."""
+    """The page, opened; in a report, the failure's chart is unfolded first."""
     number, width, scheme = request.param
     tab = Tab(browser, pages[number], width, scheme)
     tab.evaluate(READER)

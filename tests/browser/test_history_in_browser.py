@@ -15,7 +15,7 @@ from ppbench.report.pages.history import HistoryPage, write_history
 from ppbench.statistics.series import analyse
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from histories import CASE, OTHER, Runs, Told, five
+from histories import CASE, OTHER, CommitFacts, Runs, five
 
 pytestmark = needs_browser
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>'ünïcode'</b>"
@@ -48,11 +48,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
     runs = Runs(folder / "results")
     for number in range(NUM):
-        told = Told(sha(number), number, NASTY if number == BAD else f"change {number}")
+        told = CommitFacts(sha(number), number, NASTY if number == BAD else f"change {number}")
         level = 1000.0 if number < BAD else 900.0
         runs.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:2])
     for number in range(2):
-        runs.add_launches(Told(sha(number), number), OTHER, five(2000.0, number)[:2])
+        runs.add_launches(CommitFacts(sha(number), number), OTHER, five(2000.0, number)[:2])
     metric = METRICS["tokens_per_s"]
     found = read_history(runs.store, metric)
     series = [analyse(one, metric) for one in found.series]
@@ -80,7 +80,7 @@ def phone(browser: Browser, page: Path) -> Tab:
 
 
 def click_on(tab: Tab, trace: str, number: int) -> None:
-    """As a pointer does, on a marker of the chart."""
+    """Click on a marker of the chart."""
     place = tab.evaluate(f"""(() => {{
       const n = chart.data.findIndex((one) => one.name === "{trace}");
       const {{ x, y, yaxis }} = chart.data[n];

@@ -1,4 +1,4 @@
-"""Timelines in a real browser: hovering tells the right span, zooming shows detail.
+"""Timelines in a real browser: hovering shows the right span, zooming shows detail.
 
 Screenshots of the pages at both widths and schemes are kept; see `conftest.py`.
 """
@@ -129,7 +129,7 @@ BAR = """(() => {
 
 
 def hovered(tab: Tab, trace: str, at: object) -> list[str]:
-    """What the page says when the mouse stands on the middle of a bar."""
+    """The text that the page shows when the mouse is on the middle of a bar."""
     tab.evaluate("div.scrollIntoView()")
     x, y = tab.evaluate(BAR % (trace, at))
     tab.evaluate("(Plotly.Fx.unhover(div), until(() => !div.querySelector('.hovertext')))")

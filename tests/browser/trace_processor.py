@@ -86,7 +86,7 @@ class Bridge:
         self._server.server_close()
 
     def call(self, request: int, **arguments: object) -> Rpc:
-        """What the trace processor says to one request; the batches of a query are joined."""
+        """The trace processor's answer to one request; the batches of a query are joined."""
         stream = PROTOS.TraceProcessorRpcStream()
         stream.msg.add(request=request, **arguments)
         text = base64.b64encode(stream.SerializeToString()).decode()
@@ -137,4 +137,4 @@ class _Handler(SimpleHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: tests print none of their requests."""
+        """Print nothing: requests of tests are not logged."""

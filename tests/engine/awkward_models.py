@@ -402,7 +402,7 @@ def rotary() -> nn.Sequential:
 
 
 class Stop(nn.Module):
-    """Nothing before it is trained."""
+    """Detaches its input, so no layer before it is trained."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.detach()
@@ -452,7 +452,7 @@ def one_branch_stopped() -> nn.Sequential:
 
 
 class WithScore(nn.Module):
-    """Gives a single number too, which wants a gradient and which nobody uses."""
+    """Also returns a number that requires a gradient and that nothing uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -473,7 +473,7 @@ def one_number_unused() -> nn.Sequential:
 
 
 class Quantise(nn.Module):
-    """Only whole numbers leave it."""
+    """Its output consists of integers."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.argmax(-1)
@@ -807,7 +807,7 @@ def frozen_llama() -> LlamaForCausalLM:
 
 
 def stopped_llama() -> LlamaForCausalLM:
-    """As if its first layers were run without gradients."""
+    """A Llama whose first layers let no gradient through."""
     model = llama()
     model.model.layers[2].register_forward_hook(lambda _m, _x, y: y.detach())
     return model

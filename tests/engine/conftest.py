@@ -9,7 +9,7 @@ NUM_RANKS = 6  # more than llama-tiny has layers
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """As on the ranks: sums over threads round differently."""
+    """Use one thread, as on the ranks: sums over threads round differently."""
     torch.set_num_threads(1)
 
 

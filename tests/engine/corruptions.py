@@ -84,7 +84,7 @@ def drop_parameter(held: dict[str, torch.Tensor]) -> None:
 
 
 def flipped(name: str, place: float) -> Damage:
-    """One bit, `place` of the way through the file."""
+    """Flip the bit that lies at the fraction `place` of the file."""
 
     def damage(folder: Path) -> str:
         content = bytearray((folder / name).read_bytes())

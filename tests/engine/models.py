@@ -90,7 +90,7 @@ class TiedTutorial(Tutorial):
 
 
 def thin_sequential() -> nn.Sequential:
-    """As little computing as can be told from none, in six pieces."""
+    """A model in six pieces with almost no computation."""
     layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)]
     return nn.Sequential(nn.Embedding(256, 4), *layers, nn.Linear(4, 256))
 
@@ -104,7 +104,7 @@ def broken() -> nn.Module:
 
 
 def small_llama() -> LlamaForCausalLM:
-    """With something done to its weights, which must be kept."""
+    """A small Llama whose factory changes its weights, which must be kept."""
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -144,7 +144,7 @@ def inplace_sequential() -> nn.Sequential:
 
 
 def big_sequential() -> nn.Sequential:
-    """Enough parameters for what importing needs to be little beside them: 168 MB."""
+    """A chain with 168 MB of parameters, much more than the imports need."""
     layers = [nn.Linear(1800, 1800, bias=False) for _ in range(12)]
     return nn.Sequential(nn.Embedding(900, 1800), *layers, nn.Linear(1800, 900, bias=False))
 

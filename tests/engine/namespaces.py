@@ -76,7 +76,7 @@ def _run_forks(
 
 
 def _make_namespace(offset_s: int) -> None:
-    """For the processes that this one forks from now on."""
+    """Make a time namespace for all processes that this one forks from now on."""
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWTIME) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     OFFSETS.write_text(f"monotonic {offset_s} 0\n")

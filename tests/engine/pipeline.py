@@ -1,4 +1,4 @@
-"""What the tests run on each rank, and the oracle: the unsplit model, torch's own optimizer."""
+"""The training that tests run on each rank, and the oracle: an unsplit model, torch's optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Outcome:
-    """What a rank, or the oracle, ends up with."""
+    """The result of training on a rank, or of the oracle."""
 
     loss: float | None
     initial: dict[str, Tensor]
@@ -119,7 +119,7 @@ _trained_unsplit: dict[tuple[TrainerConfig, Build], Outcome] = {}
 def unsplit_outcome(
     settings: TrainerConfig, initial: dict[str, Tensor], build: Build = unsplit_transformers
 ) -> Outcome:
-    """What `train_unsplit` returns, computed once for all ways to cut and order the same work."""
+    """The result of `train_unsplit`, computed once for all ways to cut and order the same work."""
     model = dataclasses.replace(settings.model, partition="uniform")
     same = {
         name: getattr(TrainerConfig, name)
@@ -175,7 +175,7 @@ def _accumulate(model: nn.Module, data: Data, step: int) -> float:
 def merged(
     parts: list[dict[str, Tensor]], shared: dict[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """One dictionary for all ranks. A shared weight must be equal wherever it is.
+    """The dictionaries of all ranks as one. A shared weight must be equal wherever it is.
 
     `shared`: name of a shared weight on its other owner -> its name in the unsplit model.
     """
@@ -193,7 +193,7 @@ def merged(
 def over_gloo(
     fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """What ranks on hosts of their own would do."""
+    """Train with messages over gloo, as ranks on different hosts do."""
     usual, fabric.shares_memory = fabric.shares_memory, False
     try:
         return function(fabric, is_member, *arguments)

@@ -49,7 +49,7 @@ def _placement(drawn: random.Random, world_size: int) -> Placement:
 def _made_possible(
     action: Action, num_stages: int, ways: dict[tuple[int, int], tuple[Op, ...]]
 ) -> list[Action]:
-    """What can be done once an action is, each action being named by exactly one other."""
+    """The actions that become possible after an action; each is named by exactly one other."""
     stage, op, microbatch = action
 
     def backward(at: int) -> Action:

@@ -36,7 +36,7 @@ ADAMW = OptimizerSpec("adamw", 1e-3, weight_decay=0.1)
 
 @dataclass
 class Trained:
-    """What two steps of training leave behind."""
+    """The results of two steps of training."""
 
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)  # of the first step
@@ -50,7 +50,7 @@ def settings_of(name: str, world_size: int, **changes: object) -> TrainerConfig:
 
 
 def train(fabric, is_member: bool, settings: TrainerConfig) -> Trained | str | None:
-    """What is trained on this rank, by the unsplit names; or why it is refused."""
+    """Train on this rank; returns the results by unsplit names, or why the model is refused."""
     try:
         settings = connect(settings, fabric)
     except ModelError as error:
@@ -234,7 +234,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_trained_as_something_else_is_refused(ranks, name):
-    """On two ranks, and where nothing is cut: on one."""
+    """It is refused on two ranks, and on one, where nothing is cut."""
     for world_size in (2, 1):
         reasons = ranks.run(world_size, attempt, settings_of(name, world_size))
         assert all(REFUSED[name] in reason for reason in reasons), reasons
@@ -334,7 +334,7 @@ def test_recomputation_is_refused_of_what_writes_to_memory_that_others_read(rank
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_dropout_is_drawn_from_the_seed_of_step_and_rank(ranks, world_size, recompute):
-    """In the order of microbatches: the author's module draws the same from one state per rank."""
+    """The author's module draws the same numbers, from one state per rank, by microbatch."""
     partition = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}[world_size]
     settings = settings_of(
         "dropped", world_size, recompute=recompute, schedule="1f1b", partition=partition
@@ -400,7 +400,7 @@ SPLIT_BACKWARD = {"memory": {2: "1f1b", 3: "zb_h1"}, "gloo": {2: "zb_h1", 3: "1f
 def test_where_no_gradient_comes_back_none_is_made_whatever_the_cut(
     ranks, name, transport, clip_norm, is_thorough
 ):
-    """With weight decay, which tells a gradient of zeros from none."""
+    """Weight decay makes a gradient of zeros and a missing one differ."""
     optimizer = dataclasses.replace(ADAMW, clip_norm=clip_norm)
     theirs = unsplit(settings_of(name, 1, optimizer=optimizer))
     for world_size, schedule in SPLIT_BACKWARD[transport].items():
@@ -412,7 +412,7 @@ def test_where_no_gradient_comes_back_none_is_made_whatever_the_cut(
 
 
 def train_over(fabric, is_member: bool, settings: TrainerConfig, transport: str):
-    """With the messages moved by this transport."""
+    """Train with messages over this transport."""
     shares_memory, fabric.shares_memory = fabric.shares_memory, transport == "memory"
     try:
         return train(fabric, is_member, settings)

@@ -65,7 +65,7 @@ def was_killed(child: int) -> bool:
 
 
 def value_of(folder: Path) -> float:
-    """What all the elements of a checkpoint are, found whole."""
+    """The value of all elements of a checkpoint, which must be whole."""
     assert restoring.check(folder).has_checksums
     files = sorted(folder.glob("*.safetensors"))
     values = {

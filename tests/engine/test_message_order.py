@@ -49,7 +49,7 @@ def unsplit_thin(settings, initial):
 
 
 def gradients_of(fabric, is_member, all_settings):
-    """For each of the settings: the loss, this rank's weights and its gradients."""
+    """The loss, this rank's weights and its gradients, for each of the settings."""
     results = []
     for asked in all_settings:
         settings = connect(asked, fabric)

@@ -132,7 +132,7 @@ def test_coreutils_agrees_with_the_checksums(checkpoint):
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_unchecked(ranks, saved, checkpoint):
-    """As the version before checksums wrote it: four facts, and no list."""
+    """The checkpoint is as an older version wrote it: four facts, and no checksums."""
     (checkpoint / CHECKSUMS).unlink()
     state = json.loads((checkpoint / "trainer.json").read_text())
     old = {name: state[name] for name in ("step", "num_tokens", "world_size", "optimizer")}

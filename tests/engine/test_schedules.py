@@ -48,7 +48,7 @@ def test_three_stages_per_rank_are_exact(ranks, schedule):
 @pytest.mark.parametrize("world_size", [1, TWO, 4])
 @pytest.mark.parametrize("schedule", SPLIT)
 def test_tied_weights_train_as_one_wherever_their_stages_are(ranks, schedule, world_size):
-    """In a V both are on rank 0; in a loop they are on the first and the last."""
+    """In a V both stages are on rank 0; in a loop they are on the first and the last rank."""
     assert_exact(ranks, config(schedule, world_size, 8, preset="llama-tiny-tied"), shared=TIED)
 
 

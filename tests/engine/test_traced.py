@@ -49,7 +49,7 @@ REFUSED = {
 
 @dataclass
 class Result:
-    """What a rank, or the author's module, ends up with."""
+    """The result of training on a rank, or of the author's module."""
 
     loss: float | None
     next_loss: float | None
@@ -64,7 +64,7 @@ def settings(name: str, world_size: int, points: tuple[str, ...], **rest: object
 
 
 def train(fabric: Fabric, is_member: bool, every: list[TrainerConfig]) -> list[Result | str]:
-    """For each configuration its result, or why it is refused."""
+    """Train each configuration; returns its result, or why it is refused."""
     return [_train(fabric, is_member, each) for each in every]
 
 

@@ -1,4 +1,4 @@
-"""What a training run needs besides a schedule: each option, against the unsplit model."""
+"""Options of training besides the schedule, each compared with the unsplit model."""
 
 import dataclasses
 import math
@@ -81,7 +81,7 @@ def test_variable_lengths_equal_one_padded_batch(ranks):
 
 
 def bytes_moved(fabric, is_member, settings):
-    """Of two steps, sent and received."""
+    """The bytes of each message in two steps, sent and received."""
     settings = connect(settings, fabric)
     if not is_member:
         return None

@@ -1,4 +1,4 @@
-"""What the tests of `ppbench.attach` run on each rank: somebody's training script, made small."""
+"""A small training script, which the tests of `ppbench.attach` run on each rank."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Script:
             self.schedule.eval(*inputs, **last)
 
     def attributes(self) -> list[dict[str, object]]:
-        """Everything that somebody who watches could stand before."""
+        """All attributes and hooks that recording could replace."""
         owners = [self.schedule, self.optimizer, *self.stages]
         hooks = (
             self.optimizer._optimizer_step_pre_hooks,
@@ -101,7 +101,7 @@ def _layers(index: int) -> nn.Module:
 
 
 def same_objects(before: list[dict[str, object]], after: list[dict[str, object]]) -> list[str]:
-    """What is another object than before, of the callables and of what there is at all."""
+    """Names of attributes that were added or removed, or are other callables than before."""
     return [
         name
         for one, other in zip(before, after, strict=True)
@@ -244,7 +244,7 @@ def unwatched(_fabric, is_member) -> list[torch.Tensor] | None:
 
 
 def mistaken(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | None:
-    """What is asked for cannot be: what each rank is told, and that nothing is left."""
+    """Attach with a mistake; returns the runs, the attributes left changed, and the warnings."""
     group = pipeline_groups((0, 1), (2, 3))
     if not is_member:
         return None
@@ -405,7 +405,7 @@ def pinged(_fabric, is_member) -> tuple[list, list] | None:
 
 
 def profiled_engine(fabric, is_member, settings, program, folder: Path) -> None:
-    """As `measure.profile_steps` does, of stages that take a millisecond."""
+    """Profile steps as `measure.profile_steps` does, with stages that take a millisecond."""
     agreement = agree(settings, fabric)
     group = pipeline_groups((0, 1), (2, 3))
     if not is_member:

@@ -198,7 +198,7 @@ def sleeps():
 
 
 def drops():
-    """From there on its messages are lost."""
+    """A model after whose fault all messages of the rank are lost."""
 
     def act():
         MemoryChannel.send = lambda *_arguments: None
@@ -212,7 +212,7 @@ def creeps():
 
 
 def unbuildable():
-    """On one rank alone, which is past what all ranks agree on."""
+    """A factory that fails on one rank only, after the ranks have agreed on all else."""
     if rank() == "1":
         raise RuntimeError("no weights today")
     return sound()

@@ -23,8 +23,8 @@ def repository(folder: Path, subjects: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a run tells of its commit."""
+class CommitFacts:
+    """The commit of a run, as its columns describe it."""
 
     commit: str
     number: int  # its day
@@ -46,26 +46,26 @@ class Runs:
 
     def add(
         self,
-        told: Told,
+        facts: CommitFacts,
         case: Case,
         figure: float | None,
         *,
         has_spans: bool = False,
         **changes: object,
     ) -> str:
-        """One launch; without a figure it failed. Its id."""
+        """Add a launch, failed if it has no figure; returns its id."""
         self.num += 1
         run_id = f"20260101T{self.num:09d}-abcdef"
         row = {
             **run_row(1, case),
             "run_id": run_id,
             "launch": self.num,
-            "created_at": dated(told.number),
-            "commit": told.commit,
-            "author_date": dated(told.number),
-            "subject": told.subject,
-            "is_dirty": told.is_dirty,
-            "changes": told.changes,
+            "created_at": dated(facts.number),
+            "commit": facts.commit,
+            "author_date": dated(facts.number),
+            "subject": facts.subject,
+            "is_dirty": facts.is_dirty,
+            "changes": facts.changes,
             "status": "error" if figure is None else "ok",
             "tokens_per_s": figure,
             "error": "cannot start" if figure is None else None,
@@ -76,14 +76,14 @@ class Runs:
         return run_id
 
     def add_launches(
-        self, told: Told, case: Case, figures: Sequence[float | None], **changes: object
+        self, facts: CommitFacts, case: Case, figures: Sequence[float | None], **changes: object
     ) -> list[str]:
-        """Spans are those of the middle one, which stands for them."""
+        """Add launches, of which only the median one has spans; returns their ids."""
         measured = sorted(value for value in figures if value is not None)
         middle = measured[(len(measured) - 1) // 2] if measured else None
         return [
             self.add(
-                told,
+                facts,
                 case,
                 value,
                 has_spans=value is not None and value == middle,

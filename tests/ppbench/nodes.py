@@ -31,7 +31,7 @@ def reason_against_nodes() -> str | None:
 
 
 class Node:
-    """One of the two."""
+    """One of the two nodes."""
 
     def __init__(self, name: str, namespace: str, hosts: Path) -> None:
         self.name, self._namespace, self._hosts = name, namespace, hosts
@@ -53,7 +53,7 @@ class Node:
             )
 
     def use_hosts(self, hosts: Path) -> None:
-        """From now on, what is started there knows other addresses by name."""
+        """Give processes that start on the node from now on these names of addresses."""
         self._hosts = hosts
 
     def kill(self) -> None:
@@ -66,7 +66,7 @@ class Node:
 
 @contextlib.contextmanager
 def two_nodes(hosts: Path) -> Iterator[tuple[Node, Node]]:
-    """`hosts` is a file to be written, which tells each the other's address."""
+    """Yield two nodes; `hosts` is a file to be written that maps names to their addresses."""
     names = {name: f"ppbench-{os.getpid()}-{name}" for name in ADDRESSES}
     nodes = tuple(Node(name, namespace, hosts) for name, namespace in names.items())
     lines = [f"{address} {name}" for name, address in ADDRESSES.items()]

@@ -32,7 +32,7 @@ class Half(nn.Module):
 
 
 def overflows():
-    """In float16, whose largest number is 65504."""
+    """A model that overflows in float16, whose largest number is 65504."""
     return pieces(Half())
 
 
@@ -49,7 +49,7 @@ class _Breaks(torch.autograd.Function):
 
 
 class Unused(nn.Module):
-    """A weight that the loss does not depend on: only its gradient tells."""
+    """Has a weight on which the loss does not depend: only its gradient is not finite."""
 
     def __init__(self):
         super().__init__()

@@ -72,7 +72,7 @@ _command = functools.cache(typer.main.get_command)
 
 @dataclass(frozen=True)
 class Command:
-    """One that is run in a folder; `shown` are the files of it that are recorded afterwards."""
+    """A command to run in a folder; `shown` are the files that are recorded afterwards."""
 
     words: str
     shown: Sequence[str] = ()
@@ -86,7 +86,7 @@ def commands(*lines: str) -> list[Command]:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command printed, and how it ended."""
+    """The output of a command, and its exit code."""
 
     stdout: str
     stderr: str
@@ -131,7 +131,7 @@ def _process_settings_kept() -> Iterator[None]:
 
 
 def transcript(todo: Sequence[Command], folder: Path, *, is_of_this_machine: bool) -> str:
-    """What all the commands did, one after the other in the folder, ready to be compared."""
+    """The outputs of all commands, run one after the other in the folder, ready to be compared."""
     parts = []
     for command in todo:
         for name, text in command.files.items():
@@ -178,7 +178,7 @@ def _ended(text: str) -> str:
 
 
 def normalised(text: str, folder: Path, known: Mapping[str, str]) -> str:
-    """With placeholders for what depends on the machine or the moment.
+    """The text with placeholders for all that depends on the machine or the moment.
 
     `known` are words, such as a hash of ppbench's own code, and what stands for them.
     """
@@ -270,7 +270,7 @@ def difference(name: str, recorded: str, now: str) -> str:
 
 
 def _where(recorded: str | None, now: str | None) -> str:
-    """Of two lines the places in them that differ first: a line of data may be long."""
+    """The first difference of two lines with some characters around it: lines may be long."""
     pair = recorded or "", now or ""
     place = len(os.path.commonprefix(pair))  # noqa: RUF071  # of characters, not of folders
     here = slice(max(0, place - 40), place + 40)

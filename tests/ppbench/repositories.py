@@ -13,7 +13,7 @@ MAIN = "main"
 
 
 def git(folder: Path, *arguments: str, at_s: int = FIRST_S) -> str:
-    """What git prints; nothing of the user's own settings, hooks or repository has a say in it."""
+    """The output of git, independent of the user's settings, hooks and repository."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in (
         ("NAME", AUTHOR), ("EMAIL", "ann@example.org"), ("DATE", f"{at_s} +0000"),
@@ -47,6 +47,6 @@ def commit(folder: Path, files: Mapping[str, str], subject: str, *, day: int = 0
 
 
 def commits(folder: Path, count: int, first: int = 1) -> list[str]:
-    """So many, a day apart, of a file that has the number of its commit in it; oldest first."""
+    """Make so many commits on successive days, each with its number in a file; oldest first."""
     numbers = range(first, first + count)
     return [commit(folder, {"number": f"{n}\n"}, f"Number {n}", day=n) for n in numbers]

@@ -18,7 +18,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from histories import CASE, OTHER, Runs, Told, five, repository
+from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 from measured import TWO_CASES, add_measured, around, sweep_in
 from recordings import STORE, ppbench
 from repositories import commit, commits, make_repository
@@ -37,7 +37,7 @@ def swept(folder: Path) -> None:
     runs = Runs(folder / "results")
     hung = {**run_row(1, CASE), "run_id": "20260102T000000001-abcdef", "resume_key": "hung"}
     store_failed(runs.store, hung)
-    runs.add(Told("c0ffee", 1), OTHER, None, error=f"{NASTY}\nits trace", status="oom")
+    runs.add(CommitFacts("c0ffee", 1), OTHER, None, error=f"{NASTY}\nits trace", status="oom")
 
 
 def versions(folder: Path) -> None:
@@ -82,15 +82,15 @@ def history(folder: Path) -> None:
     shas = repository(folder, [f"change {n}" for n in range(8)])
     runs = Runs(folder / "results")
     for number, sha in enumerate(shas):
-        told = Told(sha, number, NASTY if number == 5 else f"change {number}")
+        told = CommitFacts(sha, number, NASTY if number == 5 else f"change {number}")
         level = 1000.0 if number < 5 else 920.0
         if number != 4:
             figures = [None] if number == 2 else five(level, number)[:3]
             runs.add_launches(told, CASE, figures)
         if number % 4 == 1:
             runs.add_launches(told, OTHER, five(2000.0, number)[:2])
-    runs.add(Told(shas[-1], 7, is_dirty=True, changes="c1c2"), CASE, 950.0)
-    runs.add(Told("ab12" * 10, 3, "of another branch"), CASE, 940.0)
+    runs.add(CommitFacts(shas[-1], 7, is_dirty=True, changes="c1c2"), CASE, 950.0)
+    runs.add(CommitFacts("ab12" * 10, 3, "of another branch"), CASE, 940.0)
 
 
 def bisected(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a process and its descendants listen on, as the kernel tells it."""
+"""The addresses on which a process and its descendants listen, as the kernel lists them."""
 
 from __future__ import annotations
 

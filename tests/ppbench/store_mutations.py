@@ -19,7 +19,7 @@ Change = Callable[[Path, random.Random], bool]
 
 @dataclass(frozen=True)
 class Mutation:
-    """What was done to a file; `is_certain` if it cannot pass for a sound one."""
+    """The damage done to a file; `is_certain` if the file cannot pass for a sound one."""
 
     kind: str
     path: Path

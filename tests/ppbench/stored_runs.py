@@ -130,13 +130,13 @@ def found_stopped(until_ms: int = 10_027) -> PostMortem:
 
 def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int = 27) -> dict:
     """A run of two ranks that hung, with what was finished up to `last_ms` of its step 1."""
-    found = found_stopped(until_ms)
-    error = f"{found.verdict}\nrank 1: last lines of its log"
+    diagnosis = found_stopped(until_ms)
+    error = f"{diagnosis.verdict}\nrank 1: last lines of its log"
     run = {
         **row,
         "status": "timeout",
         "error": error,
-        "error_rank": found.rank,
+        "error_rank": diagnosis.rank,
         "attempt": 1,
         "last_actions": json.dumps(["0B0", "1B0"]),
         "tokens_per_s": None,
@@ -146,7 +146,7 @@ def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int =
     }
     timed = spans(1)
     finished = timed[timed["end_ns"] <= last_ms * MS]
-    store.write_run(run, {"flight": flight_rows(found, until_ms * MS), "spans": finished})
+    store.write_run(run, {"flight": flight_rows(diagnosis, until_ms * MS), "spans": finished})
     return run
 
 

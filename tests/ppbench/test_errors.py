@@ -244,7 +244,7 @@ def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded, which):
 
 
 def evidence(folder, errors=(), exits=(), pids=(10, 11)):
-    """What `collect` finds: errors as (rank, ms, status), exits as (rank, ms, code)."""
+    """Evidence as `collect` returns it: errors as (rank, ms, status), exits as (rank, ms, code)."""
     local, launch = folder / "local", folder / "launch"
     local.mkdir(parents=True)
     launch.mkdir()

@@ -159,7 +159,7 @@ done
 
 
 def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
-    """In a mount namespace of its own, on a node of its own: never the machine's /dev/null."""
+    """The device lies in a mount namespace of its own: the machine's /dev/null is never touched."""
     unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("needs root and unshare, for a mount namespace and a device node")

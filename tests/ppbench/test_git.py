@@ -1,4 +1,4 @@
-"""Git repositories as they are found: whole, shallow, dirty, detached, merged, empty, missing."""
+"""Git repositories as they are repo: whole, shallow, dirty, detached, merged, empty, missing."""
 
 import shutil
 import sys
@@ -64,7 +64,7 @@ def test_without_git_there_is_no_commit_and_the_fix_is_named(repository, monkeyp
     folder, _ = repository
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_commit(folder) is None
-    with pytest.raises(RepositoryError, match="git was not found; install it"):
+    with pytest.raises(RepositoryError, match="git was not repo; install it"):
         Repository.around(folder)
 
 
@@ -86,12 +86,12 @@ def test_changes_to_tracked_files_make_a_tree_dirty_and_have_a_hash_of_their_own
 def test_changes_can_be_told_apart_from_paths_that_do_not_count(repository):
     folder, _ = repository
     commit(folder, {"kept/results": "1", "code": "1"}, "Both", day=9)
-    found = Repository.around(folder)
+    repo = Repository.around(folder)
     (folder / "kept" / "results").write_text("2")
-    assert found.state().is_dirty
-    assert not found.state(excluded=["kept"]).is_dirty
+    assert repo.state().is_dirty
+    assert not repo.state(excluded=["kept"]).is_dirty
     (folder / "code").write_text("2")
-    assert found.state(excluded=["kept"]).is_dirty
+    assert repo.state(excluded=["kept"]).is_dirty
 
 
 def test_the_same_changes_are_the_same_whether_they_are_staged_or_not(repository):
@@ -144,88 +144,88 @@ def test_subjects_and_branches_of_any_characters_are_kept(repository):
 def test_names_resolve_to_full_hashes_and_an_unknown_one_is_named(repository):
     folder, shas = repository
     git(folder, "tag", "--annotate", "--message", "x", "v1", shas[1])
-    found = Repository.around(folder)
+    repo = Repository.around(folder)
     for name in ("v1", "main~2", shas[1][:10], shas[1]):
-        assert found.resolve(name) == shas[1]
+        assert repo.resolve(name) == shas[1]
     for name in ("nope", "--help", "", "HEAD:number"):
         with pytest.raises(RepositoryError, match="no such revision"):
-            found.resolve(name)
+            repo.resolve(name)
 
 
 def test_between_is_the_path_along_first_parents_where_a_merge_counts_once(tmp_path):
     folder = make_repository(tmp_path)
     one, two, side, merge = merged(folder)
-    found = Repository.around(folder)
+    repo = Repository.around(folder)
     on_line = f"does not lie on the first-parent line of main in .*, such as {one[:12]}"
     with pytest.raises(RepositoryError, match=on_line):
-        found.between(side[0], "main")
-    assert found.between(one, merge) == [two, merge]
-    assert found.describe(merge).parent == two
+        repo.between(side[0], "main")
+    assert repo.between(one, merge) == [two, merge]
+    assert repo.describe(merge).parent == two
     with pytest.raises(RepositoryError, match="does not lie on the first-parent line of"):
-        found.between(side[0], merge)
+        repo.between(side[0], merge)
     with pytest.raises(RepositoryError, match="are the same commit"):
-        found.between(merge, "main")
+        repo.between(merge, "main")
 
 
 def test_the_merge_base_is_where_two_branches_parted(tmp_path):
     folder = make_repository(tmp_path)
     one, two, side, _ = merged(folder)
-    found = Repository.around(folder)
-    assert found.merge_base(two, side[1]) == one
-    assert found.is_ancestor(one, side[1])
-    assert not found.is_ancestor(two, side[1])
+    repo = Repository.around(folder)
+    assert repo.merge_base(two, side[1]) == one
+    assert repo.is_ancestor(one, side[1])
+    assert not repo.is_ancestor(two, side[1])
     git(folder, "switch", "--quiet", "--orphan", "other")
     other = commit(folder, {"y": "1"}, "Unrelated")
     with pytest.raises(RepositoryError, match="have no common commit"):
-        found.merge_base(other, two)
+        repo.merge_base(other, two)
 
 
 def test_positions_have_parents_first_and_leave_out_what_is_not_there(tmp_path):
     folder = make_repository(tmp_path)
     one, two, side, merge = merged(folder)
-    found = Repository.around(folder)
-    places = found.positions([merge, *side, two, one, "0" * 40, "no hash"])
+    repo = Repository.around(folder)
+    places = repo.positions([merge, *side, two, one, "0" * 40, "no hash"])
     assert places.keys() == {one, two, *side, merge}
     for parent, child in ((one, two), (one, side[0]), (side[0], side[1]), (side[1], merge)):
         assert places[parent] < places[child]
-    assert found.positions(["0" * 40]) == {}
+    assert repo.positions(["0" * 40]) == {}
 
 
 def test_a_commit_that_was_rebased_away_is_found_as_long_as_git_keeps_it(repository):
     folder, shas = repository
     git(folder, "reset", "--quiet", "--hard", shas[1])
-    found = Repository.around(folder)
-    assert found.describe(shas[3]).subject == "Number 4"
-    assert found.positions([shas[3]]).keys() == {shas[3]}
+    repo = Repository.around(folder)
+    assert repo.describe(shas[3]).subject == "Number 4"
+    assert repo.positions([shas[3]]).keys() == {shas[3]}
     with pytest.raises(RepositoryError, match="is newer than main; swap them"):
-        found.between(shas[3], "main")
+        repo.between(shas[3], "main")
     git(folder, "reflog", "expire", "--expire=now", "--all")
     git(folder, "gc", "--quiet", "--prune=now")
-    assert found.positions(shas).keys() == set(shas[:2])
+    assert repo.positions(shas).keys() == set(shas[:2])
     with pytest.raises(RepositoryError):
-        found.describe(shas[3])
+        repo.describe(shas[3])
 
 
 def test_a_shallow_clone_knows_the_parent_and_says_what_it_lacks(repository, tmp_path):
     folder, shas = repository
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{folder}", str(clone))
-    found = Repository.around(clone)
-    assert found.is_shallow()
-    assert found.state().parent == shas[2]
-    assert found.describe(shas[2]).parent == shas[1]  # itself not there
-    for ask in (lambda: found.resolve(shas[0]), lambda: found.between(shas[0], "HEAD")):
+    repo = Repository.around(clone)
+    assert repo.is_shallow()
+    assert repo.state().parent == shas[2]
+    assert repo.describe(shas[2]).parent == shas[1]  # itself not there
+    for ask in (lambda: repo.resolve(shas[0]), lambda: repo.between(shas[0], "HEAD")):
         with pytest.raises(RepositoryError, match="git fetch --unshallow"):
             ask()
 
 
 def test_the_base_is_the_parent_on_main_and_elsewhere_where_the_branch_left_it(repository):
     folder, shas = repository
-    found = Repository.around(folder)
-    assert found.default_base() == shas[2]
+    repo = Repository.around(folder)
+    assert repo.default_base() == shas[2]
     git(folder, "switch", "--quiet", "--create", "feature", shas[1])
     commits(folder, 2, first=10)
-    assert found.default_base() == shas[1]
+    assert repo.default_base() == shas[1]
 
 
 def test_a_main_branch_of_an_old_name_is_not_the_base(repository):
@@ -237,26 +237,26 @@ def test_a_main_branch_of_an_old_name_is_not_the_base(repository):
 def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repository):
     folder, shas = repository
     git(folder, "branch", "--move", "trunk")
-    found = Repository.around(folder)
-    assert found.default_base() == shas[2]
+    repo = Repository.around(folder)
+    assert repo.default_base() == shas[2]
     git(folder, "switch", "--quiet", "--create", "feature", shas[1])
     commits(folder, 2, first=10)
     with pytest.raises(
         RepositoryError, match="cannot tell which of its 2 branches is the main one; "
     ):
-        found.default_base()
+        repo.default_base()
 
 
 def test_uncommitted_changes_on_main_are_compared_with_its_newest_commit(repository):
     folder, shas = repository
     (folder / "number").write_text("changed\n")
-    found = Repository.around(folder)
-    assert found.default_base() == shas[3]
-    assert found.default_base("HEAD") == shas[2]
+    repo = Repository.around(folder)
+    assert repo.default_base() == shas[3]
+    assert repo.default_base("HEAD") == shas[2]
     git(folder, "switch", "--quiet", "--create", "feature")
     commits(folder, 1, first=10)
     (folder / "number").write_text("changed\n")
-    assert found.default_base() == shas[3]
+    assert repo.default_base() == shas[3]
 
 
 def test_the_first_commit_has_no_base(tmp_path):
@@ -268,8 +268,8 @@ def test_the_first_commit_has_no_base(tmp_path):
 
 def test_a_work_tree_has_the_files_of_its_commit_and_is_gone_afterwards(repository, tmp_path):
     folder, shas = repository
-    found = Repository.around(folder)
-    with found.worktree(shas[1], tmp_path / "trees") as tree:
+    repo = Repository.around(folder)
+    with repo.worktree(shas[1], tmp_path / "trees") as tree:
         assert (tree / "number").read_text() == "2\n"
         assert read_commit(tree).commit == shas[1]
         assert read_commit(tree).branch is None
@@ -280,12 +280,12 @@ def test_a_work_tree_has_the_files_of_its_commit_and_is_gone_afterwards(reposito
 
 def test_what_a_killed_process_left_of_a_work_tree_is_cleared_away(repository, tmp_path):
     folder, shas = repository
-    found = Repository.around(folder)
-    left = found.worktree(shas[1], tmp_path / "trees")
+    repo = Repository.around(folder)
+    left = repo.worktree(shas[1], tmp_path / "trees")
     tree = left.__enter__()
     (tree / "number").write_text("changed by whoever was killed")
     (tree / "left").write_text("over")
-    with found.worktree(shas[1], tmp_path / "trees") as again:
+    with repo.worktree(shas[1], tmp_path / "trees") as again:
         assert again == tree
         assert (again / "number").read_text() == "2\n"
         assert not (again / "left").exists()
@@ -304,10 +304,10 @@ def test_other_work_trees_stay_known_though_their_disk_is_away(repository, tmp_p
 
 def test_a_work_tree_that_something_else_has_removed_is_made_again(repository, tmp_path):
     folder, shas = repository
-    found = Repository.around(folder)
-    left = found.worktree(shas[1], tmp_path / "trees")
+    repo = Repository.around(folder)
+    left = repo.worktree(shas[1], tmp_path / "trees")
     shutil.rmtree(left.__enter__())
-    with found.worktree(shas[1], tmp_path / "trees") as tree:
+    with repo.worktree(shas[1], tmp_path / "trees") as tree:
         (tree / ".git").unlink()
     assert git(folder, "worktree", "list").count("\n") == 0
 
@@ -346,12 +346,12 @@ def test_users_settings_change_nothing(repository, tmp_path, monkeypatch):
         "[status]\nshort = true\n[diff]\nexternal = /bin/false\n[format]\npretty = fuller\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    found = Repository.around(folder)
-    assert found.describe(shas[1]).subject == "Number 2"
+    repo = Repository.around(folder)
+    assert repo.describe(shas[1]).subject == "Number 2"
     states = []
     for text in ("changed\n", "changed again\n"):
         (folder / "number").write_text(text)
-        states.append(found.state())
+        states.append(repo.state())
     assert all(state.is_dirty and state.subject == "Number 4" for state in states)
     assert states[0].changes != states[1].changes
 

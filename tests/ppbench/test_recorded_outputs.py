@@ -1,4 +1,4 @@
-"""What every command prints and writes, compared byte for byte with what was recorded.
+"""The output and the files of every command, compared byte for byte with the recorded ones.
 
 The texts are in `recorded/`. Where a change of them is meant, `--record` writes them anew.
 """

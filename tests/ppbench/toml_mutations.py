@@ -1,4 +1,4 @@
-"""Sweep files that nobody would write: valid ones, each changed in a few random places."""
+"""Sweep files with random mistakes: valid files, each changed in a few places."""
 
 from __future__ import annotations
 

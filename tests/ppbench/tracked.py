@@ -21,7 +21,7 @@ schedule = ["1f1b", "afab"]
 
 
 def slower(by: float, figures: Iterable[float] = STEADY) -> tuple[float, ...]:
-    """Not all by exactly as much, as no two launches are."""
+    """Figures that are lower by about `by`, by slightly different amounts."""
     return tuple(f * (1 - by) * (1 + n % 3 / 1000) for n, f in enumerate(figures))
 
 

@@ -21,7 +21,7 @@ def opened(name, **settings):
 
 
 def counted_per_token(stage):
-    """Forward and backward, attention as plain products: fused ones are not counted on the CPU."""
+    """FLOPs per token, with attention as plain products: torch counts no fused ones on the CPU."""
     ids = torch.zeros(BATCH, SEQ_LEN, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         (logits,) = stage(ids)

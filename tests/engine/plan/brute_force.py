@@ -1,4 +1,4 @@
-"""What the rules, the deadlock proof and the simulator say, said again as plainly as can be.
+"""The rules, the deadlock proof and the simulator, computed again in the plainest way.
 
 Nothing here is fast, and nothing is shared with what it judges but the types and the placement.
 """
@@ -141,7 +141,7 @@ class _Run:
         return moves
 
     def front(self, rank, ops):
-        """The posted transfers of these ops that no other stands in front of."""
+        """The posted transfers of these ops that need not wait for another one."""
         posted = self.posted[rank]
         return [
             one

@@ -16,7 +16,7 @@ KINDS = ("swap", "drop", "double", "move", "relabel")
 
 @st.composite
 def programs(draw, ranks=FEW_RANKS):
-    """Of each schedule in small shapes; some full backwards split in place."""
+    """Programs of each schedule in small shapes; some full backwards are split in place."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     p, m = draw(ranks), draw(st.integers(1, 6))
     v = draw(st.sampled_from(stages_per_rank(name)))
@@ -70,7 +70,7 @@ def mutated_transfers(draw):
 
 @st.composite
 def simulations(draw):
-    """What `simulate` takes: a program, its costs by stage (some nothing) and its transfers."""
+    """Arguments of `simulate`: a program, its costs by stage (some zero) and its transfers."""
     program = draw(programs())
     costs = st.tuples(*[st.integers(0, 9)] * program.num_stages)
     durations = Durations(draw(costs), draw(costs), draw(costs))

@@ -122,7 +122,7 @@ def test_what_is_handed_on_within_a_rank_is_no_message_but_is_let_go():
 
 @pytest.mark.parametrize(("name", "p", "v"), families(ranks=(1, 2, 4)))
 def test_after_the_last_action_only_gradients_are_left(name, p, v):
-    """The optimizer rises above everything else, so that the peak tells what it starts on."""
+    """The optimizer's peak is the highest, so it shows how much was left when it began."""
     for one in programs_of(name, p, v).values():
         lowered, num_messages = lower(one), one.num_stages - 1
         messages = Messages((2,) * num_messages, (2,) * num_messages, is_queued=False)

@@ -44,7 +44,7 @@ def programs(request, is_thorough):
 
 
 def idle_ns(program, costs):
-    """What a rank does not compute in a step, and the costs, scaled so that stages divide them."""
+    """The idle time of a rank in a step, and the costs, scaled so that stages divide them."""
     scaled = tuple(cost * program.num_stages for cost in costs)
     simulation = simulate(program, uniform(program.placement, *scaled))
     return simulation.makespan_ns - program.num_microbatches * sum(scaled), scaled

@@ -50,7 +50,7 @@ def rows_of(torch_name, p, m, v):
 
 @cache
 def _stage(p, v):
-    """What a schedule asks a stage for when it is made."""
+    """A mock of the attributes that a schedule reads from a stage when it is made."""
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, p, None, p * v
     return stage
@@ -62,5 +62,5 @@ def schedule(torch_name, p, m, v):
 
 
 def runtime(p, m, v, **options):
-    """What runs any of them, with no program yet."""
+    """Torch's runtime for any schedule, without a program yet."""
     return _PipelineScheduleRuntime([_stage(p, v)] * v, m, **options)

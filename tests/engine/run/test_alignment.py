@@ -94,7 +94,7 @@ def test_spans_keep_everything_but_their_times():
 
 
 class DriftingClock:
-    """A rank's clock as a function of rank 0's: exact, told in whole nanoseconds."""
+    """A rank's clock as an exact function of rank 0's, read in whole nanoseconds."""
 
     def __init__(self, offset_ns: int, drift: Fraction) -> None:
         self._offset_ns, self._drift = offset_ns, drift
@@ -178,7 +178,7 @@ def test_pings_over_gloo_bound_an_offset_that_is_nought(ranks):
 
 @dataclass
 class Apart:
-    """What a rank in a namespace of its own saw of a step."""
+    """The spans of a step on a rank in its own time namespace, before and after alignment."""
 
     true_offset_ns: int
     alignment: Alignment

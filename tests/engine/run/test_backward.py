@@ -178,7 +178,7 @@ class Tied(nn.Module):
 
 
 class Functional(nn.Module):
-    """Uses its linear's weight by itself too: after the linear, so that autocast has seen it."""
+    """Also uses its linear's weight directly: after the linear, so that autocast has seen it."""
 
     def __init__(self, *, is_first: bool = False) -> None:
         super().__init__()
@@ -696,7 +696,7 @@ class Allocations(TorchDispatchMode):
 
 @pytest.fixture
 def _without_collector() -> Iterator[None]:
-    """What goes must go by itself."""
+    """Disable the garbage collector: tensors must be freed by reference counts only."""
     gc.collect()
     gc.disable()
     yield
@@ -845,7 +845,7 @@ def test_a_compiled_stage_does_all_in_i(monkeypatch):
 
 
 def without_compiler(module: nn.Module) -> None:
-    """As `nn.Module.compile`, less the C++ compiler."""
+    """Compile a module as `nn.Module.compile` does, but without the C++ compiler."""
     module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
 
 

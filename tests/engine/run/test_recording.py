@@ -1,4 +1,4 @@
-"""What a step records changes nothing that it computes, and nothing is recorded unasked."""
+"""Recording changes no result of a step, and only what is asked for is recorded."""
 
 import collections
 import json

@@ -48,7 +48,7 @@ def opened(fabric, message=LONGEST, num_slots=NUM):
 
 
 def message_of(number, length):
-    """What both ranks can make, some of it not contiguous."""
+    """A message that both ranks can compute, with a tensor that is not contiguous."""
     generator = torch.Generator().manual_seed(number)
     values = torch.randn(2, length, 8, generator=generator)
     ids = torch.randint(0, 99, (length, 2), generator=generator).t()
@@ -259,7 +259,7 @@ def test_who_waits_for_a_dead_rank_is_told(warm_starts, tmp_path, dier, words):
 
 
 def told(change):
-    """What a rank is told that meets one which differs from it as `change` says."""
+    """Whether a rank may share memory with one that differs from it as `change` says."""
 
     def gather(ours):
         return [ours] if isinstance(ours, bool) else [ours, change(ours)]

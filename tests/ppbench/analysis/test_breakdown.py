@@ -42,32 +42,34 @@ def test_a_launch_has_one_figure_per_class():
 
 
 def test_what_takes_longer_is_named_and_nothing_else():
-    found = moved(launches({}), launches({(1, "F"): 1.08}))
-    assert [one for one, of in found.items() if of.has_moved and of.of.kind != Kind.waiting] == [F1]
-    ratio = found[F1].change.ratio
+    changes = moved(launches({}), launches({(1, "F"): 1.08}))
+    assert [
+        span for span, part in changes.items() if part.has_moved and part.of.kind != Kind.waiting
+    ] == [F1]
+    ratio = changes[F1].change.ratio
     assert ratio is not None
     assert ratio.estimate == pytest.approx(1.08, abs=1e-6)
-    assert found[F1].contribution_ns == pytest.approx(0.8 * MS, rel=1e-3)
-    assert found[F1].change.verdict is Verdict.slower
+    assert changes[F1].contribution_ns == pytest.approx(0.8 * MS, rel=1e-3)
+    assert changes[F1].change.verdict is Verdict.slower
 
 
 def test_causes_come_by_what_they_add_and_waiting_comes_last():
-    found = list(moved(launches({}), launches({(1, "F"): 1.1, (1, "B"): 1.2, (-1, "OPT"): 1.5})))
+    changes = list(moved(launches({}), launches({(1, "F"): 1.1, (1, "B"): 1.2, (-1, "OPT"): 1.5})))
     optimizers = [SpanClass(Kind.optimizer, 0), OPTIMIZER1]
-    assert found[:4] == [B1, *optimizers, F1]
-    assert {one.kind for one in found[-2:]} == {Kind.waiting}
+    assert changes[:4] == [B1, *optimizers, F1]
+    assert {one.kind for one in changes[-2:]} == {Kind.waiting}
 
 
 def test_what_a_step_hardly_feels_has_not_moved():
-    found = moved(launches({}), launches({(-1, "OPT"): 1.05}))  # 0.2 of 56 ms
-    assert found[OPTIMIZER1].change.verdict is Verdict.slower
-    assert not found[OPTIMIZER1].has_moved
+    changes = moved(launches({}), launches({(-1, "OPT"): 1.05}))  # 0.2 of 56 ms
+    assert changes[OPTIMIZER1].change.verdict is Verdict.slower
+    assert not changes[OPTIMIZER1].has_moved
 
 
 def test_one_launch_a_side_is_shown_and_not_tested():
-    found = moved(launches({})[:1], launches({(1, "F"): 1.5})[:1])
-    assert not any(of.is_tested or of.has_moved for of in found.values())
-    change = found[F1].change
+    changes = moved(launches({})[:1], launches({(1, "F"): 1.5})[:1])
+    assert not any(part.is_tested or part.has_moved for part in changes.values())
+    change = changes[F1].change
     assert (change.base, change.head, change.ratio) == (10 * MS, 15 * MS, None)
 
 

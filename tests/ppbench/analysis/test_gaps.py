@@ -21,14 +21,14 @@ def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gaps_and_computations_fill_every_rank_without_overlap(schedule, latency_ms):
     step = pd.DataFrame(simulated(schedule, latency_ms).spans())
-    found = waits(step)
-    end = found.spans["end_ns"].max()
+    result = waits(step)
+    end = result.spans["end_ns"].max()
     pieces = [
-        gaps(found)[["rank", "start_ns", "end_ns"]],
-        found.spans[["rank", "start_ns", "end_ns"]],
+        gaps(result)[["rank", "start_ns", "end_ns"]],
+        result.spans[["rank", "start_ns", "end_ns"]],
     ]
     for _, filled in pd.concat(pieces).sort_values("start_ns").groupby("rank"):
-        assert filled["start_ns"].iloc[0] == found.spans["start_ns"].min()
+        assert filled["start_ns"].iloc[0] == result.spans["start_ns"].min()
         assert filled["end_ns"].iloc[-1] == end
         assert (
             filled["start_ns"].iloc[1:].to_numpy() == filled["end_ns"].iloc[:-1].to_numpy()
@@ -39,23 +39,23 @@ def test_gaps_and_computations_fill_every_rank_without_overlap(schedule, latency
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_critical_path_of_spans_is_that_of_the_plan(schedule, latency_ms):
     simulation = simulated(schedule, latency_ms)
-    found = waits(pd.DataFrame(simulation.spans()))
-    rows = found.spans.iloc[critical_path(found)]
+    result = waits(pd.DataFrame(simulation.spans()))
+    rows = result.spans.iloc[critical_path(result)]
     walked = [Action(row.stage, Op(row.op), row.microbatch) for row in rows.itertuples()]
     assert walked == [a for a in path_of_plan(simulation) if a.op in COMPUTE_OPS]
 
 
 def test_a_plan_with_free_transfers_waits_for_stages_alone():
-    found = gaps(waits(pd.DataFrame(simulated("1f1b", 0).spans())))
-    assert set(found["cause"]) == {Cause.STAGE, Cause.NO_WORK}
+    result = gaps(waits(pd.DataFrame(simulated("1f1b", 0).spans())))
+    assert set(result["cause"]) == {Cause.STAGE, Cause.NO_WORK}
 
 
 def told(step: pd.DataFrame) -> list[tuple]:
     columns = ["rank", "cause", "start_ns", "end_ns"]
-    found = gaps(waits(step))
+    result = gaps(waits(step))
     return [
         (r, Cause(c).name, s // MS, e // MS)
-        for r, c, s, e in found[columns].itertuples(index=False)
+        for r, c, s, e in result[columns].itertuples(index=False)
     ]
 
 
@@ -78,16 +78,16 @@ def test_a_rank_that_has_everything_and_does_not_begin_waits_for_its_host():
 
 
 def test_what_was_made_before_the_rank_was_free_did_not_keep_it_waiting():
-    found = waits(pd.DataFrame(simulated("afab", 0).spans()))
-    free, made, arrived, start = moments(found)
+    result = waits(pd.DataFrame(simulated("afab", 0).spans()))
+    free, made, arrived, start = moments(result)
     assert (free <= made).all()
     assert (made <= arrived).all()
     assert (arrived <= start).all()
-    assert (found.before == NONE).sum() == 4
+    assert (result.before == NONE).sum() == 4
 
 
 def test_a_step_of_one_rank_has_no_makers():
     alone = spans()[lambda frame: (frame["rank"] == 0) & frame["op"].isin(["F", "B"])]
-    found = waits(alone)
-    assert (found.maker == NONE).all()
+    result = waits(alone)
+    assert (result.maker == NONE).all()
     assert told(alone) == [(0, "HOST", 15, 41)]

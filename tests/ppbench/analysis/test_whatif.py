@@ -46,20 +46,20 @@ def test_the_run_as_modelled_has_the_closed_form_of_its_schedule():
 
 
 def test_other_schedules_have_theirs_at_the_same_costs():
-    told = answers(EQUAL)
-    assert told["afab"].step_ns == 11 * 300
-    assert told["afab"].held == 8
-    assert told["interleaved_1f1b, 2 stages per rank"].step_ns == 8 * 300 + 3 * 300 // 2
-    assert told["zb_h1"].step_ns == 8 * 300 + 3 * (100 + 100 - 100)
-    assert told["zbv, 2 stages per rank"].step_ns == 8 * 300 + 3 * 100 // 2
-    assert "1f1b" not in told
+    by_question = answers(EQUAL)
+    assert by_question["afab"].step_ns == 11 * 300
+    assert by_question["afab"].held == 8
+    assert by_question["interleaved_1f1b, 2 stages per rank"].step_ns == 8 * 300 + 3 * 300 // 2
+    assert by_question["zb_h1"].step_ns == 8 * 300 + 3 * (100 + 100 - 100)
+    assert by_question["zbv, 2 stages per rank"].step_ns == 8 * 300 + 3 * 100 // 2
+    assert "1f1b" not in by_question
 
 
 def test_every_registered_schedule_is_answered_or_refused_with_its_reason():
-    told = answers(EQUAL, lower(build_program("1f1b", 4, 6)))
-    names = {question.partition(",")[0] for question in told} | {"1f1b"}
+    by_question = answers(EQUAL, lower(build_program("1f1b", 4, 6)))
+    names = {question.partition(",")[0] for question in by_question} | {"1f1b"}
     assert names >= set(SCHEDULES)
-    refused = told["dualpipev, 2 stages per rank"]
+    refused = by_question["dualpipev, 2 stages per rank"]
     assert isinstance(refused, Inapplicable)
     assert "at least 2 x world_size" in refused.reason
 
@@ -72,9 +72,9 @@ def test_perfect_balance_spreads_the_same_work_evenly():
 
 def test_free_transfers_and_both():
     linked = Costs({Op.F: (100, 160, 100, 40), Op.B: (200, 320, 200, 80)}, {Edge(0, 1): 70})
-    told = answers(linked)
-    assert told["perfect balance, free transfers"].step_ns == 11 * 300
-    assert told["free transfers"].step_ns < as_modelled(PROGRAM, linked).step_ns
+    by_question = answers(linked)
+    assert by_question["perfect balance, free transfers"].step_ns == 11 * 300
+    assert by_question["free transfers"].step_ns < as_modelled(PROGRAM, linked).step_ns
 
 
 def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
@@ -85,8 +85,8 @@ def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
     stage, link = slow_stage(costs), slow_link(costs)
     assert (stage.index, stage.ns, stage.others_ns, stage.ratio) == (1, 450, 300, 1.5)
     assert (link.index, link.ns, link.others_ns) == (1, 50, 10)
-    told = {answer.question: answer for answer in without_outliers(PROGRAM, costs)}
-    assert list(told) == ["stage 1 like the others", "link 1-2 like the others"]
+    by_question = {answer.question: answer for answer in without_outliers(PROGRAM, costs)}
+    assert list(by_question) == ["stage 1 like the others", "link 1-2 like the others"]
     free = Costs(costs.by_stage, {})
     (alone,) = without_outliers(PROGRAM, free)
     assert alone.step_ns == 11 * 300
@@ -104,10 +104,10 @@ def test_where_nothing_stands_out_nothing_is_told():
 def test_a_model_cut_more_finely_or_coarsely_keeps_its_cost_where_it_is():
     # All work is in the model's first half. A V puts that on rank 0 and 1 in turn: stages 0 and 1.
     lopsided = Costs({Op.F: (100, 0), Op.B: (200, 0)}, {})
-    told = answers(lopsided, lower(build_program("1f1b", 2, 4)))
-    assert told["perfect balance"].step_ns == 5 * 150
-    assert told["looped_bfs, 2 stages per rank"].step_ns == 5 * 150
-    assert told["afab"].step_ns == 4 * 300
+    by_question = answers(lopsided, lower(build_program("1f1b", 2, 4)))
+    assert by_question["perfect balance"].step_ns == 5 * 150
+    assert by_question["looped_bfs, 2 stages per rank"].step_ns == 5 * 150
+    assert by_question["afab"].step_ns == 4 * 300
     whole = Costs({Op.F: (50, 50, 0, 0), Op.B: (100, 100, 0, 0)}, {})
     looped = lower(build_program("interleaved_1f1b", 2, 4))
     assert answers(whole, looped)["afab"].step_ns == 4 * 300

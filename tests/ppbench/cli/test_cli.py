@@ -168,7 +168,7 @@ def test_a_dry_run_lists_the_chosen_cases_alone(tmp_path):
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
-    """As SIGHUP under nohup."""
+    """SIGHUP is ignored under nohup."""
     program = """\
 import signal
 from ppbench.cli import main

@@ -1,4 +1,4 @@
-"""What the commands print of runs that are in the store already."""
+"""Commands print the runs of a store."""
 
 import json
 

@@ -195,7 +195,7 @@ def test_the_list_as_a_table_says_what_its_figures_are_of():
 
 
 def drawn(prediction, width=None):
-    """As a terminal of that width shows it, in colours; without one, as a pipe gets it."""
+    """The drawing in colours for a terminal of this width, or for a pipe without one."""
     is_terminal = width is not None
     system = "truecolor" if is_terminal else None
     console = Console(

@@ -52,10 +52,10 @@ def test_every_commit_comes_once_and_always_from_the_largest_gap(count):
 
 def test_a_range_has_both_its_ends_and_may_end_at_head(repository):
     folder, shas = repository
-    found = Repository.around(folder)
-    assert commits_of(found, f"{shas[1]}..{shas[3]}") == shas[1:4]
-    assert commits_of(found, f"{shas[2]}..") == shas[2:]
-    assert commits_of(found, f"{shas[2]}..{shas[2]}") == [shas[2]]
+    repo = Repository.around(folder)
+    assert commits_of(repo, f"{shas[1]}..{shas[3]}") == shas[1:4]
+    assert commits_of(repo, f"{shas[2]}..") == shas[2:]
+    assert commits_of(repo, f"{shas[2]}..{shas[2]}") == [shas[2]]
 
 
 @pytest.mark.parametrize("span", ["main", "..main", "main~2...main", ".."])

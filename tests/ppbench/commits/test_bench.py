@@ -1,4 +1,4 @@
-"""What runs in a commit's work tree, and both sides of a comparison."""
+"""Sweeps in the work tree of a commit, and measuring both sides of a comparison."""
 
 import os
 import select
@@ -107,7 +107,7 @@ def test_an_account_begins_with_what_tells_most():
 
 
 def now():
-    """Of a launch that counts: made just now, by the code that measures."""
+    """Columns of a launch that counts: made just now, by the present measuring code."""
     return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
 
 

@@ -1,4 +1,4 @@
-"""What a bisection says, from launches that are stored: none of these tests starts a rank."""
+"""Bisections of stored launches: none of these tests starts a rank."""
 
 import json
 

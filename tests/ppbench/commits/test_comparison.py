@@ -47,10 +47,10 @@ def printed_by(store: Store, *names: str, how: Format = Format.table) -> Printed
     return printed("compare", *names, "--results", store.folder, "--format", how.value)
 
 
-def verdicts(found: Comparison) -> dict[tuple[str, str, str], str]:
+def verdicts(result: Comparison) -> dict[tuple[str, str, str], str]:
     return {
         (line.series.text, line.series.fingerprint, line.metric.name): line.change.verdict
-        for line in found.lines
+        for line in result.lines
     }
 
 
@@ -59,9 +59,9 @@ def test_each_case_has_a_line_per_metric(store):
         add_launches(store, STEADY, BASE, case)
     add_launches(store, STEADY, HEAD, CASE)
     add_launches(store, slower(0.08), HEAD, AFAB, bubble_fraction=0.29, peak_memory_bytes=9 * 2**20)
-    found = compared(store)
-    assert found.axes == ("schedule",)
-    assert verdicts(found) == {
+    result = compared(store)
+    assert result.axes == ("schedule",)
+    assert verdicts(result) == {
         ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
         ("1f1b", "f1f2", "bubble_fraction"): Verdict.same,
         ("1f1b", "f1f2", "peak_memory_bytes"): Verdict.same,
@@ -69,8 +69,8 @@ def test_each_case_has_a_line_per_metric(store):
         ("afab", "f1f2", "bubble_fraction"): Verdict.slower,
         ("afab", "f1f2", "peak_memory_bytes"): Verdict.faster,
     }
-    assert [one.text for one in found.changed()] == ["afab"]
-    assert found.notes == ()
+    assert [one.text for one in result.changed()] == ["afab"]
+    assert result.notes == ()
 
 
 def test_fingerprints_are_never_mixed(store):
@@ -80,13 +80,13 @@ def test_fingerprints_are_never_mixed(store):
     add_launches(store, slower(0.5), HEAD, fingerprint="slow")
     add_launches(store, slower(0.7), HEAD, AFAB, fingerprint="third")
     add_launches(store, slower(0.7), BASE, AFAB)
-    found = compared(store, "tokens_per_s")
-    assert verdicts(found) == {
+    result = compared(store, "tokens_per_s")
+    assert verdicts(result) == {
         ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
         ("1f1b", "slow", "tokens_per_s"): Verdict.same,
     }
-    assert "only base was measured on the machine f1f2 (afab)" in found.notes[0]
-    assert "only head was measured on the machine third (afab)" in found.notes[1]
+    assert "only base was measured on the machine f1f2 (afab)" in result.notes[0]
+    assert "only head was measured on the machine third (afab)" in result.notes[1]
 
 
 def test_stored_noise_is_the_floor(store):
@@ -110,9 +110,9 @@ def test_noise_from_the_launches_that_are_compared_is_not_used(store):
     for run_ids in (base[:3], None):
         facts = (CASE.case_id, "f1f2", "2026-01-01", None, 3, {"tokens_per_s": 0.05})
         write_noise(store.folder, StoredNoise(*facts, run_ids))
-        found = compared(store)
-        assert (found.lines[0].noise, found.lines[0].change.floor) == (None, 0.01)
-        assert found.notes[0].startswith("the stored noise of 1f1b, 2 ranks")
+        result = compared(store)
+        assert (result.lines[0].noise, result.lines[0].change.floor) == (None, 0.01)
+        assert result.notes[0].startswith("the stored noise of 1f1b, 2 ranks")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_notes_tell_what_a_reader_must_know(store):
 def test_what_moved_is_said_with_waiting_last(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
-    found = compared(store)
-    (one,) = break_down(found, found.changed())
+    result = compared(store)
+    (one,) = break_down(result, result.changed())
     cause, waiting = moved_sentences(one)
     assert cause.startswith(
         "compute of stage 1 moved: B 12.0 -> 13.2 ms a microbatch, +10.0 % [+9.9, +10.1]; "
@@ -173,19 +173,19 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     add_launches(store, STEADY, BASE, stretch={})
     disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
     ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
-    found = compared(store)
-    assert found.lines[0].change.verdict is Verdict.unclear
-    (told,) = [note for note in found.notes if "outlier" in note]
+    result = compared(store)
+    assert result.lines[0].change.verdict is Verdict.unclear
+    (told,) = [note for note in result.notes if "outlier" in note]
     assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
-    (one,) = break_down(found, found.changed())
+    (one,) = break_down(result, result.changed())
     assert moved_sentences(one)[0].startswith("compute of stage 1 moved: B 12.0 -> 13.2 ms")
 
 
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
-    found = compared(store)
-    (one,) = break_down(found, found.changed())
+    result = compared(store)
+    (one,) = break_down(result, result.changed())
     told = moved_sentences(one)
     assert told[0] == "no compute, optimizer or transfer time changed significantly"
 
@@ -193,9 +193,9 @@ def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
 def test_one_launch_a_side_shows_what_moved_as_untested(store):
     add_launches(store, STEADY[:1], BASE, stretch={})
     add_launches(store, STEADY[:1], HEAD, stretch={(1, "F"): 1.08})
-    found = compared(store)
-    assert found.changed() == []
-    (one,) = break_down(found, found.series())
+    result = compared(store)
+    assert result.changed() == []
+    (one,) = break_down(result, result.series())
     told = moved_sentences(one)
     assert told[0] == "untested, since that takes 3 launches a side; the largest differences:"
     assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
@@ -238,10 +238,10 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
         *("slower", "same", "less")
     ]
     assert "What moved in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
-    found = json.loads(printed_by(store, "HEAD~1", "HEAD", how=Format.json).text)
-    assert [one["verdict"] for one in found["changes"]] == ["slower", "same", "faster"]
-    assert {one["kind"] for one in found["moved"] if one["has_moved"]} >= {"compute"}
-    assert found["head"]["commit"] == second
+    result = json.loads(printed_by(store, "HEAD~1", "HEAD", how=Format.json).text)
+    assert [one["verdict"] for one in result["changes"]] == ["slower", "same", "faster"]
+    assert {one["kind"] for one in result["moved"] if one["has_moved"]} >= {"compute"}
+    assert result["head"]["commit"] == second
     rows = printed_by(store, "HEAD~1", "HEAD", how=Format.csv).text.splitlines()
     assert len(rows) == 1 + 3
     assert rows[0].startswith("case_id,case,fingerprint,metric,base,head,ratio")
@@ -270,10 +270,12 @@ def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_it
     for sha in (BASE, HEAD):
         add_launches(store, STEADY, sha, **long)
     add_launches(store, slower(0.2)[:3], HEAD, **short)
-    found = compared(store, "tokens_per_s")
-    (line,) = found.lines
+    result = compared(store, "tokens_per_s")
+    (line,) = result.lines
     assert (line.change.verdict, line.change.num_head) == (Verdict.same, 5)
-    assert found.notes[0].startswith("only head was measured with measure.steps=1, measure.verify=")
+    assert result.notes[0].startswith(
+        "only head was measured with measure.steps=1, measure.verify="
+    )
     add_launches(store, STEADY[:3], BASE, **short)
     first, second = compared(store, "tokens_per_s").lines
     assert (first.change.verdict, second.change.verdict) == (Verdict.same, Verdict.slower)

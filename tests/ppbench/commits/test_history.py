@@ -1,4 +1,4 @@
-"""What a series tells, and `ppbench history`: its tables, its exit codes, what programs get."""
+"""Series, and `ppbench history`: its tables, its exit codes, its JSON and CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import Printed, ppbench, printed
-from histories import CASE, OTHER, Runs, Told, five, repository
+from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 
 from ppbench.commits.series import history
 from ppbench.display.formats import Format
@@ -107,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shas = repository(place, [f"change {n}" for n in range(NUM_COMMITS)])
     runs = Runs(place / "results")
     for number, sha in enumerate(shas):
-        told = Told(sha, number, f"change {number}")
+        told = CommitFacts(sha, number, f"change {number}")
         if number not in (4, BAD - 1):
             level = 1000.0 if number < BAD else 920.0
             runs.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:3])
@@ -203,7 +203,7 @@ def test_another_figure_has_its_own_unit_and_direction(here: Path) -> None:
 
 def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "results")
-    runs.add_launches(Told("a" * 40, 0), CASE, five(1000.0, 0))
+    runs.add_launches(CommitFacts("a" * 40, 0), CASE, five(1000.0, 0))
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert outcome.exit_code == 0
     assert "one commit" in outcome.text
@@ -212,7 +212,7 @@ def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
 
 def test_where_nothing_ran_it_exits_with_3_and_says_how_to_see_why(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "results")
-    runs.add(Told("a" * 40, 0), CASE, None)
+    runs.add(CommitFacts("a" * 40, 0), CASE, None)
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert outcome.exit_code == 3
     assert "1 run failed: ppbench ls, ppbench show RUN" in outcome.notes[-1]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from histories import CASE, OTHER, Runs, Told, five, repository
+from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 from repositories import git
 from stored_runs import run_row
 
@@ -43,7 +43,7 @@ def test_commits_stand_in_the_repositorys_order_whenever_they_were_measured(
 ) -> None:
     shas = made(tmp_path / "repo", 4)
     for number in (3, 0, 2, 1):
-        runs.add(Told(shas[number], 100 - number), CASE, 1000.0 + number)
+        runs.add(CommitFacts(shas[number], 100 - number), CASE, 1000.0 + number)
     history = asked(runs, tmp_path / "repo")
     assert commits(history) == shas
     assert [point.value for point in history.series[0].points] == [1000, 1001, 1002, 1003]
@@ -56,7 +56,7 @@ def test_commits_that_were_not_measured_are_counted_where_they_are(
 ) -> None:
     shas = made(tmp_path / "repo", 10)
     for number in (1, 2, 6):
-        runs.add(Told(shas[number], number), CASE, 1000.0)
+        runs.add(CommitFacts(shas[number], number), CASE, 1000.0)
     [series] = asked(runs, tmp_path / "repo").series
     assert [point.num_before for point in series.points] == [0, 0, 3]
     assert (series.num_unmeasured, series.num_behind) == (3, 3)
@@ -64,8 +64,8 @@ def test_commits_that_were_not_measured_are_counted_where_they_are(
 
 def test_a_failed_run_is_a_point_without_a_figure(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 2)
-    runs.add(Told(shas[0], 0), CASE, 1000.0)
-    failed = runs.add(Told(shas[1], 1), CASE, None)
+    runs.add(CommitFacts(shas[0], 0), CASE, 1000.0)
+    failed = runs.add(CommitFacts(shas[1], 1), CASE, None)
     [series] = asked(runs, tmp_path / "repo").series
     first, second = series.points
     assert (first.figures, first.failures) == ((1000.0,), ())
@@ -75,15 +75,15 @@ def test_a_failed_run_is_a_point_without_a_figure(runs: Runs, tmp_path: Path) ->
 
 def test_a_launch_that_was_run_again_counts_once_by_its_newest_run(runs: Runs) -> None:
     for figure in (900.0, None, 1000.0):
-        runs.add(Told("a" * 40, 0), CASE, figure, launch=0)
-    runs.add(Told("a" * 40, 0), CASE, None, launch=0, status="interrupted")
+        runs.add(CommitFacts("a" * 40, 0), CASE, figure, launch=0)
+    runs.add(CommitFacts("a" * 40, 0), CASE, None, launch=0, status="interrupted")
     [series] = asked(runs).series
     assert [point.figures for point in series.points] == [(1000.0,)]
     assert series.num_failures == 0
 
 
 def test_fingerprints_are_never_mixed_and_the_last_that_measured_comes_first(runs: Runs) -> None:
-    told = Told("a" * 40, 0)
+    told = CommitFacts("a" * 40, 0)
     runs.add(told, CASE, 1000.0, fingerprint="old")
     runs.add(told, OTHER, 1100.0, fingerprint="new")
     runs.add(told, CASE, 2000.0, fingerprint="new")
@@ -99,9 +99,9 @@ def test_fingerprints_are_never_mixed_and_the_last_that_measured_comes_first(run
 
 
 def test_uncommitted_changes_are_left_out_and_said_unless_they_are_asked_for(runs: Runs) -> None:
-    runs.add(Told("a" * 40, 0), CASE, 1000.0)
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
     for changes in ("c1", "c1", "c2"):
-        runs.add(Told("a" * 40, 0, is_dirty=True, changes=changes), CASE, 900.0)
+        runs.add(CommitFacts("a" * 40, 0, is_dirty=True, changes=changes), CASE, 900.0)
     history = asked(runs)
     assert history.series[0].dirty == ()
     assert "3 runs with uncommitted changes: excluded; --dirty shows them" in history.notes
@@ -127,7 +127,7 @@ def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
 ) -> None:
     (first, second), side, merge = merged(tmp_path / "repo")
     for number, sha in enumerate((first, side, second, merge)):
-        runs.add(Told(sha, number), CASE, 1000.0)
+        runs.add(CommitFacts(sha, number), CASE, 1000.0)
     history = asked(runs, tmp_path / "repo")
     assert commits(history) == [first, second, merge]
     assert history.notes == (
@@ -142,7 +142,7 @@ def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
 def test_a_detached_head_is_the_end_of_the_line(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 3)
     for number, sha in enumerate(shas):
-        runs.add(Told(sha, number), CASE, 1000.0)
+        runs.add(CommitFacts(sha, number), CASE, 1000.0)
     git(tmp_path / "repo", "checkout", "--quiet", shas[1])
     history = asked(runs, tmp_path / "repo")
     assert commits(history) == shas[:2]
@@ -154,8 +154,8 @@ def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
 ) -> None:
     shas = made(tmp_path / "repo", 4)
     for number, sha in enumerate(shas):
-        runs.add(Told(sha, number), CASE, 1000.0)
-    runs.add(Told("f" * 40, 2, "gone"), CASE, 900.0)
+        runs.add(CommitFacts(sha, number), CASE, 1000.0)
+    runs.add(CommitFacts("f" * 40, 2, "gone"), CASE, 900.0)
     line = asked(runs, tmp_path / "repo")
     assert commits(line) == shas
     assert line.notes[0].startswith("1 run of 1 commit not in ")
@@ -169,8 +169,8 @@ def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
 def test_a_trial_over_other_steps_is_not_mixed_in(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 2)
     for number, sha in enumerate(shas):
-        runs.add_launches(Told(sha, number), CASE, [1000.0] * 3, measure_steps=50)
-    runs.add_launches(Told(shas[1], 1), CASE, [500.0] * 3, measure_steps=1)
+        runs.add_launches(CommitFacts(sha, number), CASE, [1000.0] * 3, measure_steps=50)
+    runs.add_launches(CommitFacts(shas[1], 1), CASE, [500.0] * 3, measure_steps=1)
     history = asked(runs, tmp_path / "repo")
     assert [point.figures for point in history.series[0].points] == [(1000.0,) * 3] * 2
     assert history.notes == ("3 runs with other measurement settings: excluded",)
@@ -179,7 +179,7 @@ def test_a_trial_over_other_steps_is_not_mixed_in(runs: Runs, tmp_path: Path) ->
 def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 4)
     for number, sha in enumerate(shas):
-        runs.add(Told(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
+        runs.add(CommitFacts(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
     [note] = asked(runs, tmp_path / "repo").notes
     assert note.startswith("measured by 2 versions of ppbench, which changes at ")
     assert f" at {shas[2][:9]}: " in note
@@ -188,7 +188,7 @@ def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path
 def test_a_shallow_clone_says_how_to_get_the_rest(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 4)
     for number, sha in enumerate(shas):
-        runs.add(Told(sha, number), CASE, 1000.0)
+        runs.add(CommitFacts(sha, number), CASE, 1000.0)
     git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{tmp_path}/repo", "shallow")
     history = asked(runs, tmp_path / "shallow")
     assert commits(history) == shas
@@ -198,7 +198,7 @@ def test_a_shallow_clone_says_how_to_get_the_rest(runs: Runs, tmp_path: Path) ->
 
 def test_without_a_repository_commits_are_in_the_order_of_their_dates(runs: Runs) -> None:
     for number in (2, 0, 1):
-        runs.add(Told(f"{number}" * 40, number), CASE, 1000.0)
+        runs.add(CommitFacts(f"{number}" * 40, number), CASE, 1000.0)
     history = asked(runs)
     assert commits(history) == ["0" * 40, "1" * 40, "2" * 40]
     assert all(point.is_known for point in history.series[0].points)
@@ -213,7 +213,7 @@ def test_the_repository_is_the_one_around_here_or_that_of_the_sweep(
     [sha] = made(tmp_path / "repo", 1)
     sweep = tmp_path / "repo" / "sweep.toml"
     sweep.write_text('[grid]\nschedule = "1f1b"\n')
-    runs.add(Told(sha, 0), CASE, 1000.0, sweep_file=str(sweep))
+    runs.add(CommitFacts(sha, 0), CASE, 1000.0, sweep_file=str(sweep))
     assert asked(runs).line == "first-parent line of main"
     sweep.unlink()
     assert asked(runs).line == "by author date"
@@ -225,16 +225,16 @@ def test_runs_of_older_versions_have_their_commit_described_by_the_repository(
     runs: Runs, tmp_path: Path
 ) -> None:
     shas = made(tmp_path / "repo", 1)
-    runs.add(Told(shas[0], 9), CASE, 1000.0, author_date=None, subject=None)
+    runs.add(CommitFacts(shas[0], 9), CASE, 1000.0, author_date=None, subject=None)
     [point] = asked(runs, tmp_path / "repo").series[0].points
     assert point.subject == "change 0"
     assert str(point.author_date).startswith("2026-01-01T00:00:00")
 
 
 def test_runs_without_a_commit_or_without_the_figure_are_left_out_and_counted(runs: Runs) -> None:
-    runs.add(Told("a" * 40, 0), CASE, 1000.0)
-    runs.add(Told("a" * 40, 0), CASE, 1000.0, commit=None)
-    runs.add(Told("a" * 40, 0), CASE, 1000.0, tokens_per_s=None)
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0, commit=None)
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0, tokens_per_s=None)
     history = asked(runs)
     assert history.series[0].num_launches == 1
     assert history.notes[:2] == (
@@ -244,8 +244,8 @@ def test_runs_without_a_commit_or_without_the_figure_are_left_out_and_counted(ru
 
 
 def test_conditions_choose_the_runs(runs: Runs) -> None:
-    runs.add(Told("a" * 40, 0), CASE, 1000.0)
-    runs.add(Told("a" * 40, 0), replace(CASE, schedule="afab"), 900.0)
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
+    runs.add(CommitFacts("a" * 40, 0), replace(CASE, schedule="afab"), 900.0)
     history = asked(runs, where=read_conditions(["schedule=afab"]))
     assert [one.points[0].value for one in history.series] == [900.0]
     none = asked(runs, where=read_conditions(["world_size=64"]))
@@ -258,15 +258,15 @@ def test_costs_that_are_code_under_test_do_not_part_a_case(runs: Runs) -> None:
         case = replace(
             CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(time_ms,)
         )
-        runs.add(Told(f"{number}" * 40, number), case, 1000.0)
-    runs.add(Told("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
+        runs.add(CommitFacts(f"{number}" * 40, number), case, 1000.0)
+    runs.add(CommitFacts("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
     history = asked(runs)
     assert sorted(len(one.points) for one in history.series) == [1, 2]
 
 
 def test_the_noise_that_was_measured_is_the_floor(runs: Runs) -> None:
     for number in range(2):
-        runs.add(Told(f"{number}" * 40, number), CASE, 1000.0)
+        runs.add(CommitFacts(f"{number}" * 40, number), CASE, 1000.0)
     assert asked(runs).series[0].floor == FLOOR
     fingerprint = str(run_row(1, CASE)["fingerprint"])
     noise = StoredNoise(CASE.case_id, fingerprint, "", None, 10, {"tokens_per_s": 0.03})

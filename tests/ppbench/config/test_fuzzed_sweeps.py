@@ -1,4 +1,4 @@
-"""Thousands of broken sweep files: each is accepted, or refused in one line that tells where."""
+"""Thousands of broken sweep files: each is accepted, or refused in one line that says where."""
 
 import collections
 import json

@@ -1,4 +1,4 @@
-"""Colours that every kind of colour vision tells apart."""
+"""Colours are distinct for every kind of colour vision."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What is said of a bubble: rows of the store by hand, the words that they must lead to."""
+"""Sentences on a bubble, from hand-written rows of the store."""
 
 import json
 
@@ -65,9 +65,9 @@ def test_the_parts_are_told_in_order_and_add_up():
     ],
 )
 def test_imbalance_names_the_stage_that_is_slow_alone_or_those_that_are_together(costs, words):
-    told = headline(run_with(costs, structure=0.2, imbalance=0.1), ALIKE)
-    assert "The largest avoidable loss is stage imbalance: " in told
-    assert words in told
+    sentence = headline(run_with(costs, structure=0.2, imbalance=0.1), ALIKE)
+    assert "The largest avoidable loss is stage imbalance: " in sentence
+    assert words in sentence
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_exposed_transfer_names_the_link_that_is_slow_alone(edges, words):
 
 
 def test_jitter_is_told_with_its_size():
-    told = headline(run_with(structure=0.2, jitter=0.1), ALIKE)
-    assert "loss is jitter: the time of an action varies by 12.3 % around its mean" in told
+    sentence = headline(run_with(structure=0.2, jitter=0.1), ALIKE)
+    assert "loss is jitter: the time of an action varies by 12.3 % around its mean" in sentence
 
 
 def test_a_bubble_that_is_the_schedules_alone_has_no_other_cause():
-    told = headline(run_with(structure=0.2, imbalance=0.004), ALIKE)
-    assert told.endswith("Nearly all idle time is due to the schedule.")
+    sentence = headline(run_with(structure=0.2, imbalance=0.004), ALIKE)
+    assert sentence.endswith("Nearly all idle time is due to the schedule.")
 
 
 def test_the_prediction_is_told_with_its_residual():
@@ -101,9 +101,9 @@ def test_the_prediction_is_told_with_its_residual():
 
 
 def test_what_if_is_modelled_from_the_same_costs():
-    (told,) = what_if(run_with(SLOW_STAGE, structure=0.2), edges_with(0, 0, 0))
+    (sentence,) = what_if(run_with(SLOW_STAGE, structure=0.2), edges_with(0, 0, 0))
     # 420 ms with the slow stage, 11 x 33.75 with its work spread evenly.
-    assert told.startswith(
+    assert sentence.startswith(
         "What if, with a modelled step of 420.0 ms now: perfect balance 371.2 ms (-11.6%);"
     )
-    assert "free transfers 420.0 ms (+0.0%)" in told
+    assert "free transfers 420.0 ms (+0.0%)" in sentence

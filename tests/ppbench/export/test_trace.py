@@ -41,11 +41,11 @@ def results(tmp_path: Path) -> Path:
 
 def stored(results: Path, steps=(1, 2, 3)) -> dict:
     """(rank, lane) -> the durations of its spans, in ns."""
-    found = defaultdict(list)
+    by_track = defaultdict(list)
     table = Store(results).table("spans", list(Store(results).runs()["run_id"]))
     for span in table[table["step"].isin(steps)].itertuples():
-        found[span.rank, LANES[span.lane]].append(span.end_ns - span.start_ns)
-    return {key: sorted(values) for key, values in found.items()}
+        by_track[span.rank, LANES[span.lane]].append(span.end_ns - span.start_ns)
+    return {key: sorted(values) for key, values in by_track.items()}
 
 
 def written(results: Path, step: str = "all") -> str:
@@ -77,13 +77,13 @@ def names(data: dict, what: str) -> dict:
 def test_each_rank_is_a_process_with_the_spans_of_each_lane_to_the_nanosecond(results):
     data = chrome(results)
     tracks = names(data, "thread_name")
-    found = defaultdict(list)
+    by_track = defaultdict(list)
     for event in slices(data):
         duration_ns = event["dur"] * NS_PER_US
         assert duration_ns == int(duration_ns)
         lane = tracks[event["pid"], event["tid"]].split()[0]
-        found[event["pid"] - 1, lane].append(int(duration_ns))
-    assert {key: sorted(values) for key, values in found.items()} == stored(results)
+        by_track[event["pid"] - 1, lane].append(int(duration_ns))
+    assert {key: sorted(values) for key, values in by_track.items()} == stored(results)
     assert sorted(names(data, "process_name").values()) == [
         'rank 0 (a "b", cpu)',
         "rank 1 (ü, cuda:1)",
@@ -109,11 +109,11 @@ def test_an_arrow_leads_from_every_send_into_the_receive_of_its_message(results)
 
     def owner(end):
         place = (end["pid"], end["tid"])
-        (found,) = [
+        (event,) = [
             s for s in spans
             if (s["pid"], s["tid"]) == place and s["ts"] <= end["ts"] < s["ts"] + s["dur"]
         ]  # fmt: skip
-        return found["args"]["step"], found["name"]
+        return event["args"]["step"], event["name"]
 
     starts = {end["id"]: owner(end) for end in events(data, "s")}
     finishes = {end["id"]: owner(end) for end in events(data, "f")}
@@ -197,7 +197,7 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
     processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
     tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
     assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
-    found, opened = defaultdict(list), {}
+    by_track, opened = defaultdict(list), {}
     timed = [packet for packet in read.packet if packet.HasField("track_event")]
     for packet in sorted(timed, key=lambda packet: packet.timestamp):
         event = packet.track_event
@@ -207,8 +207,8 @@ def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
         elif event.type == pb.TrackEvent.TYPE_SLICE_END:
             process, name = tracks[event.track_uuid]
             lane = (list(processes).index(process), name.split()[0])
-            found[lane].append(packet.timestamp - opened.pop(event.track_uuid))
-    assert {key: sorted(values) for key, values in found.items()} == stored(results)
+            by_track[lane].append(packet.timestamp - opened.pop(event.track_uuid))
+    assert {key: sorted(values) for key, values in by_track.items()} == stored(results)
 
 
 def test_perfetto_has_an_arrow_for_each_message_and_bytes_as_counters(results):

@@ -109,7 +109,7 @@ def test_training_is_the_same_and_afterwards_nothing_is_left(ranks, watched):
 
 
 def test_several_stages_are_watched_as_torch_ordered_and_profiled_them(ranks, tmp_path):
-    """Of the same steps an attached run and imported traces tell the same program."""
+    """An attached run and imported traces of the same steps have the same program."""
     outcomes = ranks.run(2, attached.watched_and_profiled, tmp_path)
     assert [outcome.changed for outcome in outcomes] == [[], []]
     done = import_traces([o.path for o in outcomes], "two", tmp_path)

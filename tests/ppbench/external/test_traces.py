@@ -1,4 +1,4 @@
-"""Traces of somebody's ranks become a run; every expected time is chosen by hand."""
+"""Traces of foreign ranks become a run; every expected time is chosen by hand."""
 
 import json
 import subprocess
@@ -60,10 +60,10 @@ def refused(paths, folder, **wanted):
 
 def test_ranges_named_like_actions_become_spans_steps_and_figures(tmp_path):
     run, tables = imported(two_ranks(tmp_path), tmp_path, tokens_per_step=1000)
-    found = times(tables["spans"])
-    assert found["0F1"] == (10, 20)
-    assert found["1B1"] == (52, 72)
-    assert found["OPT of 1"] == (72, 78)
+    measured = times(tables["spans"])
+    assert measured["0F1"] == (10, 20)
+    assert measured["1B1"] == (52, 72)
+    assert measured["OPT of 1"] == (72, 78)
     assert tables["steps"]["step"].tolist() == [0, 1, 2]
     assert tables["steps"]["step_ns"].tolist() == [100 * US] * 3
     assert tables["steps"]["step_with_optimizer_ns"].tolist() == [105 * US] * 3
@@ -132,7 +132,7 @@ def test_every_command_takes_an_imported_run(tmp_path):
 
 
 def test_torchs_ranges_are_timed_without_their_waiting(tmp_path):
-    """Of two ranks and one microbatch: the ranges of rank 1 begin with waiting for rank 0."""
+    """On two ranks with one microbatch, the ranges of rank 1 begin with waiting for rank 0."""
     first = [
         complete("PP:0UNSHARD", 0, 1), complete("PP:0F0", 1, 10), operator("aten::mm", 2, 9),
         complete("PP:0SEND_F0", 10, 12), operator("c10d::send", 10, 11),
@@ -149,15 +149,15 @@ def test_torchs_ranges_are_timed_without_their_waiting(tmp_path):
     ]  # fmt: skip
     paths = [trace(tmp_path, 0, first), trace(tmp_path, 1, second)]
     _, tables = imported(paths, tmp_path)
-    found = times(tables["spans"])
+    measured = times(tables["spans"])
     at = 2  # when the first computation begins
-    assert found["0F0"] == (2 - at, 10 - at)
-    assert found["1F0"] == (15 - at, 25 - at)
-    assert found["1B0"] == (26 - at, 40 - at)
-    assert found["0B0"] == (45 - at, 60 - at)
-    assert found["OPT of 0"] == (61 - at, 70 - at)  # two optimizers, one span
-    assert found["0SEND_F0"] == (10 - at, 15 - at)
-    assert found["0RECV_B0"] == (10 - at, 45 - at)  # idle since then
+    assert measured["0F0"] == (2 - at, 10 - at)
+    assert measured["1F0"] == (15 - at, 25 - at)
+    assert measured["1B0"] == (26 - at, 40 - at)
+    assert measured["0B0"] == (45 - at, 60 - at)
+    assert measured["OPT of 0"] == (61 - at, 70 - at)  # two optimizers, one span
+    assert measured["0SEND_F0"] == (10 - at, 15 - at)
+    assert measured["0RECV_B0"] == (10 - at, 45 - at)  # idle since then
     moved = tables["edges"].set_index("source")["moving_ns"]
     assert moved.to_dict() == {0: 5 * US, 1: 5 * US}  # from when both ends were ready
 
@@ -175,9 +175,9 @@ def test_gpipes_ranges_hold_receiving_and_sending_too(tmp_path):
     ]  # fmt: skip
     paths = [trace(tmp_path, 4, first), trace(tmp_path, 9, second)]  # ranks of the job
     run, tables = imported(paths, tmp_path)
-    found = times(tables["spans"])
-    assert (found["0F0"], found["1F0"]) == ((0, 11), (13, 24))
-    assert (found["1B0"], found["0B0"]) == ((25, 40), (49, 59))
+    measured = times(tables["spans"])
+    assert (measured["0F0"], measured["1F0"]) == ((0, 11), (13, 24))
+    assert (measured["1B0"], measured["0B0"]) == ((25, 40), (49, 59))
     assert (tables["ranks"]["clock_error_ns"] == 0).all()
     assert run["schedule"] in ("afab", "1f1b")  # of one microbatch they are the same
 
@@ -202,11 +202,11 @@ def test_with_kernels_an_action_takes_from_its_first_to_its_last(tmp_path):
     gpus = {"deviceProperties": [{"name": "NVIDIA H100"}]}
     paths = [trace(tmp_path, 0, first, **gpus), trace(tmp_path, 1, second, **gpus)]
     run, tables = imported(paths, tmp_path)
-    found = times(tables["spans"])
-    assert (found["0F0"], found["0B0"]) == ((0, 20), (81, 89))
-    assert (found["1F0"], found["1B0"]) == ((31, 40), (40, 70))
-    assert (found["0SEND_F0"], found["1RECV_F0"]) == ((21, 30), (-7, 30))
-    assert (found["1SEND_B0"], found["0RECV_B0"]) == ((71, 80), (31, 80))
+    measured = times(tables["spans"])
+    assert (measured["0F0"], measured["0B0"]) == ((0, 20), (81, 89))
+    assert (measured["1F0"], measured["1B0"]) == ((31, 40), (40, 70))
+    assert (measured["0SEND_F0"], measured["1RECV_F0"]) == ((21, 30), (-7, 30))
+    assert (measured["1SEND_B0"], measured["0RECV_B0"]) == ((71, 80), (31, 80))
     assert run["device"] == "cuda"
     assert tables["ranks"]["device"].tolist() == ["NVIDIA H100"] * 2
 
@@ -220,14 +220,14 @@ def test_a_forward_and_a_backward_in_one_range_are_parted_where_autograd_begins(
         complete("PP:0B1", 40, 50), operator(grad, 40, 49, tid=99),
     ]  # fmt: skip
     _, tables = imported([trace(tmp_path, 0, events)], tmp_path)
-    found = times(tables["spans"])
-    assert found["0F1"][1] == found["0B0"][0] == 22
+    measured = times(tables["spans"])
+    assert measured["0F1"][1] == measured["0B0"][0] == 22
     blind = [event for event in events if event["cat"] != "cpu_op"]
     assert "ProfilerActivity.CPU" in refused([trace(tmp_path, 0, blind)], tmp_path / "blind")
 
 
 def test_torchs_stages_are_read_from_pythons_stack(tmp_path):
-    """As Schedule1F1B leaves them: no microbatch, and a stage that only the rank tells."""
+    """Ranges of Schedule1F1B name no microbatch, and the stage follows from the rank."""
     stage = "torch/distributed/pipelining/stage.py({}): {}_one_chunk"
 
     def call(line, what, start, end):
@@ -351,10 +351,10 @@ def test_clocks_of_two_hosts_are_moved_as_little_as_messages_ask_for(tmp_path):
 def test_ranks_of_one_host_share_its_clock_unless_messages_contradict():
     hosts = ["a", "a", "b", "b"]
     apart = {(0, 1): 5, (1, 0): 5, (1, 2): -1000, (2, 1): 1010, (2, 3): 5, (3, 2): 5}
-    found = clocks_of(hosts, {pair: us * US for pair, us in apart.items()})
-    assert [clock.offset_ns for clock in found] == [0, 0, -1000 * US, -1000 * US]
-    assert [clock.error_ns for clock in found] == [0, 0, 10 * US, 10 * US]
-    assert [clock.is_shared for clock in found] == [True, True, False, False]
+    clocks = clocks_of(hosts, {pair: us * US for pair, us in apart.items()})
+    assert [clock.offset_ns for clock in clocks] == [0, 0, -1000 * US, -1000 * US]
+    assert [clock.error_ns for clock in clocks] == [0, 0, 10 * US, 10 * US]
+    assert [clock.is_shared for clock in clocks] == [True, True, False, False]
     odd = clocks_of(["a", "a"], {(0, 1): -100 * US, (1, 0): 300 * US})
     assert odd[1].offset_ns == -100 * US
 

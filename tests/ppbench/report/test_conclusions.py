@@ -59,9 +59,9 @@ def test_two_launches_make_no_interval() -> None:
 
 def test_with_three_launches_of_each_the_lead_has_an_interval_by_them() -> None:
     rows = launches(AFAB, [1000.0] * 3) + launches(OTHER, [1200.0] * 3)
-    told = second_sentence(rows)
-    assert "20.0 % more throughput than afab, the next schedule;" in told
-    assert told.endswith(
+    text = second_sentence(rows)
+    assert "20.0 % more throughput than afab, the next schedule;" in text
+    assert text.endswith(
         "By the geometric means of their launches, the lead is between +20.0 % and +20.0 % (95 %)."
     )
 
@@ -80,19 +80,19 @@ def test_the_lead_is_the_estimate_that_its_interval_is_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fast", "told"),
+    ("fast", "text"),
     [
         ([100.0] * 6 + [80.0] * 4, "It is unclear which is faster: by the geometric"),
         ([100.0] * 11 + [50.0] * 10, "The order of the medians is misleading: by the geometric"),
     ],
 )
 def test_a_higher_median_that_launches_contradict_is_said_to_be_no_more(
-    fast: list[float], told: str
+    fast: list[float], text: str
 ) -> None:
     sentence = second_sentence(launches(OTHER, fast) + launches(AFAB, [99.0] * 10))
     assert "less throughput than afab, the next schedule, although its median is not lo" in sentence
-    assert told in sentence
-    assert sentence.endswith("so that the other one is faster.") == ("misleads" in told)
+    assert text in sentence
+    assert sentence.endswith("so that the other one is faster.") == ("misleads" in text)
 
 
 def test_the_case_whose_launches_failed_is_named() -> None:
@@ -103,7 +103,7 @@ def test_the_case_whose_launches_failed_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "text"),
     [
         (1050.0, 1150.0, "They differ by their steps (the 95 % intervals do not overlap)"),
         (1010.0, 1150.0, "It is unclear which is faster: the 95 % intervals over steps"),
@@ -111,12 +111,12 @@ def test_the_case_whose_launches_failed_is_named() -> None:
     ],
 )
 def test_fewer_launches_tell_what_their_steps_tell_and_that_it_is_not_more(
-    low: float | None, high: float | None, told: str
+    low: float | None, high: float | None, text: str
 ) -> None:
     slow = {"tokens_per_s_low": 980.0, "tokens_per_s_high": 1020.0}
     rows = launches(AFAB, [1000.0], **slow)
     rows += launches(OTHER, [1100.0], tokens_per_s_low=low, tokens_per_s_high=high)
-    assert told in second_sentence(rows)
+    assert text in second_sentence(rows)
     assert "a firmer verdict needs at least 3 launches of each" in second_sentence(rows)
 
 
@@ -142,8 +142,8 @@ def test_the_answer_walks_down_the_front_of_the_cases_that_do_the_same_work() ->
     ]
     longer = replace(cases[0], seq_len=512)
     rows.append(run_row(9, longer, tokens_per_s=950.0, peak_memory_bytes=50 * MIB))
-    told = answer(pd.DataFrame(rows), ("schedule", "num_microbatches", "seq_len"))[2]
-    assert told == (
+    text = answer(pd.DataFrame(rows), ("schedule", "num_microbatches", "seq_len"))[2]
+    assert text == (
         "With less than 396.0 MiB per rank, afab, 8 microbatches, 128 tokens is fastest "
         "(300.0 MiB, 10.0 % fewer tokens/s); with less than 300.0 MiB per rank, 1f1b, "
         "8 microbatches, 128 tokens is fastest (100.0 MiB, 20.0 % fewer tokens/s)."
@@ -162,9 +162,9 @@ def told_of(*figures: tuple[Case, float, float, str]) -> list[str]:
 
 def test_smaller_cases_that_were_oversubscribed_are_not_denied() -> None:
     crowded = (replace(OTHER, world_size=4), 500.0, 50.0, "oversubscribed")
-    told = told_of((AFAB, 1000.0, 100.0, ""), (OTHER, 900.0, 99.0, ""), crowded)
+    text = told_of((AFAB, 1000.0, 100.0, ""), (OTHER, 900.0, 99.0, ""), crowded)
     sound = "No case that does the same work and was not oversubscribed needs much less memory."
-    assert sound in told
+    assert sound in text
     assert "No case that does the same work needs much less memory." in told_of(
         (AFAB, 1000.0, 100.0, ""), (OTHER, 900.0, 99.0, "")
     )
@@ -172,30 +172,30 @@ def test_smaller_cases_that_were_oversubscribed_are_not_denied() -> None:
 
 def test_sizes_that_read_the_same_are_no_step_down() -> None:
     third = replace(AFAB, schedule="zbv")
-    told = told_of((AFAB, 103.0, 100.0, ""), (OTHER, 102.0, 95.04, ""), (third, 101.0, 95.01, ""))
-    assert told[2] == (
+    text = told_of((AFAB, 103.0, 100.0, ""), (OTHER, 102.0, 95.04, ""), (third, 101.0, 95.01, ""))
+    assert text[2] == (
         "With less than 100.0 MiB per rank, 1f1b is fastest (95.0 MiB, 1.0 % fewer tokens/s)."
     )
 
 
 def test_of_two_as_fast_the_smaller_is_named() -> None:
-    told = told_of((AFAB, 100.0, 200.0, ""), (OTHER, 100.0, 100.0, ""))
-    assert told[0].startswith("Fastest of 2 cases: 1f1b. It reaches")
-    assert told[2] == "No case that does the same work needs much less memory."
+    text = told_of((AFAB, 100.0, 200.0, ""), (OTHER, 100.0, 100.0, ""))
+    assert text[0].startswith("Fastest of 2 cases: 1f1b. It reaches")
+    assert text[2] == "No case that does the same work needs much less memory."
 
 
 def test_cases_of_different_work_have_no_fastest_but_one_of_each_kind() -> None:
     big = [replace(case, model_preset="llama-1b") for case in (AFAB, OTHER)]
-    told = told_of(
+    text = told_of(
         (AFAB, 1000.0, 10.0, ""),
         (OTHER, 990.0, 10.0, ""),
         (big[0], 100.0, 90.0, ""),
         (big[1], 110.0, 90.0, ""),
     )
-    assert told[0].startswith(
+    assert text[0].startswith(
         "Most tokens/s of 4 cases, which do different work: afab, llama-8m. It reaches 1,000 tok"
     )
-    assert "With llama-1b, 1f1b is fastest (110 tokens/s)." in told
+    assert "With llama-1b, 1f1b is fastest (110 tokens/s)." in text
 
 
 def test_more_emulated_ranks_do_more_work() -> None:
@@ -205,12 +205,12 @@ def test_more_emulated_ranks_do_more_work() -> None:
         for ranks in (2, 4)
     ]
     rows = [run_row(n, case, tokens_per_s=1000.0 + n) for n, case in enumerate(cases)]
-    told = answer(pd.DataFrame(rows), ("schedule", "world_size"))
-    assert told[0].startswith("Most tokens/s of 4 cases, which do different work: 1f1b, 4 ranks.")
-    assert "With 2 ranks, 1f1b is fastest (1,002 tokens/s)." in told
+    text = answer(pd.DataFrame(rows), ("schedule", "world_size"))
+    assert text[0].startswith("Most tokens/s of 4 cases, which do different work: 1f1b, 4 ranks.")
+    assert "With 2 ranks, 1f1b is fastest (1,002 tokens/s)." in text
 
 
 def test_another_device_does_the_same_work() -> None:
     other = replace(OTHER, device="cuda")
-    told = told_of((AFAB, 100.0, 10.0, ""), (other, 900.0, 10.0, ""))
-    assert told[0].startswith("Fastest of 2 cases: 1f1b, cuda.")
+    text = told_of((AFAB, 100.0, 10.0, ""), (other, 900.0, 10.0, ""))
+    assert text[0].startswith("Fastest of 2 cases: 1f1b, cuda.")

@@ -1,4 +1,4 @@
-"""The page of a history: its charts, what stands behind a commit, which timelines it carries."""
+"""The page of a history: its charts, the details of a commit, its embedded timelines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from histories import CASE, OTHER, Runs, Told, five
+from histories import CASE, OTHER, CommitFacts, Runs, five
 from stored_runs import NASTY, traces
 
 from ppbench.commits.series import read_history
@@ -35,11 +35,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Two cases over seven commits, of which the fifth makes one case slower; one did not run."""
     made = Runs(tmp_path_factory.mktemp("page") / "results")
     for number in range(7):
-        told = Told(sha(number), number, NASTY if number == BAD else f"change {number}")
+        told = CommitFacts(sha(number), number, NASTY if number == BAD else f"change {number}")
         level = 1000.0 if number < BAD else 900.0
         made.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:3])
-    made.add_launches(Told(sha(6), 6), OTHER, five(2000.0, 0)[:2])
-    made.add(Told(sha(6), 6, is_dirty=True, changes="c1c2"), CASE, 950.0)
+    made.add_launches(CommitFacts(sha(6), 6), OTHER, five(2000.0, 0)[:2])
+    made.add(CommitFacts(sha(6), 6, is_dirty=True, changes="c1c2"), CASE, 950.0)
     return made
 
 
@@ -122,7 +122,7 @@ def test_timelines_that_have_no_room_are_left_out_and_said(
 def test_runs_without_spans_have_panels_without_timelines(tmp_path: Path) -> None:
     made = Runs(tmp_path / "results")
     for number in range(2):
-        made.add(Told(sha(number), number), CASE, 1000.0)
+        made.add(CommitFacts(sha(number), number), CASE, 1000.0)
     told = [analyse(one, TOKENS) for one in read_history(made.store, TOKENS).series]
     html = render_history(made.store, HistoryPage(TOKENS, told, (), "", "ppbench history"))
     [panel] = panels(html)

@@ -35,7 +35,7 @@ def render(store: Store, **changes) -> str:
 
 
 class _Page(HTMLParser):
-    """What a browser would make of a page: its elements, its text and what it would load."""
+    """A page as a browser reads it: its elements, its text and the addresses that it would load."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Page(HTMLParser):
     def blocks(self, kind: str) -> list[str]:
         """Data blocks of a type, in the page's order."""
         kinds = [attrs.get("type") for tag, attrs in self.tags if tag == "script"]
-        return [text for found, text in zip(kinds, self.scripts, strict=True) if found == kind]
+        return [text for each, text in zip(kinds, self.scripts, strict=True) if each == kind]
 
     def figures(self) -> list[dict]:
         """Those over all cases, which are drawn as soon as they are seen."""
@@ -193,11 +193,11 @@ def test_a_figure_of_a_run_is_in_the_page_once_and_packed(demo: Store) -> None:
 
 def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(demo: Store) -> None:
     runs = demo.runs()
-    found = filters(runs, varying_axes(runs))
-    assert [(one.axis, one.heading) for one in found] == [
+    shown = filters(runs, varying_axes(runs))
+    assert [(one.axis, one.heading) for one in shown] == [
         ("schedule", "schedule"), ("world_size", "ranks"), ("seq_len", "seq len"),
     ]  # fmt: skip
-    assert [(choice.text, choice.num_cases) for choice in found[1].choices] == [
+    assert [(choice.text, choice.num_cases) for choice in shown[1].choices] == [
         ("1", 2), ("2", 3), ("4", 2),
     ]  # fmt: skip
     cases = _Page(render(demo)).cases()

@@ -148,7 +148,7 @@ def write_two_ranks(tmp_path, result, **settings):
 
 
 def test_a_receive_that_nobody_waited_for_ends_before_it_was_taken(tmp_path):
-    """Its sender knew only late, too: of two steps, the one that was waited for tells how long."""
+    """The sender noticed the end late, too: the other step's receive gives the duration."""
     result = two_ranks((0, 0))
     columns = pd.concat([pd.DataFrame(rank.spans) for rank in result.ranks])
     spans = pd.concat([columns, columns.assign(step=4)], ignore_index=True)

@@ -125,8 +125,8 @@ def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms(num_launches):
 
 def test_a_change_of_the_newest_commit_shows_at_once_where_no_luck_is_shared():
     series = [stepped(seed, num_commits=41, num_launches=3) for seed in range(50)]
-    found = [[point.index for point in change_points(figures)] == [40] for figures in series]
-    assert np.mean(found) > 0.9
+    results = [[point.index for point in change_points(figures)] == [40] for figures in series]
+    assert np.mean(results) > 0.9
 
 
 def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
@@ -134,8 +134,8 @@ def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
     for figures in series:
         figures[40:] *= 1.05
     assert np.mean([bool(change_points(figures[:41].tolist())) for figures in series]) < 0.1
-    found = [change_points(figures.tolist()) for figures in series]
-    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in found]
+    results = [change_points(figures.tolist()) for figures in series]
+    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in results]
     assert np.mean(held) > 0.95
 
 
@@ -206,7 +206,7 @@ def test_the_size_and_its_interval_are_those_of_students_test():
 
 def test_the_energy_is_that_of_its_definition():
     values = np.random.default_rng(0).normal(size=9)
-    found = _energies(values[None])[0]
+    results = _energies(values[None])[0]
 
     def apart(one, other):
         return np.abs(one[:, None] - other[None, :])
@@ -218,8 +218,8 @@ def test_the_energy_is_that_of_its_definition():
             apart(side, side).sum() / (len(side) * (len(side) - 1)) for side in (left, right)
         )
         expected = num * rest / (num + rest) * (2 * apart(left, right).mean() - within)
-        assert found[cut] == pytest.approx(expected)
-    assert np.isneginf(found[[0, 1, 8]]).all()
+        assert results[cut] == pytest.approx(expected)
+    assert np.isneginf(results[[0, 1, 8]]).all()
 
 
 def test_squares_around_two_levels_are_those_of_both_sides():
@@ -245,10 +245,10 @@ def test_the_chances_of_a_cut_are_those_of_integrating_over_levels_and_spread():
 
 
 def test_the_range_holds_the_change_in_95_percent():
-    found = [change_points(stepped(seed, factor=1.02)) for seed in range(250)]
-    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in found]
+    results = [change_points(stepped(seed, factor=1.02)) for seed in range(250)]
+    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in results]
     assert np.mean(held) > 0.95
-    assert np.mean([point.latest - point.earliest for points in found for point in points]) < 5
+    assert np.mean([point.latest - point.earliest for points in results for point in points]) < 5
 
 
 @pytest.mark.parametrize("num_commits", [10, 60, 200])

@@ -16,9 +16,9 @@ def commits(seed, nums, shared, own=0.008):
 def test_squares_between_commits_are_those_of_an_analysis_of_variance():
     draw = np.random.default_rng(0)
     launches = [draw.normal(size=num) for num in (3, 1, 4, 2)]
-    found = [group(values) for values in launches]
-    squares, _ = _between(found)
-    within = sum(commit.squares for commit in found)
+    groups = [group(values) for values in launches]
+    squares, _ = _between(groups)
+    within = sum(commit.squares for commit in groups)
     oracle = scipy.stats.f_oneway(*launches).statistic
     assert (squares / 3) / (within / 6) == pytest.approx(oracle)
 
@@ -48,9 +48,9 @@ def test_a_change_of_level_and_a_single_commit_are_no_shared_luck():
 
 
 def test_luck_that_is_far_smaller_than_what_matters_is_as_good_as_none():
-    found = commits(2, [3] * 20, shared=0.001, own=0.0001)
-    assert launches_are_correlated(found, [], 0.002)
-    assert not launches_are_correlated(found, [], 0.01)
+    groups = commits(2, [3] * 20, shared=0.001, own=0.0001)
+    assert launches_are_correlated(groups, [], 0.002)
+    assert not launches_are_correlated(groups, [], 0.01)
 
 
 @pytest.mark.parametrize("nums", [[], [5], [5, 5], [1] * 30])
@@ -59,6 +59,6 @@ def test_too_few_launches_or_commits_tell_of_none(nums):
 
 
 def test_launches_that_agree_to_the_last_digit_still_tell():
-    found = [group([value] * 3) for value in (1.0, 1.1, 0.9, 1.05, 0.95)]
-    assert launches_are_correlated(found, [], 0.01)
+    groups = [group([value] * 3) for value in (1.0, 1.1, 0.9, 1.05, 0.95)]
+    assert launches_are_correlated(groups, [], 0.01)
     assert not launches_are_correlated([group([0.1] * 3)] * 5, [], 0.0)

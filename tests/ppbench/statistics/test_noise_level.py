@@ -14,9 +14,9 @@ from ppbench.statistics.verdicts import Noise, Pair, Verdict, compare
 def test_the_deviation_is_relative_and_pooled_around_each_cases_own_mean():
     first = np.exp([0.0, 0.02])  # squares 2 * 0.01 ** 2, one degree of freedom
     second = 1000 * np.exp([0.0, 0.03, 0.06])  # 2 * 0.03 ** 2, two
-    found = measure_noise([first, second])
-    assert found.noise.deviation == pytest.approx(math.sqrt((2 * 0.01**2 + 2 * 0.03**2) / 3))
-    assert (found.noise.num_launches, found.num_cases) == (4, 2)
+    result = measure_noise([first, second])
+    assert result.noise.deviation == pytest.approx(math.sqrt((2 * 0.01**2 + 2 * 0.03**2) / 3))
+    assert (result.noise.num_launches, result.num_cases) == (4, 2)
 
 
 def test_a_fractions_deviation_is_in_fractions():
@@ -27,16 +27,16 @@ def test_a_fractions_deviation_is_in_fractions():
 
 
 def test_its_interval_is_that_of_chi_square():
-    found = measure_noise([np.exp(np.random.default_rng(0).normal(0, 0.01, 20))])
+    result = measure_noise([np.exp(np.random.default_rng(0).normal(0, 0.01, 20))])
     quantiles = scipy.stats.chi2.ppf([0.975, 0.025], 19)
-    expected = found.noise.deviation * np.sqrt(19 / quantiles)
-    assert (found.low, found.high) == pytest.approx(expected)
+    expected = result.noise.deviation * np.sqrt(19 / quantiles)
+    assert (result.low, result.high) == pytest.approx(expected)
 
 
 def test_the_interval_holds_the_true_deviation_in_95_percent():
     draw = np.random.default_rng(1)
-    found = [measure_noise(draw.lognormal(0, 0.01, (2, 6))) for _ in range(1000)]
-    assert 0.93 < np.mean([level.low <= 0.01 <= level.high for level in found]) < 0.97
+    result = [measure_noise(draw.lognormal(0, 0.01, (2, 6))) for _ in range(1000)]
+    assert 0.93 < np.mean([level.low <= 0.01 <= level.high for level in result]) < 0.97
 
 
 def test_cases_of_one_launch_tell_nothing():
@@ -61,8 +61,8 @@ def test_the_power_that_is_said_is_the_share_of_comparisons_that_find_it(num_lau
         compare(METRICS["step_ns"], [Pair(tuple(base), tuple(head), noise)])[0].verdict
         for base, head in sides
     ]
-    found = np.mean([verdict is Verdict.slower for verdict in verdicts])
-    assert power(noise, change, num_launches) == pytest.approx(found, abs=0.05)
+    result = np.mean([verdict is Verdict.slower for verdict in verdicts])
+    assert power(noise, change, num_launches) == pytest.approx(result, abs=0.05)
 
 
 def test_more_launches_find_smaller_changes_down_to_the_floor():

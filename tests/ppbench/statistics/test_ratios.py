@@ -8,10 +8,10 @@ from ppbench.statistics.significance import FEWEST_ROUNDS, paired_ratio
 
 
 def test_the_estimate_is_the_median_of_the_means_of_all_pairs():
-    found = paired_ratio([2, 2, 2, 8, 8, 8], [2, 2, 2, 1, 1, 1])
+    estimate = paired_ratio([2, 2, 2, 8, 8, 8], [2, 2, 2, 1, 1, 1])
     # Logarithms to base 2: three 0 and three 3, so 6 means are 0, 9 are 1.5 and 6 are 3.
-    assert found.estimate == pytest.approx(2**1.5)
-    assert (found.low, found.high) == pytest.approx((1, 8))
+    assert estimate.estimate == pytest.approx(2**1.5)
+    assert (estimate.low, estimate.high) == pytest.approx((1, 8))
 
 
 def test_it_is_the_inverse_of_the_inverse_ratio():
@@ -33,14 +33,14 @@ def test_one_disturbed_round_hardly_moves_it():
 @pytest.mark.parametrize("num_rounds", [6, 7, 10, 31, 60, 200])
 def test_the_interval_holds_what_a_signed_rank_test_does_not_reject(num_rounds):
     logs = np.random.default_rng(num_rounds).normal(0.01, 0.03, num_rounds)
-    found = paired_ratio(np.exp(logs), np.ones(num_rounds))
+    estimate = paired_ratio(np.exp(logs), np.ones(num_rounds))
 
     def p_value(ratio):
         return scipy.stats.wilcoxon(logs - np.log(ratio), method="exact").pvalue
 
     hair = 1e-9
-    assert p_value(found.low * (1 + hair)) > 0.05 >= p_value(found.low * (1 - hair))
-    assert p_value(found.high * (1 - hair)) > 0.05 >= p_value(found.high * (1 + hair))
+    assert p_value(estimate.low * (1 + hair)) > 0.05 >= p_value(estimate.low * (1 - hair))
+    assert p_value(estimate.high * (1 - hair)) > 0.05 >= p_value(estimate.high * (1 + hair))
 
 
 def test_the_order_of_rounds_does_not_matter():

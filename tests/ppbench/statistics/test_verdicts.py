@@ -29,13 +29,13 @@ def drawn(seed, num=5, factor=1.0, deviation=0.008):
 
 def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
     base, head = drawn(0), drawn(1, num=7, deviation=0.03)
-    found = one(SPEED, base, head)
+    change = one(SPEED, base, head)
     oracle = scipy.stats.ttest_ind(np.log(head), np.log(base), equal_var=False)
-    assert found.p == pytest.approx(oracle.pvalue)
+    assert change.p == pytest.approx(oracle.pvalue)
     interval = np.exp(oracle.confidence_interval(0.95))
-    assert (found.ratio.low, found.ratio.high) == pytest.approx(interval)
-    assert (found.base, found.head) == (np.median(base), np.median(head))
-    assert (found.num_base, found.num_head) == (5, 7)
+    assert (change.ratio.low, change.ratio.high) == pytest.approx(interval)
+    assert (change.base, change.head) == (np.median(base), np.median(head))
+    assert (change.num_base, change.num_head) == (5, 7)
 
 
 def test_students_test_is_scipys_and_knowledge_counts_as_launches():
@@ -74,9 +74,9 @@ def test_faster_is_better_in_the_metrics_own_direction(metric, factor, verdict):
 def test_a_change_beyond_chance_but_inside_the_floor_is_no_verdict():
     base = drawn(0, deviation=2e-3)
     head = tuple(value * 0.991 for value in base)
-    found = one(SPEED, base, head)
-    assert found.p < 1e-3
-    assert found.verdict is Verdict.unclear
+    change = one(SPEED, base, head)
+    assert change.p < 1e-3
+    assert change.verdict is Verdict.unclear
     assert one(SPEED, base, head, floor=0.005).verdict is Verdict.slower
     assert one(SPEED, base, head, floor=0.02).verdict is Verdict.same
 
@@ -90,16 +90,16 @@ def test_sides_are_the_same_only_where_the_whole_interval_lies_inside_the_floor(
 
 @pytest.mark.parametrize(("bytes_", "verdict"), [(1000, "same"), (1005, "same"), (1020, "slower")])
 def test_launches_without_any_spread_decide_at_once(bytes_, verdict):
-    found = one(MEMORY, [1000] * 3, [bytes_] * 4)
-    assert found.verdict == verdict
-    assert found.ratio.low == found.ratio.high == pytest.approx(bytes_ / 1000)
-    assert found.p == (1.0 if bytes_ == 1000 else 0.0)
+    change = one(MEMORY, [1000] * 3, [bytes_] * 4)
+    assert change.verdict == verdict
+    assert change.ratio.low == change.ratio.high == pytest.approx(bytes_ / 1000)
+    assert change.p == (1.0 if bytes_ == 1000 else 0.0)
 
 
 def test_a_side_without_spread_is_judged_by_the_spread_of_the_other():
-    found = one(MEMORY, [1000] * 3, [1050, 1060, 1070])
+    change = one(MEMORY, [1000] * 3, [1050, 1060, 1070])
     oracle = scipy.stats.ttest_1samp(np.log([1050, 1060, 1070]), np.log(1000))
-    assert found.p == pytest.approx(oracle.pvalue)
+    assert change.p == pytest.approx(oracle.pvalue)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_a_side_without_spread_is_judged_by_the_spread_of_the_other():
     ],
 )
 def test_too_few_launches_or_figures_without_a_logarithm_are_insufficient(base, head):
-    found = one(SPEED, base, head)
-    assert (found.verdict, found.p, found.ratio) == (Verdict.insufficient, None, None)
-    assert (found.num_base, found.num_head) == (len(base), len(head))
+    change = one(SPEED, base, head)
+    assert (change.verdict, change.p, change.ratio) == (Verdict.insufficient, None, None)
+    assert (change.num_base, change.num_head) == (len(base), len(head))
 
 
 def test_a_bubble_is_compared_in_points_and_may_be_none_at_all():
-    found = one(BUBBLE, [0.0, -0.001, 0.001], [0.03, 0.031, 0.029])
-    assert found.verdict is Verdict.slower
-    assert found.ratio is None
-    assert found.difference.estimate == pytest.approx(0.03)
+    change = one(BUBBLE, [0.0, -0.001, 0.001], [0.03, 0.031, 0.029])
+    assert change.verdict is Verdict.slower
+    assert change.ratio is None
+    assert change.difference.estimate == pytest.approx(0.03)
     small = one(BUBBLE, [0.0100, 0.0101, 0.0099], [0.0150, 0.0151, 0.0149])
     assert small.verdict is Verdict.same  # half as much again, but half a point
     assert small.ratio.estimate == pytest.approx(1.5, rel=1e-3)
@@ -140,13 +140,13 @@ def test_noise_that_was_measured_raises_the_floor():
 
 def test_noise_that_was_measured_counts_as_launches():
     base, head = drawn(4), drawn(5)
-    found = one(SPEED, base, head, noise=Noise(0.008, 20))
+    change = one(SPEED, base, head, noise=Noise(0.008, 20))
     spread = sum(np.var(np.log(side), ddof=1) * 4 for side in (base, head)) + 19 * 0.008**2
     error = math.sqrt(spread / 27 * 2 / 5)
     t = (np.mean(np.log(head)) - np.mean(np.log(base))) / error
-    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 27))
+    assert change.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 27))
     half = scipy.stats.t.ppf(0.975, 27) * error
-    assert math.log(found.ratio.high / found.ratio.low) == pytest.approx(2 * half)
+    assert math.log(change.ratio.high / change.ratio.low) == pytest.approx(2 * half)
 
 
 def test_launches_that_scatter_more_than_the_noise_are_judged_by_themselves():

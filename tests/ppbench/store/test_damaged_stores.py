@@ -71,7 +71,7 @@ class FilesRead:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Forget what was read before, and note what is read inside."""
+        """Record the files read inside the context, and none from before."""
         self.opened, self.listed, self.is_on = set(), set(), True
         try:
             yield
@@ -171,7 +171,7 @@ class Original:
     num_calls: int = 0
 
     def answer(self, words: Words) -> tuple[Answer, set[str], set[str]]:
-        """What the sound store answers, which files are opened and which folders listed."""
+        """The answer of the sound store, the files opened for it and the folders listed."""
         if words not in self.known:
             with READ.noted():
                 answer = ask(self.store, words)

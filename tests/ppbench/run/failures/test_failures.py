@@ -312,7 +312,7 @@ def mendable(tmp_path):
 
 
 def statuses_of(folder):
-    """Of each case in the order of its runs: status and attempt."""
+    """Status and attempt of each case's runs, in their order."""
     runs = Store(folder / "results").runs()
     return {
         name: list(zip(of["status"], of["attempt"], strict=True))

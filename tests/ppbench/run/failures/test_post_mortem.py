@@ -69,7 +69,7 @@ class Execution:
         return action.op in SEND_OPS and edge_of(action) == edge_of(send)
 
     def seen(self, process="stopped", *, is_waiting=False, step=4):
-        """What the ranks would have left in their records; `process` is the frozen rank's."""
+        """The states of the ranks when last seen; `process` is that of the frozen rank."""
         return [self._seen(rank, process, is_waiting, step) for rank in range(len(self.position))]
 
     def _seen(self, rank, process, is_waiting, step):
@@ -108,9 +108,9 @@ def cases(name, least_ranks=1):
     return [(chance.choice(programs), random.Random(n)) for n in range(NUM_CASES)]
 
 
-def follow(found, start):
+def follow(diagnosis, start):
     """The end of a rank's chain of waits."""
-    by_rank = {one.seen.rank: one for one in found.ranks}
+    by_rank = {one.seen.rank: one for one in diagnosis.ranks}
     rank = start
     for _ in by_rank:
         following = by_rank[rank].waits_for_rank
@@ -130,10 +130,10 @@ def test_a_frozen_rank_is_named_with_its_action_and_all_waits_lead_to_it(name, p
         execution = Execution(lowered, chance, frozen=(rank, position)).run()
         is_waiting = process != "alive" and chance.random() < 0.5
         seen = execution.seen(process, is_waiting=is_waiting)
-        found = post_mortem(seen, lowered, execution.now + 10 * S)
-        assert (found.rank, found.action) == (rank, action)
-        assert found.verdict.startswith(f"rank {rank} ")
-        assert [follow(found, one) for one in range(lowered.world_size)] == (
+        diagnosis = post_mortem(seen, lowered, execution.now + 10 * S)
+        assert (diagnosis.rank, diagnosis.action) == (rank, action)
+        assert diagnosis.verdict.startswith(f"rank {rank} ")
+        assert [follow(diagnosis, one) for one in range(lowered.world_size)] == (
             [rank] * lowered.world_size
         )
 
@@ -147,10 +147,10 @@ def test_a_lost_message_is_named_with_its_sender_and_its_receiver(name):
     for lowered, chance in cases(name, least_ranks=2):
         sender, send = chance.choice(messages(lowered))
         execution = Execution(lowered, chance, lost=send).run()
-        found = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
-        assert (found.rank, found.action) == (sender, send)
-        assert f"the message of {send} was lost" in found.verdict
-        account = found.ranks[lowered.placement.ranks[counterpart(send).stage]]
+        diagnosis = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
+        assert (diagnosis.rank, diagnosis.action) == (sender, send)
+        assert f"the message of {send} was lost" in diagnosis.verdict
+        account = diagnosis.ranks[lowered.placement.ranks[counterpart(send).stage]]
         assert (account.waits_for_rank, account.waits_for_action) == (sender, send)
 
 
@@ -159,9 +159,9 @@ def test_where_others_move_up_for_a_lost_message_its_sender_and_channel_are_name
     for lowered, chance in cases(name, least_ranks=2):
         sender, send = chance.choice(messages(lowered))
         execution = Execution(lowered, chance, lost=send, in_order=True).run()
-        found = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
-        assert found.rank == sender
-        assert edge_of(found.action) == edge_of(send)
+        diagnosis = post_mortem(execution.seen(), lowered, execution.now + 10 * S)
+        assert diagnosis.rank == sender
+        assert edge_of(diagnosis.action) == edge_of(send)
 
 
 def one_f_one_b(world_size=2, num_microbatches=4):
@@ -184,47 +184,47 @@ def judged(*seen, lowered=None):
 
 
 def test_a_stopped_rank_is_told_with_those_that_wait_for_it():
-    found = judged(
+    diagnosis = judged(
         in_step(0, "0B2", waits=True, since_s=9.5),
         in_step(1, "1F2", since_s=9.8, process="stopped"),
     )
-    assert found.rank == 1
-    assert found.verdict == (
+    assert diagnosis.rank == 1
+    assert diagnosis.verdict == (
         "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s; "
         "rank 0 waits for it"
     )
-    assert [one.account for one in found.ranks] == [
+    assert [one.account for one in diagnosis.ranks] == [
         "rank 0 waits in 0B2 of step 4 for 1B2 of rank 1, since 9.5 s",
         "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s",
     ]
 
 
 def test_a_rank_at_work_is_told_with_those_that_wait_for_it_directly_or_not():
-    found = judged(
+    diagnosis = judged(
         in_step(0, "0F0", since_s=12.3),
         *(in_step(rank, f"{rank}F0", waits=True) for rank in (1, 2, 3)),
         lowered=one_f_one_b(4),
     )
-    assert found.rank == 0
-    assert found.verdict == (
+    assert diagnosis.rank == 0
+    assert diagnosis.verdict == (
         "rank 0 is in the work of 0F0 of step 4, since 12.3 s; ranks 1, 2 and 3 wait for it"
     )
 
 
 def test_a_message_that_its_sender_has_behind_it_was_lost():
-    found = judged(in_step(0, "0B0", waits=True), in_step(1, "1F0", waits=True, since_s=11))
-    assert (found.rank, str(found.action)) == (0, "0SEND_F0")
-    assert found.verdict == (
+    diagnosis = judged(in_step(0, "0B0", waits=True), in_step(1, "1F0", waits=True, since_s=11))
+    assert (diagnosis.rank, str(diagnosis.action)) == (0, "0SEND_F0")
+    assert diagnosis.verdict == (
         "the message of 0SEND_F0 was lost or never sent, or one before it on its channel: rank 0 "
         "has it behind it, and rank 1 waits for it in 1F0 of step 4, since 11.0 s"
     )
 
 
 def test_a_rank_that_sends_is_waited_for_in_its_send():
-    found = judged(in_step(0, "0SEND_F0"), in_step(1, "1F0", waits=True))
-    assert found.rank == 0
+    diagnosis = judged(in_step(0, "0SEND_F0"), in_step(1, "1F0", waits=True))
+    assert diagnosis.rank == 0
     assert (
-        found.ranks[1].account
+        diagnosis.ranks[1].account
         == "rank 1 waits in 1F0 of step 4 for 0SEND_F0 of rank 0, since 10.0 s"
     )
 
@@ -241,69 +241,69 @@ def test_waits_in_a_circle_are_a_deadlock_and_named_whole():
     rows.append(["1RECV_F0", "1RECV_F1", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"])
     actions = tuple(tuple(map(parse_action, row)) for row in rows)
     hangs = Program("hangs", loop_placement(2), 2, actions)
-    found = judged(in_step(0, "0B0", waits=True), in_step(1, "1F1", waits=True), lowered=hangs)
-    assert found.rank is None
-    assert found.verdict == (
+    diagnosis = judged(in_step(0, "0B0", waits=True), in_step(1, "1F1", waits=True), lowered=hangs)
+    assert diagnosis.rank is None
+    assert diagnosis.verdict == (
         "deadlock: rank 0 waits in 0B0 of step 4 for 1B0 of rank 1; "
         "rank 1 waits in 1F1 of step 4 for 0F1 of rank 0"
     )
 
 
 def test_ranks_at_a_barrier_wait_for_those_that_are_not_there():
-    found = judged(
+    diagnosis = judged(
         in_phase(0, BARRIER),
         in_phase(1, "builds the model", since_s=20),
         in_phase(2, BARRIER),
         lowered=one_f_one_b(3),
     )
-    assert found.rank == 1
-    assert found.verdict == "rank 1 builds the model, since 20.0 s; ranks 0 and 2 wait for it"
-    assert found.ranks[0].waits_for_rank == 1
-    assert found.ranks[0].account == (
+    assert diagnosis.rank == 1
+    assert diagnosis.verdict == "rank 1 builds the model, since 20.0 s; ranks 0 and 2 wait for it"
+    assert diagnosis.ranks[0].waits_for_rank == 1
+    assert diagnosis.ranks[0].account == (
         "rank 0 waits for the other ranks, since 10.0 s: rank 1 is not there"
     )
 
 
 def test_when_all_are_at_the_barrier_nobody_is_named():
-    found = judged(in_phase(0, BARRIER), in_phase(1, BARRIER))
-    assert found.rank is None
-    assert found.verdict.startswith("the rank at fault is unknown: rank 0 waits for")
+    diagnosis = judged(in_phase(0, BARRIER), in_phase(1, BARRIER))
+    assert diagnosis.rank is None
+    assert diagnosis.verdict.startswith("the rank at fault is unknown: rank 0 waits for")
 
 
 def test_a_rank_without_a_record_is_named_where_others_wait_for_it():
-    found = judged(in_step(0, "0B0", waits=True))
-    assert (found.rank, found.verdict) == (1, "rank 1 left no record; rank 0 waits for it")
-    assert len(found.ranks) == 1
+    diagnosis = judged(in_step(0, "0B0", waits=True))
+    assert (diagnosis.rank, diagnosis.verdict) == (1, "rank 1 left no record; rank 0 waits for it")
+    assert len(diagnosis.ranks) == 1
 
 
 def test_without_any_record_nothing_can_be_told():
-    found = judged()
-    assert (found.rank, found.ranks) == (None, ())
-    assert found.verdict == (
+    diagnosis = judged()
+    assert (diagnosis.rank, diagnosis.ranks) == (None, ())
+    assert diagnosis.verdict == (
         "the rank at fault is unknown: rank 0 left no record; rank 1 left no record"
     )
 
 
 def test_a_rank_that_drains_waits_for_receives_that_are_not_posted():
-    found = judged(in_phase(0, DRAINS), in_step(1, "1B1", since_s=11))
-    assert found.rank == 1
-    assert found.ranks[0].account == (
+    diagnosis = judged(in_phase(0, DRAINS), in_step(1, "1B1", since_s=11))
+    assert diagnosis.rank == 1
+    assert diagnosis.ranks[0].account == (
         "rank 0 drains its transfers, since 10.0 s: rank 1 has not posted 1RECV_F3"
     )
 
 
 def test_a_rank_whose_transfers_do_not_end_is_named_when_all_others_wait_for_it():
-    found = judged(in_phase(0, BARRIER, step=4), in_phase(1, DRAINS, step=4))
-    assert found.rank == 1
-    assert found.verdict == (
+    diagnosis = judged(in_phase(0, BARRIER, step=4), in_phase(1, DRAINS, step=4))
+    assert diagnosis.rank == 1
+    assert diagnosis.verdict == (
         "rank 1 drains its transfers in step 4, since 10.0 s; rank 0 waits for it"
     )
 
 
 def test_ranks_that_wait_in_their_optimizer_wait_for_those_that_have_not_come_to_it():
-    found = judged(in_step(0, "OPT", waits=True), in_step(1, "1B3"))
-    assert found.rank == 1
-    assert found.ranks[0].account == (
+    diagnosis = judged(in_step(0, "OPT", waits=True), in_step(1, "1B3"))
+    assert diagnosis.rank == 1
+    assert diagnosis.ranks[0].account == (
         "rank 0 waits in OPT of step 4, since 10.0 s: rank 1 is not there"
     )
 
@@ -318,63 +318,67 @@ def test_what_ranks_do_together_waits_for_those_that_are_still_behind(phase):
 
 
 def test_what_one_rank_does_after_a_step_the_others_wait_for():
-    found = judged(in_phase(0, "stores the run", step=4), in_phase(1, BARRIER, step=4))
-    assert found.rank == 0
-    assert found.ranks[1].account == (
+    diagnosis = judged(in_phase(0, "stores the run", step=4), in_phase(1, BARRIER, step=4))
+    assert diagnosis.rank == 0
+    assert diagnosis.ranks[1].account == (
         "rank 1 waits for the other ranks after step 4, since 10.0 s: rank 0 is not there"
     )
 
 
 def test_a_message_is_lost_whose_sender_has_come_to_the_end_of_the_step():
-    found = judged(in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True))
-    assert (found.rank, str(found.action)) == (0, "0SEND_F3")
+    diagnosis = judged(in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True))
+    assert (diagnosis.rank, str(diagnosis.action)) == (0, "0SEND_F3")
     before = judged(in_phase(0, BARRIER, step=3), in_step(1, "1F3", waits=True))
     assert (before.rank, before.action) == (0, None)
 
 
 def test_of_ranks_that_died_the_one_that_waited_for_none_of_them_went_first():
-    found = judged(
+    diagnosis = judged(
         in_step(0, "0B0", waits=True, process="dead"),
         in_step(1, "1B0", process="dead"),
         in_step(2, "2F2", waits=True, process="dead"),
         lowered=one_f_one_b(3),
     )
-    assert found.rank == 1
-    assert found.verdict.startswith("rank 1 died in 1B0 of step 4")
+    assert diagnosis.rank == 1
+    assert diagnosis.verdict.startswith("rank 1 died in 1B0 of step 4")
 
 
 def test_when_all_died_at_work_nobody_is_named():
-    found = judged(*(in_step(rank, f"{rank}F0", process="dead") for rank in (0, 1)))
-    assert found.rank is None
-    assert found.verdict.startswith("the rank that died first is unknown: rank 0 died in 0F0")
+    diagnosis = judged(*(in_step(rank, f"{rank}F0", process="dead") for rank in (0, 1)))
+    assert diagnosis.rank is None
+    assert diagnosis.verdict.startswith("the rank that died first is unknown: rank 0 died in 0F0")
 
 
 def test_a_rank_that_takes_no_part_in_the_case_can_be_at_fault():
-    found = judged(
+    diagnosis = judged(
         in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER, process="stopped")
     )
-    assert found.rank == 2
+    assert diagnosis.rank == 2
     idle = judged(in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER))
     assert idle.rank == 1
 
 
 def test_a_run_that_still_moved_is_slow_and_nobody_is_at_fault():
-    found = judged(in_step(0, "0B0", waits=True, since_s=0.02), in_step(1, "1B0", since_s=0.015))
-    assert found.rank is None
-    assert found.verdict.startswith("no rank is seen to hang: the last sign of life is 0.015 s old")
+    diagnosis = judged(
+        in_step(0, "0B0", waits=True, since_s=0.02), in_step(1, "1B0", since_s=0.015)
+    )
+    assert diagnosis.rank is None
+    assert diagnosis.verdict.startswith(
+        "no rank is seen to hang: the last sign of life is 0.015 s old"
+    )
 
 
 def test_two_that_are_at_work_are_both_told():
-    found = judged(in_step(0, "0F0"), in_phase(1, "builds the model"))
-    assert found.rank is None
-    assert "rank 0 is in the work of 0F0" in found.verdict
-    assert "rank 1 builds the model" in found.verdict
+    diagnosis = judged(in_step(0, "0F0"), in_phase(1, "builds the model"))
+    assert diagnosis.rank is None
+    assert "rank 0 is in the work of 0F0" in diagnosis.verdict
+    assert "rank 1 builds the model" in diagnosis.verdict
 
 
 def test_rows_are_those_of_the_store(tmp_path):
     seen = [in_step(0, "OPT"), in_phase(1, BARRIER, step=4)]
-    found = judged(*seen)
-    rows = flight_rows(found, AT_NS)
+    diagnosis = judged(*seen)
+    rows = flight_rows(diagnosis, AT_NS)
     assert list(rows) == [column.name for column in FLIGHT][2:]
     store = Store(tmp_path)
     store.write_run({"run_id": "r", "status": "timeout"}, {"flight": rows})

@@ -161,7 +161,7 @@ def test_two_machines_listen_on_the_interface_of_the_rendezvous_alone(tmp_path, 
 
 @needs_nodes
 def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tmp_path):
-    """As Debian's /etc/hosts has it."""
+    """Debian's /etc/hosts maps the machine's name to loopback."""
     (tmp_path / "a.toml").write_text(SWEEP)
     command = torchrun_command(Nodes(2, 1, 10), "node-a:29400", "trial", [WORKER, "a.toml"])
     with two_nodes(tmp_path / "hosts") as (first, second):

@@ -141,7 +141,7 @@ def test_the_frequency_files_come_before_cpuinfo(tmp_path):
 
 
 class StandInForNvml:
-    """Two GPUs as NVML would tell of them; the second tells little."""
+    """Two GPUs as NVML describes them; the second supports few queries."""
 
     class NVMLError(Exception):
         pass

@@ -69,7 +69,7 @@ def in_namespace(setup: str, *command: str) -> list[str]:
 
 
 def use_folder(setup: str, elsewhere: Path, umask: str = "022") -> list[str]:
-    """What is said, then the launch's folder, where memory was set up so, and modes."""
+    """Notes, then the launch's folder and its modes, with memory set up by `setup`."""
     elsewhere.mkdir(mode=0o700, exist_ok=True)
     done = subprocess.run(
         in_namespace(setup, sys.executable, "-c", USES_FOLDER, umask),

@@ -48,7 +48,7 @@ def poll(is_true, *, timeout_s=20):
 
 
 def is_alive(pid):
-    """A zombie waits for whoever has adopted it; it does nothing any more."""
+    """Whether a process is alive; a zombie, which only waits for its parent, is not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

@@ -64,7 +64,7 @@ def action_of(span):
 
 @pytest.fixture(scope="module")
 def outcomes(ranks):
-    """Of each shape, what its ranks end up with: equal to the unsplit model."""
+    """The results of each shape's ranks, which equal those of the unsplit model."""
     known = {}
 
     def of(name, p, m):
@@ -222,7 +222,7 @@ def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks,
 
 
 def watch_on(fabric, is_member, settings):
-    """What is patched while a step is watched, and what is left of it."""
+    """Whether torch is patched while a step is recorded, and what is left of it afterwards."""
     fabric.connect([], (0, 1), ())
     agreement = agree(settings, fabric)
     if not is_member:
@@ -283,7 +283,7 @@ def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
 
 
 def early_on(fabric, is_member, settings, threshold_ns):
-    """What each rank's steps tell of its receives, by how long one must have been waited for."""
+    """The receives of two steps, with this threshold for a receive that was waited for."""
     fabric.connect([], (0, 1), ())
     agreement = agree(settings, fabric)
     if not is_member:

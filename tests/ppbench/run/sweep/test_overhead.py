@@ -1,4 +1,4 @@
-"""What measuring costs: turns in balanced order, ratios by hand, the command as a subprocess."""
+"""The overhead of measuring: balanced turns, ratios by hand, the command as a subprocess."""
 
 import collections
 import itertools

@@ -1,4 +1,4 @@
-"""What a change of ppbench itself makes of finished runs, in a repository with a copy of it."""
+"""Whether runs stay done after a change of ppbench itself, in a repository with a copy of it."""
 
 from __future__ import annotations
 

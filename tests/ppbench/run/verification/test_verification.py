@@ -167,7 +167,7 @@ def steps_on(fabric, is_member, case, mistake, folder):
 
 
 def verdict(ranks, folder, mistake="nothing", meanwhile=lambda: None, **settings):
-    """What the author's side says; in this process, since a process each would take minutes.
+    """The author's verdict, computed in this process, since a process each would take minutes.
 
     `meanwhile` is called when the ranks are done and the author's module is not made yet.
     """
@@ -224,7 +224,7 @@ def test_a_checkpoint_passes_and_one_weight_that_is_not_the_files_is_found(ranks
 
 @pytest.mark.parametrize("architecture", ["gpt_neox", "gemma2", "qwen3_moe"])
 def test_a_configuration_passes_with_the_weights_that_its_seed_gives(ranks, tmp_path, architecture):
-    """With dropout, with tied embeddings that are scaled, with experts."""
+    """The configurations have dropout, scaled tied embeddings, or experts."""
     changes = {"hidden_dropout": 0.2} if architecture == "gpt_neox" else {}
     path = configuration_folder(tmp_path, architecture, **changes)
     found = verdict(ranks, tmp_path, model_preset=path, model_seed=5, model_dtype="float32")

@@ -41,7 +41,7 @@ def living(tmp_path_factory):
 
 
 def peaks_of(results, launch):
-    """Of each case of a launch, in the order in which they were run: each rank's peak."""
+    """The peak of each rank in each case of a launch, in the order of execution."""
     store = Store(results)
     runs = store.runs().sort_values("run_id")
     runs = runs[runs["launch"] == launch]
@@ -51,7 +51,7 @@ def peaks_of(results, launch):
 
 
 def are_same(case, ours, theirs):
-    """To the byte; but when a message that was sent is let go depends on when it arrived."""
+    """Whether peaks are equal, except for messages: each is freed once it has arrived."""
     _, world_size, num_microbatches = case
     on_their_way = 0 if world_size == 1 else 2 * num_microbatches * MESSAGE_BYTES
     return all(abs(a - b) <= on_their_way for a, b in zip(ours, theirs, strict=True))

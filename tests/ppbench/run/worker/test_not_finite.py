@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from command import printed
 from histories import CASE as LATER_CASE
-from histories import Runs, Told, repository
+from histories import CommitFacts, Runs, repository
 from repositories import commit, commits, git, make_repository
 from stored_runs import run_row, store_with
 from tracked import STEADY, SWEEP, add_launches, store_in
@@ -206,8 +206,8 @@ def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
     shas = repository(folder, ["one", "two"])
     monkeypatch.chdir(folder)
     runs = Runs(tmp_path / "results")
-    runs.add_launches(Told(shas[0], 0), LATER_CASE, STEADY)
-    runs.add_launches(Told(shas[1], 1), LATER_CASE, [2 * s for s in STEADY], **BROKEN)
+    runs.add_launches(CommitFacts(shas[0], 0), LATER_CASE, STEADY)
+    runs.add_launches(CommitFacts(shas[1], 1), LATER_CASE, [2 * s for s in STEADY], **BROKEN)
     outcome = printed("history", "--no-page", "--results", tmp_path / "results", "--format", "json")
     [series] = json.loads(outcome.text)["series"]
     launches = series["points"][1]["launches"]

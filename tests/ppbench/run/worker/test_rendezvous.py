@@ -83,7 +83,7 @@ def wait_for(store: TCPStore, *keys: str) -> None:
 
 
 def leave_nonce(store: TCPStore, rank: int) -> None:
-    """As a rank does that died before it could confirm anything."""
+    """Leave a nonce, as a rank does that dies before it can confirm anything."""
     PrefixStore("ppbench-meeting", store).set(f"nonce/{rank}", "of the dead")
 
 
