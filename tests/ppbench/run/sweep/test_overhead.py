@@ -85,8 +85,9 @@ def test_a_rank_that_dies_is_one_clear_error_and_what_was_finished_is_printed(tm
     assert "case 2 of 2: num_microbatches 2048, train_microbatch_size 1000000: rank " in error
     assert "MemoryError" in error
     assert "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[0].split()[-1] == "rounds"
-    assert done.stdout.splitlines()[-1].split()[-1] == "6"
+    headings, rows = done.stdout.split("─\n")
+    assert headings.splitlines()[-2].split()[-1] == "rounds"
+    assert [row.split()[-1] for row in rows.splitlines()] == ["6"]
 
 
 def test_it_can_be_stopped(tmp_path):
