@@ -1,4 +1,4 @@
-"""Git repositories as they are repo: whole, shallow, dirty, detached, merged, empty, missing."""
+"""Git repositories as they are found: whole, shallow, dirty, detached, merged, empty, missing."""
 
 import shutil
 import sys
@@ -64,7 +64,7 @@ def test_without_git_there_is_no_commit_and_the_fix_is_named(repository, monkeyp
     folder, _ = repository
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_commit(folder) is None
-    with pytest.raises(RepositoryError, match="git was not repo; install it"):
+    with pytest.raises(RepositoryError, match="git was not found; install it"):
         Repository.around(folder)
 
 
