@@ -19,7 +19,6 @@ from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE, WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.git import Commit
-from ppbench.run.failures.evidence import INTERRUPTED
 from ppbench.run.machine.environment import read_environment
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
@@ -33,16 +32,22 @@ MEASURED_ALIKE = ("case_id", "fingerprint", *SETTINGS)
 """The columns that must be equal for figures to compare."""
 STATE = ("commit", "is_dirty", "changes")
 """The columns that identify the tree that was measured."""
+COLUMNS = (
+    *("run_id", "launch", "status", "error", "cautions", *WHERE_NOT_FINITE),
+    *("created_at", "code", *STATE, *MEASURED_ALIKE),
+)
+"""The columns of `runs` that the functions of this file need."""
 FRESH_S = 3600.0
 Key = tuple[str, ...]
 
 
 def newest_launches(runs: pd.DataFrame, *, by_state: bool = False) -> pd.DataFrame:
-    """Return the newest row of each launch; interrupted ones do not count.
+    """Return the newest row of each launch; one with a NaN or infinite number has failed.
 
-    `runs` are those of one side, or with `by_state` of many commits, in the order of time.
+    Interrupted runs do not count. `runs` are those of one side, or with `by_state` of many commits,
+    in the order of time.
     """
-    whole = runs[runs["status"] != "interrupted"]
+    whole = without_not_finite(runs[runs["status"] != "interrupted"])
     key = [*(STATE if by_state else ()), *MEASURED_ALIKE, "launch"]
     return whole.drop_duplicates(key, keep="last")
 
@@ -72,19 +77,6 @@ def _key_text(cell: object) -> str:
 
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)
-_KEYS = list(MEASURED_ALIKE)
-_COLUMNS = [
-    "run_id",
-    "status",
-    "error",
-    "cautions",
-    *WHERE_NOT_FINITE,
-    "launch",
-    "changes",
-    "created_at",
-    "code",
-    *_KEYS,
-]
 
 
 @dataclass(frozen=True)
@@ -124,12 +116,12 @@ class Launches:
         return sum(row.status == "ok" for row in self.of_case(case))
 
     def failure(self, case: int) -> Launch | None:
-        """The last failed launch of a case that is ok in none; interrupted ones do not count."""
+        """The last failed launch of a case that is ok in none."""
         return None if self.num_ok(case) else self.last_failure(case)
 
     def last_failure(self, case: int) -> Launch | None:
         """The last failed launch of a case, whether or not others are ok."""
-        rows = [row for row in self.of_case(case) if row.status not in ("ok", INTERRUPTED)]
+        rows = [row for row in self.of_case(case) if row.status != "ok"]
         return rows[-1] if rows else None
 
     def does_not_run(self, case: int) -> bool:
@@ -162,60 +154,65 @@ class StoredLaunches:
         self._store, self._is_fresh, self._code = store, is_fresh, code
         self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
         self._metrics = list(dict.fromkeys(metrics))
-        self._places = {_key_of(*one): place for place, one in enumerate(sweep.cases)}
+        self._places = {_key_of(*planned): place for place, planned in enumerate(sweep.cases)}
 
     def of(self, commit: Commit) -> Launches:
         """The launches of a commit with the same uncommitted changes."""
-        is_commit = Condition("commit", "=", commit.commit)
-        return self._chosen(self._store.runs([*_COLUMNS, *self._metrics], [is_commit]), commit)
+        return self._chosen(self._rows(commit), commit)
 
     def of_all(self, commits: Sequence[Commit]) -> list[Launches]:
         """The launches of many commits, read at once."""
-        rows = self._store.runs(["commit", *_COLUMNS, *self._metrics])
-        by_commit = {str(sha): of for sha, of in rows.groupby("commit")}
-        return [self._chosen(by_commit.get(one.commit, rows[:0]), one) for one in commits]
+        rows = self._rows()
+        by_commit = {str(sha): of_commit for sha, of_commit in rows.groupby("commit")}
+        return [
+            self._chosen(by_commit.get(commit.commit, rows[:0]), commit) for commit in commits
+        ]
 
     def next_launch(self, commit: Commit) -> int:
         """The first launch number, of all cases, that a sweep would not find in the store."""
-        is_commit = Condition("commit", "=", commit.commit)
-        runs = self._of_state(self._store.runs(_COLUMNS, [is_commit]), commit)
+        runs = self._of_state(self._rows(commit), commit)
         runs = self._of_code(runs[runs["status"].isin(("ok", *FINAL))])
         return 0 if runs.empty else int(runs["launch"].max()) + 1
 
+    def _rows(self, commit: Commit | None = None) -> pd.DataFrame:
+        """The rows of a commit, or of all."""
+        is_commit = [] if commit is None else [Condition("commit", "=", commit.commit)]
+        return self._store.runs([*COLUMNS, *self._metrics], is_commit)
+
     def _chosen(self, runs: pd.DataFrame, commit: Commit) -> Launches:
-        """The launches in these rows of a commit, oldest first."""
-        rows = self._of_state(without_not_finite(runs), commit)
+        """The launches in these rows of a commit."""
+        rows = self._of_state(runs, commit)
         if self._is_fresh:
             rows = fresh(self._of_code(rows), self._begun)
-        places = (self._places[tuple(row)] for row in rows[_KEYS].itertuples(index=False))
-        numbers = map(int, rows["launch"])
-        launches = map(self._launch, rows.to_dict("records"))
-        return Launches(dict(zip(zip(places, numbers, strict=True), launches, strict=True)))
+        rows = newest_launches(rows)
+        records = zip(keys_of(rows), rows.to_dict("records"), strict=True)
+        return Launches(
+            {(self._places[key], int(row["launch"])): self._launch(row) for key, row in records}
+        )
 
     def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
         """The runs of the sweep's cases with the same uncommitted changes."""
-        keys = runs[_KEYS].itertuples(index=False, name=None)
-        is_case = pd.Series([key in self._places for key in keys], runs.index, dtype=bool)
-        return runs[is_case & (runs["changes"].map(_text) == commit.changes)]
+        is_case = pd.Series([key in self._places for key in keys_of(runs)], runs.index, dtype=bool)
+        return runs[is_case & (runs["changes"].map(_key_text) == commit.changes)]
 
     def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:
             return runs
-        codes = runs["code"].map(_text)
+        codes = runs["code"].map(_key_text)
         return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
 
     def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
         figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
-        return Launch(str(row["run_id"]), str(row["status"]), _text(row["error"]), figures)
+        return Launch(str(row["run_id"]), str(row["status"]), _key_text(row["error"]), figures)
 
 
-def _text(cell: object) -> str:
-    return cell if isinstance(cell, str) else ""
-
-
-def _key_of(case: Case, measure: Measure) -> tuple[object, ...]:
-    """The values of `_KEYS`."""
+def fingerprint_of(case: Case) -> str:
+    """The fingerprint of this machine in the runs of a case."""
     threads = case.launch_threads_per_rank
-    fingerprint = read_environment().fingerprint(case.device, case.world_size, threads)
+    return read_environment().fingerprint(case.device, case.world_size, threads)
+
+
+def _key_of(case: Case, measure: Measure) -> Key:
+    """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
     measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
-    return (case.case_id, fingerprint, *measured)
+    return (case.case_id, fingerprint_of(case), *map(str, measured))

@@ -20,33 +20,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.launches import SETTINGS as MEASURED_BY
-from ppbench.commits.launches import keys_of, newest_launches
+from ppbench.commits.launches import COLUMNS, keys_of, newest_launches
 from ppbench.commits.order import Order, num_behind, order_of, ordered, runs_on_line, with_gaps
 from ppbench.commits.sides import SHORT
-from ppbench.display.cases import (
-    NOT_FINITE,
-    SETTINGS,
-    WHERE_NOT_FINITE,
-    case_text,
-    varying_axes,
-    without_not_finite,
-)
+from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
 from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
-from ppbench.statistics.verdicts import FLOOR, Metric, Noise, effective_floor
+from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise
 
-_PROVENANCE = ("commit", "author_date", "subject", "is_dirty", "changes")
-_COLUMNS = (
-    *("run_id", "case_id", "fingerprint", "launch", "status", "created_at", "sweep_file"),
-    *_PROVENANCE,
-    *("code", "error", "cautions", *WHERE_NOT_FINITE, *MEASURED_BY),
-)
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = (
     *("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS),
@@ -202,14 +188,13 @@ def _runs(
 ) -> pd.DataFrame:
     """Read the newest run of each launch that has a commit, and its figure if it was `ok`."""
     name = metric.name
-    columns = list(dict.fromkeys([*_COLUMNS, name]))
-    read = store.runs(columns, tuple(where))
+    columns = (*COLUMNS, "sweep_file", "author_date", "subject", name)
+    read = store.runs(list(dict.fromkeys(columns)), tuple(where))
     if read.empty:
         is_there = bool(where) and not store.runs(["run_id"]).empty
         what = "no run meets the conditions" if is_there else "no runs here yet"
         notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
         return read
-    read = without_not_finite(read)
     runs = _measured_alike(newest_launches(read, by_state=True), notes)
     if num := int((runs["status"] == NOT_FINITE).sum()):
         notes.append(
@@ -330,10 +315,7 @@ def _note_machines(machines: Mapping[str, str], notes: list[str]) -> None:
 def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> float:
     """The smallest change that counts: 1 %, or the stored noise of the case on the machine."""
     stored = read_noise(store.folder, fingerprint, case_id)
-    deviation = None if stored is None else stored.deviations.get(metric.name)
-    if stored is None or deviation is None:
-        return FLOOR
-    return effective_floor(FLOOR, Noise(deviation, stored.num_launches))
+    return effective_floor(FLOOR, None if stored is None else stored.of_metric(metric.name))
 
 
 def _series(

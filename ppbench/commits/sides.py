@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.launches import MEASURED_ALIKE, fresh, newest_launches
+from ppbench.commits.launches import COLUMNS, fresh, newest_launches
 from ppbench.config.case import Case
-from ppbench.display.cases import WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -30,12 +29,10 @@ WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 _COLUMNS = (
-    *("run_id", "sweep_id", "sweep_name", "sweep_file", "launch", "position", "created_at"),
-    *("status", "error", *MEASURED_ALIKE),
+    *COLUMNS,
+    *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
     *Case().settings(),
-    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes", "cautions"),
-    *WHERE_NOT_FINITE,
-    *("commit", "is_dirty", "changes", "subject", "author_date", "code"),
+    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),
 )
 """The columns of `runs` that sides and their comparison need."""
 
@@ -286,6 +283,6 @@ def _side(
     commit: str | None,
     notes: tuple[str, ...] = (),
 ) -> Side:
-    newest = without_not_finite(newest_launches(runs))
+    newest = newest_launches(runs)
     is_ok = newest["status"] == "ok"
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

@@ -25,7 +25,6 @@ from ppbench.store.parquet import as_frame, as_table, storable, write_parquet
 from ppbench.store.reader import TABLES_STORED, Reader
 
 LAST = "last"
-HISTORY = ("run_id", "created_at", "launch", "commit", "branch", "is_dirty", "fingerprint")
 MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
 
@@ -114,10 +113,6 @@ class Store:
         """The folder of a run's Chrome traces; it exists if there are any."""
         return self.folder / "profiles" / run_id
 
-    def has_run(self, run_id: str) -> bool:
-        """Whether there is a row of the run."""
-        return bool(self._reader.rows_of_runs("runs", [run_id], [RUN_ID]).num_rows)
-
     def runs(
         self,
         columns: Sequence[str] | None = None,
@@ -130,14 +125,6 @@ class Store:
         """
         found = self._reader.runs(columns, tuple(where), newest)
         return as_frame(found if columns is None else found.select(list(columns)), "runs")
-
-    def history(self, case_id: str, figure: str) -> pd.DataFrame:
-        """A figure of a case over its `ok` runs, oldest first, with what tells them apart.
-
-        `figure` is a column of `runs`; the others are those of HISTORY.
-        """
-        wanted = [Condition("case_id", "=", case_id), Condition("status", "=", "ok")]
-        return self.runs([*HISTORY, figure], wanted)
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
         """The rows of the given runs in a table, in the order of the ids."""

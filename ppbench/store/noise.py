@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ppbench.files import whole_file
+from ppbench.statistics.verdicts import Noise
 from ppbench.store.damage import ConsoleNote, DamagedError, DamagedFile, Skip
 from ppbench.store.parquet import damage_in, regular_bytes
 
@@ -41,6 +42,11 @@ class StoredNoise:
         ids = [] if self.run_ids is None else self.run_ids
         if not isinstance(ids, list) or not all(isinstance(run_id, str) for run_id in ids):
             raise TypeError(f"run_ids: expected a list of ids, got {self.run_ids!r}")
+
+    def of_metric(self, name: str) -> Noise | None:
+        """The noise of a metric; None if it was not measured."""
+        deviation = self.deviations.get(name)
+        return None if deviation is None else Noise(deviation, self.num_launches)
 
 
 def write_noise(folder: Path, noise: StoredNoise) -> None:

@@ -65,8 +65,7 @@ def test_compacting_changes_nothing_that_is_read(tmp_path):
     assert done["runs"].bytes_after < done["runs"].bytes_before
     assert (done["flight"].files_before, done["flight"].files_after) == (12, 0)  # no rows in them
     assert_same(contents(tmp_path), before)
-    assert Store(tmp_path).has_run(ids(12)[3])
-    assert not Store(tmp_path).has_run("20260101")
+    assert list(Store(tmp_path).table("runs", [ids(12)[3], "20260101"])["run_id"]) == [ids(12)[3]]
 
 
 def test_a_second_time_nothing_changes_and_later_runs_are_merged_into_the_same_file(tmp_path):
@@ -258,7 +257,7 @@ def test_a_truncated_compacted_file_is_named_and_the_rest_is_read(tmp_path, dama
     store = Store(tmp_path, problems.append)
     assert list(store.runs()["run_id"]) == ids(1, start=2)
     assert [str(path) in problem for problem in problems] == [True]
-    assert not store.has_run(ids(1)[0])
+    assert store.table("runs", ids(1)).empty
     store.compact(lambda _problem: None)
     assert path.exists()
 

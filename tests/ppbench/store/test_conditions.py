@@ -1,4 +1,3 @@
-import math
 import operator
 
 import pandas as pd
@@ -153,10 +152,9 @@ def test_columns_and_the_newest_are_those_asked_for(store):
     )
 
 
-def test_a_case_has_its_history(store):
-    case_id = store.runs()["case_id"][0]
-    history = store.history(case_id, "tokens_per_s")
-    assert list(history["tokens_per_s"]) == [600.0]
-    assert list(history["commit"]) == ["c0ffee"]
-    assert Store(store.folder / "none").history(case_id, "mfu").empty
-    assert not math.isnan(history["tokens_per_s"][0])
+def test_the_good_runs_of_a_case_are_found_by_two_conditions(store):
+    where = read(f"case_id={store.runs()['case_id'][0]}", "status=ok")
+    runs = store.runs(["tokens_per_s", "commit"], where)
+    assert list(runs["tokens_per_s"]) == [600.0]
+    assert list(runs["commit"]) == ["c0ffee"]
+    assert Store(store.folder / "none").runs(["mfu"], where).empty
