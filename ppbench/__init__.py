@@ -1,12 +1,12 @@
 """Benchmarking and profiling of pipeline-parallel training: sweeps, figures, reports, history.
 
-Every command is a function here too, which returns data. Importing the package costs nothing: each
-name is imported when it is first asked for. See docs/library.md.
+Most commands are functions here too, which return data. Importing the package is cheap: each name
+is imported when it is first used. See docs/library.md.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as of `typing`, which takes longer to import than all else up to `main`
+TYPE_CHECKING = False  # like that of `typing`, whose import would take longer than all others
 if TYPE_CHECKING:
     from ppbench import figures
     from ppbench.commits.check import check
@@ -49,7 +49,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """A name of `__all__`, imported when it is first asked for."""
+    """Import a name of `__all__` when it is first used."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

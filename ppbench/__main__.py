@@ -1,7 +1,6 @@
-"""Entry of the command `ppbench`, and of `python -m ppbench`.
+"""Entry point of the command `ppbench`, and of `python -m ppbench`.
 
-It imports next to nothing, so that Ctrl-C ends the process quietly while everything else is being
-imported. `ppbench.cli.main` takes over from there.
+It imports almost nothing, so that Ctrl-C ends the process quietly while the rest is imported.
 """
 
 import _signal  # type: ignore[import-not-found]  # part of Python; `signal` imports more
@@ -22,7 +21,7 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """There is nothing yet to put in order."""
+    """End the process at once: nothing has to be cleaned up yet."""
     os._exit(INTERRUPTED)
 
 

@@ -1,6 +1,6 @@
-"""Every warning that a figure can carry, each with its remedy.
+"""Every warning that a run can carry, each with its remedy.
 
-A caution never hides a figure and never changes it; it travels with the row into every listing
+A caution neither hides nor changes a figure; it is stored with the run and shown in every listing
 and report.
 """
 
@@ -10,53 +10,54 @@ from enum import Enum
 
 
 class Caution(Enum):
-    """Name of the caution -> what is wrong, and what to do about it."""
+    """Each caution's name, with what is wrong and what to do about it."""
 
     not_finite = (
         "A loss or gradient was NaN or infinite (not_finite_step, not_finite_rank and "
-        "not_finite_what of the run): nothing was learnt from there on, and what was timed is not "
-        "the training that was meant. Lower train.learning_rate, set train.clip_norm, or take "
-        "another model.dtype; look at what the model's factory or checkpoint gives."
+        "not_finite_what of the run): the model learnt nothing afterwards, and the timed steps are "
+        "not those of the intended training. Lower train.learning_rate, set train.clip_norm, or "
+        "choose another model.dtype; check the weights of the model's factory or checkpoint."
     )
     oversubscribed = (
         "More rank threads than CPU cores, or more ranks than GPUs: ranks took turns, so bubble "
         "and step time say nothing about the schedule. Use no more ranks than devices."
     )
     noisy_steps = (
-        "Step times vary by more than 10 % (median absolute deviation over median). Quieten the "
-        "machine or raise measure.steps."
+        "Step times vary by more than 10 % (median absolute deviation over median). Stop other "
+        "work on the machine or raise measure.steps."
     )
     unsettled_steps = (
         "Steps were still getting faster when measuring began. Raise measure.max_warmup_steps, and "
         "measure.warmup_steps to begin later."
     )
     behind_plan = (
-        "The emulated step took over 5 % longer than planned: what the machine itself needs for "
-        "messages and switching shows. Raise the emulated times, use fewer ranks or smaller "
-        "messages, or quieten the machine."
+        "The emulated step took over 5 % longer than planned: the machine's own cost of messages "
+        "and process switches is visible. Raise the emulated times, use fewer ranks or smaller "
+        "messages, or stop other work on the machine."
     )
     coarse_clock = (
-        "Some spans are shorter than what the ranks' clocks may be off (clock_error_ns of the "
-        "ranks): who waited for whom is not known that closely. Use larger microbatches, or a "
-        "faster network between the nodes."
+        "Some spans are shorter than the error of the ranks' clocks (clock_error_ns of the "
+        "ranks): which rank waited for which is uncertain at this scale. Use larger microbatches, "
+        "or a faster network between the nodes."
     )
     busy_machine = (
-        "Other processes kept more than a tenth of the cores busy around then (other_load_cores of "
-        "the ranks). Close them or take another machine."
+        "Other processes kept more than a tenth of the cores busy during the run (other_load_cores "
+        "of the ranks). Stop them or use another machine."
     )
     throttled = (
         "A GPU lowered its clock for power or heat, or a hypervisor or quota held the CPU back "
-        "(gpu_throttle_reasons, steal_fraction, cpu_throttled_fraction of the ranks): speed is the "
-        "moment's. See to cooling and power limits, lock the clocks, or raise the quota."
+        "(gpu_throttle_reasons, steal_fraction, cpu_throttled_fraction of the ranks): the speed "
+        "will not be reproduced. Check cooling and power limits, lock the clocks, or raise the "
+        "quota."
     )
-    few_steps = "Fewer than 3 measured steps: the median is a guess. Raise measure.steps."
+    few_steps = "Fewer than 3 measured steps: the median is unreliable. Raise measure.steps."
     bare_stage = (
-        "A stage has no parameters (0 in parameters_per_stage of the run), which no list of layers "
-        "has asked for: its rank trains nothing. Use fewer ranks or stages per rank, another "
-        "model.partition, or other split points."
+        "A stage has no parameters (0 in parameters_per_stage of the run), although no list of "
+        "layers asked for that: its rank trains nothing. Use fewer ranks or stages per rank, "
+        "another model.partition, or other split points."
     )
     no_warmup = (
-        "No warm-up steps: the first measured step includes allocation and caches being filled. "
+        "No warm-up steps: the first measured step includes allocations and cold caches. "
         "Set measure.warmup_steps to 1 or more."
     )
 
@@ -84,13 +85,13 @@ def cautions_for(
     is_throttled: bool = False,
     has_bare_stage: bool = False,
 ) -> list[Caution]:
-    """The cautions that a run's circumstances call for, in order of severity.
+    """The cautions that apply to a run, most severe first.
 
     `relative_deviation` is the median absolute deviation of the step times over their median;
-    `is_not_finite` whether some number was NaN or infinite; `over_plan` an emulated step's time
-    over the planned one; `has_coarse_clock` whether clocks may be off by more than some span is
-    long; `is_busy_machine` and `is_throttled` what the telemetry of any rank says; `has_bare_stage`
-    whether a stage that was not asked for has no parameters.
+    `is_not_finite` whether some number was NaN or infinite; `over_plan` the time of an emulated
+    step over the planned one; `has_coarse_clock` whether the clock error exceeds the shortest span;
+    `is_busy_machine` and `is_throttled` whether the telemetry of any rank shows it;
+    `has_bare_stage` whether a stage has no parameters without having been asked to.
     """
     holds = {
         Caution.not_finite: is_not_finite,

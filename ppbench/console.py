@@ -1,7 +1,7 @@
-"""Notes to whoever runs a command: lines beside its results, which never go into them.
+"""Notes: lines for the user that are not part of a command's results.
 
-They are records of the logger `ppbench`. The command line prints them all on standard error; a
-notebook or another program decides for itself, as with any library's.
+They are records of the logger `ppbench`. The command line prints all of them on standard error; a
+notebook or another program handles them like any library's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger("ppbench")
 
 
 def note(text: str) -> None:
-    """Log a line for people."""
+    """Log a line for the user."""
     _LOGGER.info("%s", printable(text))
 
 
@@ -28,7 +28,7 @@ def print_notes() -> None:
 
 
 class _StandardError(logging.Handler):
-    """Prints on what is standard error at that moment."""
+    """Prints to the current `sys.stderr`, which may be replaced after this handler is made."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr, flush=True)

@@ -7,18 +7,18 @@
     │   └── NotMeasuredError  3  what is to be compared has no runs
     ├── StoreError            2  the results folder cannot be read or written
     ├── LaunchError           4  the workers could not be started
-    └── SweepInterruptedError 130  stopped from the keyboard, or told to end
+    └── SweepInterruptedError 130  stopped from the keyboard or by a signal
 
 A message says what, where, what was expected and the fix, in that order.
 
-Text of errors, fit to be stored and shown: named by type, bounded, printable.
+The text of any exception is made safe to store and to show:
 
-    describe(error)       "RuntimeError: not today", also where the exception cannot say so itself
-    trace_of(error)       its traceback, whole
-    readable(text, most)  head and tail of it, with every control character escaped
+    describe(error)       "RuntimeError: not today", even if the exception's own `__str__` fails
+    trace_of(error)       the whole traceback
+    readable(text, most)  head and tail of a long text, with every control character escaped
     system_problem(error) what the system refused, on one line, with the fix
 
-An exception's `__str__` is the user's code: it may raise, never return, or answer ten megabytes.
+An exception's `__str__` is the user's code: it may raise, never return, or return ten megabytes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 
 LONGEST_WORD = 100
-"""Of a word that a known one is looked for by: comparing takes time with the square of it."""
+"""Longest word that is spell-checked, in characters: difflib is quadratic in its length."""
 LONGEST_LINE = 500
-"""Characters of an error's first line that a list or a headline shows."""
+"""Most characters of an error's first line that a list or a headline shows."""
 
 
 class ExitCode(IntEnum):
@@ -53,7 +53,7 @@ class ExitCode(IntEnum):
 
 
 class PpbenchError(Exception):
-    """Shown to the user as its message alone; `exit_code` is the process's."""
+    """An error that the user sees as its message alone; `exit_code` ends the process."""
 
     exit_code = ExitCode.usage
 
@@ -75,7 +75,7 @@ class RepositoryError(UsageError):
 
 
 class NotMeasuredError(UsageError):
-    """A commit, or what else is to be compared, has no runs in the store."""
+    """A side of a comparison, such as a commit, has no runs in the store."""
 
     exit_code = ExitCode.insufficient
 
@@ -85,7 +85,7 @@ class StoreError(PpbenchError):
 
 
 class LaunchError(PpbenchError):
-    """The workers could not be started or ended without doing their work."""
+    """The workers could not be started, or ended before their work was done."""
 
     exit_code = ExitCode.failed_runs
 
@@ -97,9 +97,9 @@ class SweepInterruptedError(PpbenchError):
 
 
 def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """`; did you mean "x"? Known: a, b` for the end of a message about an unknown word.
+    """`; did you mean "x"? Known: a, b`, to end a message about an unknown word.
 
-    `listed` are the words to list where `known` are too many.
+    `listed` replaces `known` in the list where those are too many.
     """
     names = list(known)
     by_lower = {name.lower(): name for name in reversed(names)}
@@ -109,21 +109,22 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
 
 
 def first_line(text: object) -> str:
-    """The first line of an error, cut where it is long; its trace or a log comes after."""
-    return shortened(str(text).strip().partition("\n")[0].rstrip(), LONGEST_LINE)
+    """The first line of an error, cut to `LONGEST_LINE` characters."""
+    return shortened(str(text).strip().partition("\
+")[0].rstrip(), LONGEST_LINE)
 
 
 def shortened(text: str, length: int) -> str:
-    """Cut a text to this many characters, an ellipsis at the end of what is cut."""
+    """Cut a text to this many characters, with an ellipsis at the end if it is cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 MOST_OF_MESSAGE = 4_000
 MOST_OF_TRACE = 8_000
 MOST_OF_ERROR = 40_000
-"""Characters stored of an exception's message, of its traceback, of a run's whole error."""
+"""Most characters stored of an exception's message, of its traceback, of a run's whole error."""
 PATIENCE_S = 2.0
-"""How long an exception may take to say what it is."""
+"""Time limit of an exception's `__str__`."""
 _MOST_CAUSES = 3
 _MOST_OF_CAUSE = 500
 _MOST_OF_NAME = 200
@@ -135,12 +136,12 @@ _UNSAFE = re.compile(
     "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0001\U000e0020-\U000e007f]"
 )
-"""Categories Cc (but for newline and tab), Cf, Cs, Zl and Zp of Unicode."""
+"""Unicode's categories Cc (except newline and tab), Cf, Cs, Zl and Zp."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal or browser would act on escaped; newlines and tabs stay."""
+    """The text with control characters escaped; newlines and tabs stay."""
     return _UNSAFE.sub(_escaped, text.replace("\r\n", "\n"))
 
 
@@ -157,9 +158,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def bounded(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
-    """At most so many characters: head and tail, and between them how many are left out.
+    """Shorten a text to `most` characters: its head, the number left out, and its tail.
 
-    `log` says where all of it is.
+    `log` names the file that has the whole text.
     """
     if len(text) <= most:
         return text
@@ -171,20 +172,20 @@ def bounded(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
 
 
 def readable(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
-    """Bounded and printable."""
+    """Shorten a text and escape its control characters."""
     return bounded(printable(bounded(text, most, log)), most, log)
 
 
 def type_name(error: BaseException) -> str:
-    """The name of the exception's class, whatever its metaclass says."""
+    """The name of the exception's class, without calling its metaclass."""
     name = type.__dict__["__name__"].__get__(type(error))
     return printable(str(name)[:_MOST_OF_NAME])
 
 
 def describe(error: BaseException, log: str = "") -> str:
-    """`Type: message`, readable, with the exceptions of a group and explicit causes named too.
+    """`Type: message`, with the members of an exception group and the explicit causes.
 
-    Returns within some seconds, and raises nothing.
+    Returns within some seconds and never raises.
     """
     text = _within(PATIENCE_S, lambda: _described(error, log))
     if text is None:
@@ -193,7 +194,7 @@ def describe(error: BaseException, log: str = "") -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback as Python prints it; without messages where they cannot be made."""
+    """The traceback as Python prints it, or without messages if they cannot be made."""
     text = _within(PATIENCE_S, lambda: "".join(traceback.format_exception(error)))
     if text is None:
         places = traceback.format_tb(error.__traceback__)
@@ -202,7 +203,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _within(seconds: float, call: Callable[[], str]) -> str | None:
-    """The result of a call to user code, None if it raises or does not come to an end in time."""
+    """The result of a call to user code; None if it raises or exceeds the time limit."""
     results: list[str] = []
 
     def run() -> None:
@@ -235,14 +236,14 @@ def _described(error: BaseException, log: str) -> str:
 def _message(error: BaseException, most: int, log: str = "") -> str:
     name = type_name(error)
     try:
-        text = str.__str__(str(error))  # of a subclass of str, the plain text
-    except BaseException as problem:  # whatever user code raises, SystemExit as well
+        text = str.__str__(str(error))  # the plain text, if it is of a subclass of str
+    except BaseException as problem:  # user code may raise anything, even SystemExit
         return f"{name}: (its message cannot be shown: {type_name(problem)} in __str__)"
     return f"{name}: {bounded(text, most, log)}" if text else name
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions of a group that are no groups themselves."""
+    """The members of a group and of its inner groups that are not groups themselves."""
     pending = [error]
     while pending:
         first = pending.pop()
@@ -253,7 +254,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def explicit_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the causes of an exception, from the nearest on, each once."""
+    """Yield the explicit causes of an exception, nearest first, each once."""
     seen = {id(error)}
     cause = error.__cause__
     while cause is not None and id(cause) not in seen:
@@ -263,7 +264,7 @@ def explicit_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def led_to(error: BaseException) -> Iterator[BaseException]:
-    """The exception, those of its group, and its explicit causes; not what it was raised beside."""
+    """Yield the exception, the members of its group and its explicit causes, not its context."""
     yield error
     if isinstance(error, BaseExceptionGroup):
         yield from _leaves(error)
@@ -271,7 +272,7 @@ def led_to(error: BaseException) -> Iterator[BaseException]:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """The exception, the members of its group, and all that led to them; each once."""
+    """Yield the exception, its members, and all their causes and contexts, each once."""
     pending, seen = [error], set[int]()
     while pending:
         first = pending.pop(0)
@@ -281,29 +282,22 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         yield first
         members = first.exceptions if isinstance(first, BaseExceptionGroup) else ()
         context = None if first.__suppress_context__ else first.__context__
-        pending += [one for one in (*members, first.__cause__, context) if one is not None]
-
-
-def _files() -> str:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"a process may have {soft:,} open here; raise that with: ulimit -n 65536"
+        pending += filter(None, (*members, first.__cause__, context))
 
 
 _MEMORY = "free some memory, or raise the limit with: ulimit -v unlimited"
-_PROCESSES = "end some of this user's processes, or raise the limit with: ulimit -u"
-_FIXES: dict[int, Callable[[], str]] = {
-    errno.EMFILE: _files,
-    errno.ENFILE: lambda: "the machine has no more; raise fs.file-max",
-    errno.EFBIG: lambda: "raise the limit on file sizes with: ulimit -f unlimited",
-    errno.ENOMEM: lambda: _MEMORY,
-    errno.EAGAIN: lambda: _PROCESSES,
-    errno.ENOSPC: lambda: "make room on the disk, or choose another place",
-    errno.EDQUOT: lambda: "make room within the quota, or choose another place",
-    errno.EACCES: lambda: "change its permissions, or choose another place",
-    errno.EPERM: lambda: "change its permissions, or choose another place",
-    errno.EROFS: lambda: "choose another place",
-    errno.ENAMETOOLONG: lambda: "choose a shorter path",
-    errno.ENOTDIR: lambda: "a part of the path is a file; choose another place",
+_FIXES = {
+    errno.ENFILE: "the machine has no more; raise fs.file-max",
+    errno.EFBIG: "raise the limit on file sizes with: ulimit -f unlimited",
+    errno.ENOMEM: _MEMORY,
+    errno.EAGAIN: "end some of this user's processes, or raise the limit with: ulimit -u",
+    errno.ENOSPC: "make room on the disk, or choose another place",
+    errno.EDQUOT: "make room within the quota, or choose another place",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "a part of the path is a file; choose another place",
 }
 _LIMITS = {
     "Too many open files": errno.EMFILE,
@@ -314,23 +308,26 @@ _LIMITS = {
     "can't start new thread": errno.EAGAIN,
     "Resource temporarily unavailable": errno.EAGAIN,
 }
-"""What libraries say of a limit of the system, in exceptions of their own or in a log."""
+"""Phrases by which a library's exception or a log reports a limit of the system."""
 
 
 def fix_of(number: int | None) -> str:
-    """`; raise that with: ulimit -n 65536`, for the end of a message; empty if none is known."""
+    """`; raise the limit with: ulimit -n 65536`, to end a message with; empty if none is known."""
+    if number == errno.EMFILE:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"; a process may have {soft:,} open here; raise the limit with: ulimit -n 65536"
     fix = _FIXES.get(number or 0)
-    return "" if fix is None else f"; {fix()}"
+    return "" if fix is None else f"; {fix}"
 
 
 def limit_in(text: str) -> str | None:
-    """`Too many open files; raise ...` if the text, as of a log, tells of a limit; else None."""
+    """`Too many open files; raise ...` if a log or message reports such a limit; else None."""
     number = _limit_of(text)
     return None if number is None else f"{os.strerror(number)}{fix_of(number)}"
 
 
 def fix_in(text: str) -> str:
-    """The fix alone, as of `fix_of`, for a message that says already what the limit is."""
+    """The fix alone, as `fix_of` words it, for a message that already names the limit."""
     return fix_of(_limit_of(text))
 
 
@@ -339,13 +336,13 @@ def _limit_of(text: str) -> int | None:
 
 
 def system_problem(error: BaseException) -> str | None:
-    """Return what the system refused, where, and the fix; None for another kind of error."""
-    for one in chain_of(error):
-        if isinstance(one, OSError) and one.errno is not None:
-            return _refused(one)
-        if isinstance(one, MemoryError):
+    """What the system refused, where, and the fix; None for an error of another kind."""
+    for linked in chain_of(error):
+        if isinstance(linked, OSError) and linked.errno is not None:
+            return _refused(linked)
+        if isinstance(linked, MemoryError):
             return f"out of memory; {_MEMORY}"
-        limit = limit_in(_message(one, MOST_OF_MESSAGE))  # as in a library's own exception
+        limit = limit_in(_message(linked, MOST_OF_MESSAGE))  # a library may raise its own type
         if limit is not None:
             return limit
     return None

@@ -1,9 +1,9 @@
-"""Where a run's idle time went, by part and by rank, and what its step could take instead.
+"""Explains a run's idle time by cause and by rank, and models its step under other conditions.
 
 explanation = ppbench.explain("last")
 explanation.sentences           # in words
 explanation.parts               # schedule, imbalance, transfers, jitter, launch gaps
-explanation.what_if             # the step as modelled, with other costs and other schedules
+explanation.what_if             # the modelled step, with other costs and other schedules
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ppbench.display.cases import cautions_of, settings_text, usual_axes
 from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.display.explanation import explain as sentences_of
 from ppbench.display.tables import as_records
-from ppbench.display.units import is_missing, milliseconds, percent
+from ppbench.display.units import counted, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import Store, missing_spans
 from ppbench.store.recovery import attribution_of_run, edges_of_run, is_complete, steps_of_run
@@ -44,7 +44,7 @@ _IN_TITLE = ("schedule", "world_size", "num_microbatches")
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Everything that is known of one run's idle time."""
+    """The idle time of one run, by cause, step and rank."""
 
     run: pd.Series
     frame: pd.DataFrame
@@ -52,9 +52,9 @@ class Explanation:
     edges: pd.DataFrame
     """A row per channel: its messages and their speed."""
     model: WhatIf
-    """The step as modelled, at the costs that were measured."""
+    """The modelled step, at the measured costs."""
     answers: list[WhatIf]
-    """The step with other costs, and under other schedules."""
+    """The modelled step with other costs, and under other schedules."""
     not_asked: list[Inapplicable]
     notes: list[str]
 
@@ -78,11 +78,10 @@ class Explanation:
 
     @property
     def sentences(self) -> list[str]:
-        """The explanation in words, and what the stages and links that stand out cost."""
+        """The explanation in words, with the cost of a slow stage or link."""
         standouts = [
-            f"Were {answer.question}, the step would take {milliseconds(answer.step_ns)} as "
-            f"modelled, and {milliseconds(self.model.idle_ns - answer.idle_ns)} less of the ranks' "
-            "time would be idle."
+            f"With {answer.question}, the model predicts a step of {milliseconds(answer.step_ns)}, "
+            f"and {milliseconds(self.model.idle_ns - answer.idle_ns)} less idle time of the ranks."
             for answer in self.answers
             if answer.question.endswith(LIKE_OTHERS)
         ]
@@ -91,18 +90,17 @@ class Explanation:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons to take the figures with care."""
+        """Reasons to doubt the figures: outliers among the steps, and the run's cautions."""
         doubts = []
         if (num_outliers := self.run["num_outliers"]) and not is_missing(num_outliers):
-            stand, are = ("step stands", "is") if num_outliers == 1 else ("steps stand", "are")
-            doubts.append(f"{num_outliers:.0f} {stand} apart and {are} in these means.")
+            doubts.append(f"These means include {counted(int(num_outliers), 'outlying step')}.")
         if names := cautions_of(self.run):
-            doubts.append(f"Cautions: {', '.join(names)}; ppbench report tells what they mean.")
+            doubts.append(f"Cautions: {', '.join(names)}; ppbench report explains them.")
         return doubts
 
     @property
     def parts(self) -> pd.DataFrame:
-        """A row per part of the idle time, mean of a step."""
+        """A row per cause of idle time, as means over steps."""
         bubble, num_steps = float(self.run["bubble_mean"]), self.frame["step"].nunique()
         return pd.DataFrame(
             [
@@ -118,12 +116,12 @@ class Explanation:
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """A row per rank, mean of a step."""
+        """A row per rank, as means over steps."""
         return self.frame.drop(columns="step").groupby("rank", as_index=False).mean()
 
     @property
     def what_if(self) -> pd.DataFrame:
-        """A row per answer, the step as modelled first."""
+        """A row per modelled step, the one at the measured costs first."""
         rows: list[Mapping[str, object]] = [
             {
                 "what_if": answer.question,
@@ -138,7 +136,7 @@ class Explanation:
         return pd.DataFrame(rows)
 
     def as_dict(self) -> dict[str, object]:
-        """Everything, for JSON. Parts are whole nanoseconds, summed over ranks."""
+        """All values, as JSON has them; parts are whole nanoseconds, summed over ranks."""
         return {**self._facts(), **self._totals(), **self._answers()}
 
     def _facts(self) -> dict[str, object]:
@@ -191,7 +189,7 @@ class Explanation:
         }
 
     def _cause(self) -> dict[str, object]:
-        """The largest part that is not the schedule's, and the stage or link that alone is slow."""
+        """The largest cause other than the schedule, and a stage or link that alone is slow."""
         parts = parts_of(self.run)
         costs = stored_costs(self.run, self.edges)
         slow = {"imbalance": slow_stage, "transfer": slow_link}
@@ -207,7 +205,7 @@ class Explanation:
 
 
 def explain(run: str, *, results: str | Path = "results") -> Explanation:
-    """Explain one run, called by its id, a unique prefix of it, or `last`.
+    """Explain one run, by its id, a unique prefix of it, or `last`.
 
     Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
     """
@@ -251,7 +249,7 @@ def explanation_of(store: Store, name: str) -> Explanation:
 
 
 def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
-    """Idle time by step and rank: as stored, else from the spans; none without either."""
+    """Idle time by step and rank: stored, else computed from the spans; empty without either."""
     rows = store.table("attribution", [run["run_id"]])
     if len(rows):
         return rows
@@ -260,7 +258,7 @@ def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
 
 
 def _attributed_now(store: Store, run: pd.Series) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
-    """A run of an older version, with what a newer one would have stored of it."""
+    """The run of an older version, its idle time and its edges, computed from the spans."""
     spans, steps = store.table("spans", [run["run_id"]]), steps_of_run(store, run)
     attribution = attribution_of_run(store, run)
     if attribution is None:

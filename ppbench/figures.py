@@ -1,10 +1,10 @@
-"""Every figure of ppbench, by name: runs in, a plotly figure out, ready for a notebook.
+"""The figures of ppbench: each function takes runs and returns a plotly figure.
 
     results = ppbench.load().last()
     ppbench.figures.throughput(results)
     ppbench.figures.timeline(results, run="20261121T2026", theme="dark")
 
-A figure shows the ok runs that it is given. What they do not have is a UsageError that says so.
+A figure shows those of the given runs that are ok. Raises UsageError if they lack its data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def throughput(results: Results, theme: str = "light") -> go.Figure:
 
 
 def scaling(results: Results, theme: str = "light") -> go.Figure:
-    """Tokens/s of each rank over those of one rank alone, against the number of ranks."""
+    """Tokens/s per rank relative to a single rank, against the number of ranks."""
     runs, axes = _measured(results)
     if not has_scaling(by_case(runs, axes), axes):
         raise UsageError("scaling: needs cases that differ in world_size and in nothing else")
@@ -58,35 +58,35 @@ def scaling(results: Results, theme: str = "light") -> go.Figure:
 
 
 def bubble(results: Results, theme: str = "light") -> go.Figure:
-    """The share of rank-time without compute: measured, and its theory."""
+    """The bubble of every case, as measured and in theory."""
     runs, axes = _measured(results)
     return _styled(charts.bubble(runs, axes), theme)
 
 
 def idle(results: Results, theme: str = "light") -> go.Figure:
-    """Where the idle time of every case went, by cause."""
-    runs, axes = _measured(results, list(PART_COLUMNS.values()), "where their idle time went")
+    """The idle time of every case, by cause."""
+    runs, axes = _measured(results, list(PART_COLUMNS.values()), "its idle time by cause")
     return _styled(charts.idle(runs, axes), theme)
 
 
 def memory(results: Results, theme: str = "light") -> go.Figure:
     """Peak memory of every case, and of each of its ranks."""
-    runs, axes = _measured(results, ["peak_memory_bytes"], "their memory")
+    runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
     return _styled(charts.peak_memory(runs, _rows(results, "ranks", runs), axes), theme)
 
 
 def pareto(results: Results, theme: str = "light") -> go.Figure:
-    """Throughput against peak memory, and which cases no other beats in both."""
-    runs, axes = _measured(results, ["peak_memory_bytes"], "their memory")
+    """Throughput against peak memory, with the Pareto front: the cases that none beats in both."""
+    runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
     return _styled(charts.pareto(runs, axes), theme)
 
 
 def steps(results: Results, theme: str = "light") -> go.Figure:
-    """How long the measured steps of every case took, and how they spread."""
+    """The distribution of the measured step times of every case."""
     runs, axes = _measured(results)
     rows = _rows(results, "steps", runs)
     if rows["step_with_optimizer_ns"].isna().all():
-        raise _untold(results, "how long its steps took")
+        raise _missing(results, "step times")
     return _styled(charts.step_times(runs, rows, axes), theme)
 
 
@@ -101,8 +101,8 @@ def timeline(
 ) -> go.Figure:
     """A step of each named run on one time axis; by default of the last ok run.
 
-    `step` is `median`, `slowest` or a number; `planned` draws under each what its program predicts,
-    `path` the critical path.
+    `step` is `median`, `slowest` or a number; `planned` adds the planned step under each measured
+    one, `path` the critical path.
     """
     rows = _rows_named(results, run)
     names = run_names(pd.DataFrame(rows))
@@ -116,12 +116,12 @@ def timeline(
 def levels_of_memory(
     results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
 ) -> go.Figure:
-    """What each rank of a run had allocated over time; by default of the last ok one."""
+    """The allocated memory of each rank of a run over time; by default of the last ok run."""
     row = _only(_rows_named(results, run), "levels_of_memory")
     check_ok(row, "memory over time")
     table = results.table("memory", [row["run_id"]])
     if table.empty:
-        raise UsageError(f"run {row['run_id']}: its memory over time is not in the store")
+        raise UsageError(f"run {row['run_id']}: has no memory over time in the store")
     ranks = results.table("ranks", [row["run_id"]])
     return _styled(memory_over_time(table, ranks), theme)
 
@@ -140,7 +140,7 @@ OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
     "steps": steps,
 }
 FIGURES = (*OF_RUNS, *OF_CASES)
-"""What `ppbench figure` draws, by name."""
+"""The names of all figures, as `ppbench figure` takes them."""
 
 
 def draw(
@@ -150,14 +150,14 @@ def draw(
     theme: str = "light",
     **options: object,
 ) -> go.Figure:
-    """The figure of that name, of the named runs or of all; `options` are those of `timeline`.
+    """Draw the figure of a name, for the named runs or for all; `options` are for `timeline`.
 
     Raises UsageError.
     """
     if options and name != "timeline":
         *others, last = (f"--{option}" for option in options)
-        told = f"{', '.join(others)} and {last}" if others else last
-        raise UsageError(f"{told}: only for the figure timeline, not for {name}")
+        given = f"{', '.join(others)} and {last}" if others else last
+        raise UsageError(f"{given}: only for the figure timeline, not for {name}")
     if name in OF_RUNS:
         return OF_RUNS[name](results, runs, theme, **options)
     if name in OF_CASES:
@@ -182,21 +182,21 @@ def _only(rows: list[pd.Series], name: str) -> pd.Series:
 def _measured(
     results: Results, columns: Sequence[str] = (), what: str = ""
 ) -> tuple[pd.DataFrame, Axes]:
-    """The ok runs that have figures in the columns, and what varies among them."""
+    """The ok runs that have values in the columns, and the settings in which they differ."""
     measured = ok_runs(results.runs)
     if measured.empty:
         failed = ", ".join(results.runs["status"].unique())
         raise UsageError(
             f"none of the {len(results)} runs is ok (status {failed}); nothing to draw"
         )
-    told = measured.dropna(subset=list(columns))
-    if told.empty:
-        raise _untold(results, what)
-    return told, varying_axes(told)
+    complete = measured.dropna(subset=list(columns))
+    if complete.empty:
+        raise _missing(results, what)
+    return complete, varying_axes(complete)
 
 
-def _untold(results: Results, what: str) -> UsageError:
-    return UsageError(f"none of the {len(results)} runs tells {what}; nothing to draw")
+def _missing(results: Results, what: str) -> UsageError:
+    return UsageError(f"none of the {len(results)} runs has {what}; nothing to draw")
 
 
 def _rows(results: Results, table: str, runs: pd.DataFrame) -> pd.DataFrame:

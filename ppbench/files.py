@@ -1,13 +1,12 @@
-"""Output files, whole or not there, and locks between processes.
+"""Writes output files completely or not at all, and locks files between processes.
 
-a regular file       written aside, then renamed over it; its mode and owner stay
-a link               stays, and what it leads to is written
-a device or a pipe   is written to as it is, as are descriptors such as /dev/stdout
-a folder             is refused
+    a regular file       is written under another name, then renamed; its mode and owner stay
+    a link               stays, and its target is written
+    a device or a pipe   is written to directly, as are descriptors such as /dev/stdout
+    a folder             is refused
 
-Files as they are written out: the same bytes for the same content.
-
-A lock is a file that the system unlocks when its holder dies.
+The same content gives the same bytes, gzipped or not. A lock is a file that the system unlocks when
+its holder dies.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _MOST_LINKS = 40  # as many as the kernel follows
 
 @contextlib.contextmanager
 def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
-    """A file to be written; a reader never meets half of it, and its folder is made.
+    """Open a file for writing that no reader ever sees half-written; its folder is made.
 
-    A regular one can be sought and read back. Raises StoreError, which names the `option` to change
-    if there is one, when it cannot be done; then the file that was there is as it was.
+    A regular file can be sought and read back. Raises StoreError when it cannot be written, naming
+    the `option` to change if there is one; the old file then stays as it was.
     """
     try:
         with _opened(path) as file:
@@ -48,7 +47,7 @@ def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether the path is a device, a pipe or a descriptor rather than a file."""
+    """Whether the path is a device, a pipe or a descriptor rather than a file or folder."""
     try:
         return _descriptor_of(path) is not None or not _is_file_or_folder(path.stat().st_mode)
     except OSError:
@@ -79,7 +78,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _replacing(path: Path, held: os.stat_result | None) -> Iterator[IO[bytes]]:
-    """A file that takes the path's place once it is complete; `held` is of the one there is."""
+    """Open a file that replaces `path` once it is complete; `held` is the status of the old one."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".ppbench-{secrets.token_hex(8)}")
@@ -97,14 +96,14 @@ def _replacing(path: Path, held: os.stat_result | None) -> Iterator[IO[bytes]]:
 
 
 def _keep_rights(handle: int, held: os.stat_result) -> None:
-    """Give a file the mode of another, and its owner where that is permitted."""
+    """Give a file the mode of the one it replaces, and its owner where that is permitted."""
     with contextlib.suppress(OSError):
         os.fchown(handle, held.st_uid, held.st_gid)
     os.fchmod(handle, stat.S_IMODE(held.st_mode))
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What a path leads to; None if there is nothing yet, as at the end of a dangling link."""
+    """The status of a path's target; None if there is none, as for a dangling link."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -112,9 +111,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _descriptor_of(path: Path) -> int | None:
-    """The descriptor of this process that a path such as /dev/stdout stands for.
+    """The descriptor of this process that a path such as /dev/stdout means.
 
-    To open it by its path would fail for a socket, and overwrite a file from its start.
+    Opening it by its path would fail for a socket, and overwrite a file from its start.
     """
     own = os.path.realpath(_DESCRIPTORS)
     for _ in range(_MOST_LINKS):
@@ -122,7 +121,7 @@ def _descriptor_of(path: Path) -> int | None:
             return int(path.name)
         try:
             path = path.parent / path.readlink()
-        except OSError:  # no link, or none that can be read: what follows says which
+        except OSError:  # not a link, or an unreadable one, which opening it will report
             return None
     return None
 
@@ -146,33 +145,32 @@ _LEVEL = 6
 
 
 def check_suffix(path: Path, expected: Sequence[str], hint: str = "") -> str:
-    """Which of the `expected` suffixes the name ends in.
+    """The one of the `expected` suffixes that the name ends in.
 
-    Raises UsageError when it is none of them, and when it is all that there is of the name.
+    Raises UsageError if it ends in none of them, or is nothing but one of them.
     """
     if path.name in expected:
-        raise UsageError(f"{path}: a suffix alone; write a name before it")
+        raise UsageError(f"{path}: the file name is only an extension; write a name before it")
     for suffix in expected:
         if path.name.endswith(suffix):
             return suffix
     *others, last = expected
     names = f"{', '.join(others)} or {last}" if others else last
-    raise UsageError(f"{path}: what to write is told by the name; it must end in {names}{hint}")
+    raise UsageError(f"{path}: unknown file extension; expected {names}{hint}")
 
 
 def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:
-    """Write the pieces one after the other, gzipped if the name ends so. Raises StoreError."""
+    """Write the pieces one after the other, gzipped if the name ends in `.gz`.
+
+    Raises StoreError.
+    """
     with whole_file(path, "-o") as file:
-        _write(file, pieces, is_gzipped=path.name.endswith(GZIPPED))
-
-
-def _write(file: IO[bytes], pieces: Iterable[str | bytes], *, is_gzipped: bool) -> None:
-    if not is_gzipped:
-        _copy(file, pieces)
-        return
-    # A gzip file holds its name and time unless it is told others.
-    with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as zipped:
-        _copy(cast("IO[bytes]", zipped), pieces)
+        if not path.name.endswith(GZIPPED):
+            _copy(file, pieces)
+            return
+        # Without a name and a time of 0, the same content would give other bytes each time.
+        with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as zipped:
+            _copy(cast("IO[bytes]", zipped), pieces)
 
 
 def _copy(file: IO[bytes], pieces: Iterable[str | bytes]) -> None:
@@ -191,9 +189,9 @@ class Lock:
         self._file: IO[str] | None = None
 
     def try_to_hold(self, *, shared: bool = False, note: str = "") -> bool:
-        """Whether the lock is held now.
+        """Take the lock if it is free; return whether it is held now.
 
-        `note` tells other processes who holds it. Raises StoreError.
+        `note` describes the holder to other processes. Raises StoreError.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +215,7 @@ class Lock:
         return True
 
     def _write(self, note: str) -> None:
-        """Write the note, or leave it out where the disk is full: the lock is held all the same."""
+        """Write the note if the disk takes it; the lock is held in any case."""
         assert self._file is not None
         with contextlib.suppress(OSError):
             self._file.truncate(0)
@@ -230,7 +228,7 @@ class Lock:
             self._file = None
 
     def holder(self) -> str:
-        """Return the note of the process that holds the lock."""
+        """The note of the process that holds the lock; empty if it cannot be read."""
         try:
             return self.path.read_text().strip()
         except OSError:
@@ -239,9 +237,9 @@ class Lock:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, note: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold a lock; where another process has it, report its holder once and wait.
+    """Hold a lock; if another process has it, report its note once to `on_wait` and wait.
 
-    Raises StoreError.
+    Blocks. Raises StoreError.
     """
     lock, has_reported = Lock(path), False
     while not lock.try_to_hold(note=note):
@@ -256,6 +254,6 @@ def hold_lock(path: Path, note: str, on_wait: Callable[[str], None]) -> Iterator
 
 
 def lock_note(activity: str) -> str:
-    """Describe for other processes what is done, by which process and since when."""
+    """A lock's note: the activity, the process and the time at which it began."""
     now = datetime.now().astimezone()
     return f"{activity} (process {os.getpid()} on {platform.node()}, since {now:%H:%M:%S})"

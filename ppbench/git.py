@@ -1,4 +1,4 @@
-"""Reads git repositories: what is checked out, what names mean, work trees of other commits.
+"""Reads git repositories: the checked-out state, the meaning of names, work trees of other commits.
 
 It runs git's command line: every machine with a repository has it, and no library reads all that
 git writes (worktrees, shallow clones, partial clones).
@@ -26,9 +26,9 @@ _SHOW = ("show", "--no-patch", "--no-show-signature", "--format=%H%n%aI%n%P%n%s"
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD")
 """Git's own diff, whatever programs the user has configured for it."""
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-"""Set by git for its hooks, from which this may run: they would name another repository."""
+"""Variables that git sets for its hooks; if ppbench runs in one, they would misdirect our git."""
 _OF_OWNERS = "safe.directory"
-"""The setting that lets git use another user's files, as is usual in containers."""
+"""The setting that lets git use another user's files, as containers often need."""
 _NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 """The user's git hooks must not run for our checkouts."""
 _QUIETLY = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
@@ -51,7 +51,7 @@ class Commit:
 def read_commit(folder: Path) -> Commit | None:
     """Return the state of the work tree around `folder`; None without a commit or without git.
 
-    Also None where git fails: no commit is better than a wrong one. A warning says so, once.
+    Also None if git fails, with one warning: no commit is better than a wrong one.
     """
     try:
         repository = Repository.around(folder)
@@ -212,7 +212,7 @@ class Repository:
         names = {re.sub(r"^refs/(heads|remotes/[^/]+)/", "", name) for name in references}
         if len(names) != 1:
             raise RepositoryError(
-                f"{self.root}: cannot tell which of its {len(names)} branches is the main one; "
+                f"{self.root}: none of its {len(names)} branches is known to be the main one; "
                 f"name a base with --base, or: git remote set-head origin --auto"
                 f"{self._shallow_hint()}"
             )
@@ -220,9 +220,9 @@ class Repository:
 
     @contextlib.contextmanager
     def worktree(self, sha: str, folder: Path) -> Iterator[Path]:
-        """Check out a commit below `folder`, until this is left.
+        """Check out a commit below `folder` for the duration of the `with` block.
 
-        Files of a killed process are cleared away first.
+        The leftovers of a killed process are removed first.
         """
         path = folder.resolve() / sha[:12]
         self._clear(path)
@@ -239,7 +239,7 @@ class Repository:
                 path.parent.rmdir()
 
     def clear_worktrees(self, folder: Path) -> None:
-        """Remove the work trees below a folder, which killed processes have left."""
+        """Remove the work trees that killed processes have left below a folder."""
         if folder.is_dir():
             for path in folder.resolve().iterdir():
                 self._clear(path)
@@ -248,7 +248,7 @@ class Repository:
         """Remove one work tree; others are not pruned, as their disks may not be mounted."""
         forget = ("worktree", "remove", "--force", "--force", str(path))
         self._try(*forget)
-        if path.exists():  # git does not know it, or it has changed
+        if path.exists():  # git does not know it, or its files have changed
             shutil.rmtree(path, ignore_errors=True)
             self._try(*forget)
 
@@ -294,6 +294,6 @@ def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
 
 
 def _problem(stderr: str) -> str:
-    """The error, with git's advice where the files belong to another user."""
+    """Git's error, with its advice if the files belong to another user."""
     advice = [line.strip() for line in stderr.splitlines() if _OF_OWNERS in line][-1:]
     return "; ".join(filter(None, [first_line(stderr), *advice]))

@@ -1,12 +1,12 @@
-"""Programs predicted without a run: how long a step takes, idles and holds, exactly.
+"""Predicts a step without running it: its exact length, idle time and peak activations.
 
     prediction = ppbench.simulate("1f1b", ranks=4, microbatches=8, cost="F=1,I=1,W=1")
     prediction.figures()["bubble_fraction"]
     prediction.frame                # every action with its start and end
 
-Costs are taken as the fractions that were written, not as the nearest floats, and a step is
-simulated in ticks so short that every cost is a whole number of them: F=1, I=0.5 on three stages
-per rank are ticks of a sixth of a second. What comes out is then as exact as what went in.
+Costs are the exact fractions that were typed, not the nearest floats, and a step is simulated in
+ticks so short that every cost is a whole number of them: with F=1 and I=0.5 on three stages per
+rank, a tick is a sixth of a second. The results are then as exact as the costs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
 
 @dataclass(frozen=True)
 class Transfers:
-    """How long a message between two ranks takes, and whether the sender computes meanwhile."""
+    """The duration of a message between two ranks, and whether the sender computes meanwhile."""
 
     duration_s: Fraction = Fraction(0)
     message_bytes: int = 0
@@ -69,7 +69,7 @@ FREE_TRANSFERS = Transfers()
 
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step; its times are in ticks, of which a second has `ticks_per_s`."""
+    """A simulated step; its times are in ticks, and a second has `ticks_per_s` of them."""
 
     simulation: Simulation
     costs: Times
@@ -86,8 +86,11 @@ class Prediction:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per action with its rank, start and end, in nanoseconds."""
-        return self.spans()
+        """A row per action with its rank, start and end, in ns: the columns of measured spans."""
+        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
+        for column in ("start_ns", "end_ns"):
+            spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
+        return spans
 
     @property
     def program(self) -> Program:
@@ -99,12 +102,12 @@ class Prediction:
 
     @property
     def peaks(self) -> list[Fraction]:
-        """By rank, the most activations held at once, in microbatches of a rank's share."""
+        """Peak activations of each rank, in microbatches of a rank's share."""
         share = share_of_stage(self.program)
         return [peak * share for peak in peak_activations(self.program)]
 
     def figures(self) -> dict[str, object]:
-        """The step's figures under the names that the store has for them; times in seconds."""
+        """The step's figures under their names in the store; times in seconds."""
         return {
             "makespan": number(self.makespan_s),
             "bubble_fraction": self.simulation.bubble_fraction,
@@ -115,7 +118,7 @@ class Prediction:
         }
 
     def shape(self) -> dict[str, object]:
-        """The schedule with its ranks, microbatches and stages."""
+        """The schedule with its numbers of ranks, microbatches and stages."""
         program = self.program
         return {
             "schedule": program.schedule,
@@ -127,9 +130,9 @@ class Prediction:
         }
 
     def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
-        """Everything, for JSON; times in seconds. `has_held` adds what each rank holds over time.
+        """All values, as JSON has them; times in seconds.
 
-        That may be thousands of entries for each rank.
+        `has_held` adds the activations of each rank over time, which may be thousands of entries.
         """
         held = {"held_activations": self.held_over_time()} if has_held else {}
         return {
@@ -148,7 +151,7 @@ class Prediction:
             return [str(action) for action in critical_path(self.simulation)]
 
     def held_over_time(self) -> list[list[tuple[float, float]]]:
-        """By rank, each change of what it holds: from when on (s), and how much (as `peaks`)."""
+        """Activations of each rank over time: (since, in s; number, in the unit of `peaks`)."""
         share = share_of_stage(self.program)
         return [
             [
@@ -158,20 +161,13 @@ class Prediction:
             for rank in range(self.program.world_size)
         ]
 
-    def spans(self) -> pd.DataFrame:
-        """As measured ones, in nanoseconds."""
-        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
-        for column in ("start_ns", "end_ns"):
-            spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
-        return spans
-
 
 def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFERS) -> Prediction:
-    """Simulate a legal program. `costs` are seconds of a microbatch on a rank: all its stages."""
+    """Simulate a legal program. `costs` are in seconds per microbatch, for all stages of a rank."""
     share = share_of_stage(program)
-    of_stage = [cost * share for cost in costs]
-    ticks_per_s = math.lcm(*(cost.denominator for cost in [*of_stage, transfers.duration_s]))
-    f, i, w = ((int(cost * ticks_per_s),) * program.num_stages for cost in of_stage)
+    stage_costs = [cost * share for cost in costs]
+    ticks_per_s = math.lcm(*(cost.denominator for cost in [*stage_costs, transfers.duration_s]))
+    f, i, w = ((int(cost * ticks_per_s),) * program.num_stages for cost in stage_costs)
     model = TransferModel(
         latency_ns=int(transfers.duration_s * ticks_per_s),
         message_bytes=transfers.message_bytes,
@@ -182,12 +178,12 @@ def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFER
 
 
 def share_of_stage(program: Program) -> Fraction:
-    """Of what its rank holds."""
+    """The share of a stage in the layers of its rank."""
     return Fraction(program.world_size, program.num_stages)
 
 
 def number(value: Fraction) -> float:
-    """As a plain number, whole where it is whole."""
+    """A fraction as an int if it is whole, else as the nearest float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
@@ -204,12 +200,12 @@ def no_garbage() -> Iterator[None]:
 
 
 def read_costs(text: str) -> Times:
-    """`F=1,I=0.5,W=0.5` as seconds. Raises UsageError where it is anything else."""
+    """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
     given: dict[str, Fraction] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
-            raise _bad_cost(f'"{part.strip()}" is no KEY=SECONDS')
+            raise _bad_cost(f'"{part.strip()}" is not KEY=SECONDS')
         if key not in ("F", "I", "W"):
             raise _bad_cost(f'unknown key "{key}"')
         if key in given:
@@ -219,7 +215,7 @@ def read_costs(text: str) -> Times:
         if key not in given:
             raise _bad_cost(f"{key} is missing")
     if not any(given.values()):
-        raise _bad_cost("all are 0, so that nothing takes time")
+        raise _bad_cost("all are 0: nothing takes time")
     return Times(given["F"], given["I"], given["W"])
 
 
@@ -242,13 +238,13 @@ def read_transfers(
             note("warning: --bandwidth has no effect on messages of 0 bytes; add --message-bytes N")
         bytes_per_s = read_quantity("--bandwidth", bandwidth, "bytes per second")
         if not bytes_per_s:
-            raise UsageError("--bandwidth: 0 bytes per second move nothing; expected more than 0")
+            raise UsageError("--bandwidth: is 0 bytes per second; expected more than 0")
         duration += message_bytes / bytes_per_s
     return Transfers(duration, message_bytes, overlaps)
 
 
 def read_quantity(where: str, text: str, unit: str) -> Fraction:
-    """A decimal number of `unit`, exactly; raises UsageError beginning with `where`."""
+    """Parse a decimal number of `unit` exactly. Raises UsageError, which begins with `where`."""
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -257,13 +253,13 @@ def read_quantity(where: str, text: str, unit: str) -> Fraction:
     if is_sane and (value == 0 or LEAST_COST <= value <= MOST_COST):
         return Fraction(value)
     raise UsageError(
-        f'{where}: "{text}" is no number of {unit}; expected 0, or from {LEAST_COST:e} to '
+        f'{where}: "{text}" is not a number of {unit}; expected 0, or from {LEAST_COST:e} to '
         f"{MOST_COST:e}, such as 0.02"
     )
 
 
 MOST_ACTIONS = 20_000_000
-"""Some 6 GB when simulated."""
+"""Most actions of a program: simulating them takes about 6 GB."""
 _OPTIONS = {
     "world_size": "--ranks",
     "num_microbatches": "--microbatches",
@@ -272,7 +268,7 @@ _OPTIONS = {
 
 
 class ProgramRequest(NamedTuple):
-    """A schedule by name, or `csv:PATH`, and its shape; None where the schedule or file knows."""
+    """A schedule by name or as `csv:PATH`, and its shape; None: left to the schedule or file."""
 
     schedule: str
     ranks: int | None
@@ -281,7 +277,7 @@ class ProgramRequest(NamedTuple):
 
 
 def program_of(request: ProgramRequest) -> Program:
-    """The program, checked by all rules. Raises UsageError."""
+    """The program of a request, checked against all rules. Raises UsageError."""
     try:
         shape = (
             _shape_of_file(request) if request.schedule.startswith(CSV_PREFIX) else _shape(request)
@@ -327,16 +323,16 @@ def simulate(
 
 
 def num_computations(program: Program) -> int:
-    """How many actions are not transfers."""
+    """The number of actions that are not transfers."""
     return sum(action.op in COMPUTE_OPS for row in program.actions for action in row)
 
 
 def with_transfers(
     program: Program, policy: Policy = Policy.EARLY, look_ahead: int = DEFAULT_LOOK_AHEAD
 ) -> Program:
-    """The program with its own transfers, or with those of a policy; it cannot hang.
+    """The program with its own transfers, or with those of a policy.
 
-    Raises UsageError for a program that would.
+    Raises UsageError for a program that would hang.
     """
     try:
         return lower(program, policy, look_ahead)
@@ -345,13 +341,13 @@ def with_transfers(
 
 
 def _shape(request: ProgramRequest) -> Shape:
-    """Of a registered schedule. Raises UsageError where a number is missing or out of range."""
+    """The shape of a registered schedule. Raises UsageError for a missing or impossible number."""
     allowed = find_schedule(request.schedule).stages_per_rank
     v = allowed.default if request.stages_per_rank is None else request.stages_per_rank
     numbers = {"--ranks": request.ranks, "--microbatches": request.microbatches}
     for option, value in {**numbers, "--stages-per-rank": v}.items():
         if value is None:
-            raise UsageError(f"{option}: {request.schedule} needs it; such as {option} 4")
+            raise UsageError(f"{option}: is missing; {request.schedule} needs it, as in {option} 4")
         if value < 1:
             raise UsageError(f"{option}: must be at least 1, got {value}")
     shape = Shape(int(request.ranks or 0), v, int(request.microbatches or 0))
@@ -372,7 +368,7 @@ def _refuse_absurd(shape: Shape) -> None:
 
 
 def _shape_of_file(request: ProgramRequest) -> Shape:
-    """As asked for, and as the file says where nothing is; `build_program` compares the two."""
+    """The requested shape, completed from the file; `build_program` compares the two."""
     p, m = request.ranks, request.microbatches
     if p is None or m is None:
         program = read_csv(Path(request.schedule.removeprefix(CSV_PREFIX)))
@@ -382,7 +378,7 @@ def _shape_of_file(request: ProgramRequest) -> Shape:
 
 
 def _fix(request: ProgramRequest, error: ShapeError) -> str:
-    """What would do instead."""
+    """The values that would be accepted, to end a message with."""
     if request.schedule.startswith(CSV_PREFIX):
         return "; leave it out"
     if error.key == "stages_per_rank":
@@ -398,7 +394,7 @@ def _fix(request: ProgramRequest, error: ShapeError) -> str:
 
 
 def _unusable(name: str, error: ValueError | OSError) -> UsageError:
-    """A file that cannot be read, or a program that breaks a rule."""
+    """The error for a file that cannot be read, or a program that breaks a rule."""
     path = Path(name.removeprefix(CSV_PREFIX))
     if isinstance(error, OSError):
         return UsageError(f"{path}: cannot be read: {error.strerror or error}")
@@ -406,9 +402,9 @@ def _unusable(name: str, error: ValueError | OSError) -> UsageError:
 
 
 def program_of_file(path: Path, max_held: int | None = None) -> Program:
-    """A CSV file's program, as it is, checked by all rules. Raises UsageError.
+    """The program of a CSV file, checked against all rules.
 
-    What breaks a rule is shown where it stands in the file, its transfers among it.
+    Raises UsageError, which marks an action that breaks a rule at its place in the file.
     """
     try:
         program = replace(read_csv(path), schedule=str(path))
@@ -422,14 +418,14 @@ def program_of_file(path: Path, max_held: int | None = None) -> Program:
 
 
 def _placed_in_row(error: ProgramError, program: Program) -> ProgramError:
-    """The rules leave transfers aside, and so count positions without them."""
+    """The error with its position in the file: the rules count positions without transfers."""
     row = program.actions[error.rank]
     positions = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
     return ProgramError(program, error.rank, [*positions, len(row)][error.position], error.reason)
 
 
 def placement_word(program: Program) -> str:
-    """`loop`, `v`, or `own` where the stages are placed in no known way."""
+    """The placement of the stages on ranks: `loop`, `v`, or `own` for any other."""
     p, num_stages = program.world_size, program.num_stages
     for word, place in (("loop", loop_placement), ("v", v_placement)):
         if num_stages % p == 0 and program.placement == place(p, num_stages // p):

@@ -1,4 +1,4 @@
-"""Runs as a notebook takes them: DataFrames, read when they are asked for, and narrowing.
+"""Runs of a store as DataFrames, for notebooks and scripts; each table is read when first used.
 
     results = ppbench.load("results").last().select(schedule=["afab", "1f1b"])
     results.steps.groupby("run_id")["step_ns"].median()
@@ -26,7 +26,7 @@ from ppbench.store import LAST, TABLES, Store, last_sweep_of
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Some runs of a store, at least one, oldest first or in the order they were named in."""
+    """Some runs of a store, at least one, oldest first or in the order of their names."""
 
     store: Store
     runs: pd.DataFrame
@@ -64,16 +64,16 @@ class Results:
 
     @functools.cached_property
     def telemetry(self) -> pd.DataFrame:
-        """What was watched beside each run, over time."""
+        """The load, memory, power and clocks of the machine during each run, over time."""
         return self.table("telemetry")
 
     @functools.cached_property
     def spans(self) -> pd.DataFrame:
-        """Every timed action of every run; `table("spans", ["RUN"])` reads those of some."""
+        """Every timed action of every run; `table("spans", ["RUN"])` reads those of a few."""
         return self.table("spans")
 
     def table(self, name: str, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
-        """A table of the store by its name, of all these runs or of the given ids or prefixes."""
+        """A table of the store, for all these runs or for those of the given ids or prefixes."""
         if name not in TABLES:
             raise UsageError(f'table: unknown "{name}"{nearest(name, TABLES)}')
         chosen = self if runs is None else self.named(runs)
@@ -82,11 +82,11 @@ class Results:
         return self.store.table(name, chosen.runs["run_id"])
 
     def run(self, name: str) -> Results:
-        """The one run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
+        """A single run, by its id, a unique prefix of it, or `last`. Raises UsageError."""
         return self.named([name])
 
     def last(self) -> Results:
-        """Those of the sweep that the last run belongs to: the newest of each case and launch."""
+        """The newest run of each case and launch in the sweep of the last run."""
         return Results(self.store, last_sweep_of(self.runs))
 
     def select(self, **wanted: object) -> Results:
@@ -109,11 +109,11 @@ class Results:
         return Results(self.store, runs)
 
     def named(self, names: str | Iterable[str]) -> Results:
-        """The runs called so, as `run` has it, each once and in this order. Raises UsageError."""
-        asked = [names] if isinstance(names, str) else list(names)
-        if not asked:
+        """The runs of these names (see `run`), each once, in this order. Raises UsageError."""
+        names = [names] if isinstance(names, str) else list(names)
+        if not names:
             raise UsageError(f'runs: none is named; give ids, prefixes of ids or "{LAST}"')
-        ids = list(dict.fromkeys(self.store.id_of(name, self.runs["run_id"]) for name in asked))
+        ids = list(dict.fromkeys(self.store.id_of(name, self.runs["run_id"]) for name in names))
         chosen = self.runs[self.runs["run_id"].isin(ids)]
         return Results(
             self.store,
@@ -135,7 +135,7 @@ STAGE_LISTS = {
 }
 """A column of the table of stages, and the run's column that holds it as a list."""
 NOT_VERIFIED = "no: nothing is recorded"
-"""The verification of runs of older versions and of training that ppbench did not start."""
+"""Shown as the verification of older runs, and of training that ppbench did not start."""
 
 
 @dataclass(frozen=True)
@@ -143,24 +143,21 @@ class RunDetails:
     """Everything that a store holds of one run."""
 
     row: dict[str, object]
-    """Its row of `runs`, missing values None, and where its `profiles` are."""
+    """Its row of `runs`, with missing values as None, and the folder of its `profiles`."""
     stages: pd.DataFrame
     ranks: pd.DataFrame
     steps: pd.DataFrame
     flight: pd.DataFrame
-    """What each rank was doing when a run failed; no rows of one that did not."""
+    """The last action of each rank of a failed run; empty for any other."""
 
     @property
     def unknown_settings(self) -> frozenset[str]:
-        """The settings that are not known of a run that ppbench did not start."""
+        """The settings that are not recorded, in a run that ppbench did not start."""
         return unknown_settings(self.row["settings_told"])
 
 
 def details_of(store: Store, name: str) -> RunDetails:
-    """The details of the run called by its id, a unique prefix of it, or `last`.
-
-    Raises UsageError.
-    """
+    """The details of a run, by its id, a unique prefix of it, or `last`. Raises UsageError."""
     run = store.find(name)
     profiles = store.profiles_of(run["run_id"])
     row = as_records(pd.DataFrame([run]))[0]
@@ -171,7 +168,7 @@ def details_of(store: Store, name: str) -> RunDetails:
 
 
 def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
-    """What the partition gave to each stage; a list that an older version did not store is null."""
+    """A row per stage with its layers, parameters and share; null if not stored with the run."""
     lists = {name: row[column] for name, column in STAGE_LISTS.items()}
     columns = {name: json.loads(str(text)) for name, text in lists.items() if text is not None}
     stages = pd.DataFrame(columns).reindex(columns=list(STAGE_LISTS))
@@ -179,9 +176,9 @@ def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
 
 
 def load(results: str | Path = "results") -> Results:
-    """Every run of a results folder. Raises UsageError when there is none.
+    """Every run of a results folder. Raises UsageError if there is none.
 
-    A file that cannot be read is warned of and left out.
+    A file that cannot be read is left out, with a warning.
     """
     store = Store(Path(results), functools.cache(_warn))
     return Results(store, store.every_run())

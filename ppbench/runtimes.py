@@ -1,13 +1,13 @@
-"""Every runtime by name; a new one is a line here.
+"""The runtimes by name; a new one is a line here.
 
-A name maps to the place of its factory, which only the ranks that run it import. Another package
-adds a runtime by an entry point of the group `ppbench.runtimes`, whose name is the runtime's and
-whose value is the factory:
+A name maps to the place of its factory, which is imported only on the ranks that run it. Another
+package adds a runtime by an entry point of the group `ppbench.runtimes`, whose name is the
+runtime's and whose value is the factory:
 
     [project.entry-points."ppbench.runtimes"]
     mine = "my_package.runtime:MyRuntime"
 
-Another package cannot take one of our names.
+Another package cannot replace a runtime of this table.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RUNTIMES: dict[str, str] = {
 
 
 def is_known(name: str) -> bool:
-    """Whether a runtime exists; installed packages are searched only for other names."""
+    """Whether a runtime exists; installed packages are searched only for names not listed here."""
     return name in RUNTIMES or name in _installed()
 
 
 def known_runtimes() -> list[str]:
-    """All names: ours first, then those of installed packages."""
+    """All names: those listed here first, then those of installed packages."""
     return [*RUNTIMES, *sorted(_installed().keys() - RUNTIMES.keys())]
 
 
@@ -48,7 +48,7 @@ def load_factory(name: str) -> object:
 
 
 def entry_of(name: str) -> EntryPoint | None:
-    """The entry point of an installed package's runtime; None for ours and unknown names."""
+    """The entry point of an installed package's runtime; None for any other name."""
     return None if name in RUNTIMES else _installed().get(name)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: how they meet, and how what is wrong on one of them ends all."""
+"""The ranks of a run: how they meet, and how an error on one of them ends all."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine.plan.schedules.registry import ScheduleError
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
-"""Ranks wait for one that tokenises a data set; torchrun ends them when a rank dies."""
+"""Time limit of collectives: a rank may tokenise a data set while the others wait for it."""
 
 
 class RefusedError(Exception):
-    """A rank found something wrong, and it has been said."""
+    """A rank cannot go on, and its error message has been printed."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The ranks of this run as torchrun's environment names them; without it there is one."""
+    """This process's place among the ranks, from torchrun's environment; alone without it."""
 
     rank: int
     world_size: int
@@ -33,8 +33,8 @@ class Launch:
 
     @classmethod
     def from_environment(cls) -> Launch:
-        def number(name: str, alone: int) -> int:
-            return int(os.environ.get(name, alone))
+        def number(name: str, default: int) -> int:
+            return int(os.environ.get(name, default))
 
         return cls(
             number("RANK", 0),
@@ -44,9 +44,9 @@ class Launch:
         )
 
     def gather(self, ours: T) -> list[T]:
-        """Every rank's object. Blocks until all are here; the ranks meet at the first call.
+        """Every rank's object. Blocks until all ranks call it; the first call connects them.
 
-        The default process group carries these alone; tensors go by the groups of `Fabric`.
+        Only these objects use the default process group; tensors use the groups of `Fabric`.
         """
         if self.world_size == 1:
             return [ours]
@@ -61,8 +61,8 @@ class Launch:
     def _meet(self) -> None:
         """Make the default process group.
 
-        A prefix per restart (torchrun --max-restarts) keeps gloo from reading the addresses of the
-        dead ranks in the agent's store (pytorch issue 135712).
+        A prefix per restart (torchrun --max-restarts) keeps gloo from reading the dead ranks'
+        addresses in the agent's store (pytorch issue 135712).
         """
         import torch.distributed as dist
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
@@ -82,9 +82,9 @@ class Launch:
         )
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """Do what needs no other rank; when it cannot be done on one, no rank goes on.
+        """Run `work` on every rank; raises RefusedError on all of them if it fails on any.
 
-        Blocks until all ranks have tried. What is wrong on several is said by the first of them.
+        Blocks until all ranks have run it. The first rank of those with an error prints it.
         """
         result: T | None = None
         problem: str | None = None
@@ -95,9 +95,9 @@ class Launch:
                 raise
             problem = str(error)
         problems = self.gather(problem)
-        if any(one is not None for one in problems):
+        if any(other is not None for other in problems):
             self._say_once(problem, problems)
-            self.gather(None)  # torchrun ends the others with the first to leave: all have spoken
+            self.gather(None)  # torchrun ends all ranks with the first, so all have printed before
             raise RefusedError
         return cast(T, result)
 
@@ -111,7 +111,7 @@ class Launch:
         print(f"error: {problem}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Blocks until all ranks are done."""
+        """Leave the process group. Blocks until all ranks are done."""
         if self.world_size > 1:
             import torch.distributed as dist
 
@@ -120,7 +120,7 @@ class Launch:
 
 
 def is_known(error: Exception) -> bool:
-    """Whether a user can cause it, and the message says all."""
+    """Whether a user can cause the error, so that its message suffices."""
     if isinstance(error, OptionError | ScheduleError):
         return True
     from engine.model.data import DataError

@@ -1,6 +1,6 @@
-"""The options of the command-line trainer, and what they ask of it.
+"""The options of the command-line trainer, and the configuration that they make.
 
-Checked without torch, which is imported late: `--help` and a mistyped option cost nothing.
+They are checked before torch is imported: `--help` and a mistyped option are answered at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LATEST: Final = "latest"
 VARIABLE: Final = "variable"
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that it cannot read; the one of them that it names is a
-parameter's, and where the base lives depends on typer's version."""
+"""Raised by typer for a command line that it cannot read. It exports only a subclass, and the
+module of this base class depends on typer's version."""
 
 
 class OptionError(ValueError):
-    """An option cannot be, or not beside the others."""
+    """An option has an impossible value, or contradicts another."""
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -179,7 +179,7 @@ class Options:
     ] = None
 
     save: Annotated[
-        Path | None, _checkpoints(metavar="FOLDER", help="Save here when the run ends by itself.")
+        Path | None, _checkpoints(metavar="FOLDER", help="Save here when the run is complete.")
     ] = None
     save_every: Annotated[
         int | None, _checkpoints(metavar="N", min=1, help="Also save after every N steps.")
@@ -191,7 +191,7 @@ class Options:
         ),
     ] = None
 
-    # Not "--log": torchrun takes that for its own, of which it begins several, wherever it stands.
+    # Not "--log": torchrun takes it for a prefix of its own options, wherever it is written.
     log_file: Annotated[
         Path | None, _output(metavar="FILE", help="Write each step to it, as a line of JSON.")
     ] = None
@@ -199,11 +199,11 @@ class Options:
     quiet: Annotated[bool, _output("--quiet", help="Print steps only: no bar, no notes.")] = False
 
     def __post_init__(self) -> None:
-        """Raises OptionError or UnknownScheduleError: all that can be told without torch."""
+        """Check everything that needs no torch. Raises OptionError or UnknownScheduleError."""
         for name, known in CHOICES.items():
             _check_choice(name, getattr(self, name), known)
         if self.max_tokens is None and self.max_steps is None:
-            raise OptionError("nothing says when to stop; give --max-tokens, --max-steps or both")
+            raise OptionError("the run has no end; give --max-tokens, --max-steps or both")
         if self.seq_len != VARIABLE and not (self.seq_len.isdecimal() and int(self.seq_len)):
             raise OptionError(
                 f'--seq-len is "{self.seq_len}"; expected a number of tokens or "{VARIABLE}"'
@@ -217,8 +217,8 @@ class Options:
         whole, part = self.global_batch_size, self.microbatch_size
         if whole % part:
             raise OptionError(
-                f"--global-batch-size {whole} is no multiple of --microbatch-size {part}; "
-                f"{(whole // part + 1) * part} would be"
+                f"--global-batch-size {whole} is not a multiple of --microbatch-size {part}; "
+                f"{(whole // part + 1) * part} is"
             )
 
     def _check_checkpoints(self) -> None:
@@ -236,23 +236,21 @@ class Options:
 
     @property
     def tokens_per_step(self) -> int | None:
-        """None where sequences differ in length."""
+        """Tokens of a step; None if sequences differ in length."""
         length = self.length
         return None if length == VARIABLE else self.global_batch_size * length
 
     @property
     def num_steps(self) -> int | None:
-        """The steps of the whole run; None where only its tokens are known."""
+        """Steps of the whole run; None if only its tokens are known."""
         steps = [] if self.max_steps is None else [self.max_steps]
         if self.max_tokens is not None and self.tokens_per_step is not None:
             steps.append(math.ceil(self.max_tokens / self.tokens_per_step))
         return min(steps, default=None)
 
     def share_done(self, step: int, tokens: int) -> float:
-        """Return the share of the run done after so many steps and tokens; at the end 1 or more."""
-        of_steps = 0.0 if self.max_steps is None else step / self.max_steps
-        of_tokens = 0.0 if self.max_tokens is None else tokens / self.max_tokens
-        return max(of_steps, of_tokens)
+        """The share of the run that is done after these steps and tokens; 1 or more at the end."""
+        return max(step / (self.max_steps or math.inf), tokens / (self.max_tokens or math.inf))
 
 
 def _check_choice(name: str, value: str, known: Iterable[str]) -> None:
@@ -261,7 +259,7 @@ def _check_choice(name: str, value: str, known: Iterable[str]) -> None:
 
 
 def read_options(arguments: Sequence[str]) -> Options | None:
-    """None when only help was wanted. Raises OptionError or UnknownScheduleError."""
+    """Parse a command line; None after `--help`. Raises OptionError or UnknownScheduleError."""
     try:
         options = app(arguments, standalone_mode=False)
     except UsageError as error:
@@ -271,7 +269,7 @@ def read_options(arguments: Sequence[str]) -> Options | None:
 
 
 def configuration(options: Options, world_size: int) -> TrainerConfig:
-    """Return the trainer's configuration. Raises OptionError."""
+    """The trainer's configuration. Raises OptionError."""
     from engine.configuration import TrainerConfig
 
     try:
@@ -336,8 +334,8 @@ def _optimizer_spec(options: Options) -> OptimizerSpec:
         decay_steps = options.num_steps
         if decay_steps is None:
             raise OptionError(
-                "how many steps --max-tokens makes of sequences of variable length is not known, "
-                "so nothing says where the cosine ends; give --lr-decay-steps or --max-steps"
+                "the cosine has no end: the number of steps in --max-tokens is unknown with "
+                "sequences of variable length; give --lr-decay-steps or --max-steps"
             )
     return OptimizerSpec(
         name=options.optimizer,

@@ -1,4 +1,4 @@
-"""Prepares a rank by itself, before it works with the others."""
+"""Prepares a rank for training: its device, model, data, checkpoint and connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """Options that have been found to be possible, on this rank."""
+    """A checked configuration, on this rank."""
 
     options: Options
     config: TrainerConfig
@@ -32,9 +32,9 @@ class Job:
 
 
 def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
-    """Everything that can be checked without the other ranks; None when only help was wanted.
+    """Check everything that needs no other rank; None after `--help`.
 
-    Raises what `is_known` knows.
+    Raises errors that `is_known` accepts.
     """
     options = read_options(arguments)
     if options is None:
@@ -53,7 +53,7 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
 
 
 def _device(kind: str, launch: Launch) -> torch.device:
-    """The rank's own; on a machine with fewer GPUs than ranks, one that it shares."""
+    """The rank's device: its own GPU, or a shared one on a machine with fewer GPUs than ranks."""
     import torch
 
     num_devices = torch.cuda.device_count()
@@ -67,7 +67,7 @@ def _device(kind: str, launch: Launch) -> torch.device:
 
 
 def _check(config: TrainerConfig, device: torch.device) -> int:
-    """Open model and data, and lay out program and partition; the rank of the last stage."""
+    """Check that model, data, program and partition can be made; return the last stage's rank."""
     from engine.configuration import data_of, model_of, program_of, tokenizer_of
     from engine.model.partition import BY_COST, partition_layers
 
@@ -89,21 +89,21 @@ def _checkpoint(options: Options) -> Path | None:
         assert options.save is not None
         return snapshot.latest(options.save)
     folder = Path(options.resume)
-    snapshot.latest(folder.parent)  # brings back one that was being replaced
-    return snapshot.latest(folder) or folder  # a folder of checkpoints will do
+    snapshot.latest(folder.parent)  # restores a checkpoint whose replacement was interrupted
+    return snapshot.latest(folder) or folder  # it may be a folder of checkpoints
 
 
 def checked_checkpoint(job: Job, launch: Launch) -> Path | None:
-    """The checkpoint to resume from, found whole; None for a fresh start. Blocks; collective.
+    """The checkpoint to resume from, verified; None for a fresh start. Blocks; collective.
 
-    Every byte is read once on each machine, by its ranks in shares. A damaged one is refused on all
-    ranks alike, with the newest that is whole, rather than passed over: what it holds would be
-    trained again, and a disk that damages files is not to be missed.
+    Every byte is read once on each machine, its ranks sharing the work. A damaged checkpoint is
+    refused on all ranks, naming the newest intact one: to skip it silently would repeat training,
+    and hide a disk that damages files.
     """
     from engine.run import restoring
     from engine.run.snapshot import SnapshotError
 
-    folder = launch.gather(job.checkpoint)[0]  # the latest may be another a moment later
+    folder = launch.gather(job.checkpoint)[0]  # ranks may have seen different latest ones
     if folder is None:
         return None
     choose = restoring.share_of(launch.local_rank, launch.local_world_size)
@@ -112,13 +112,13 @@ def checked_checkpoint(job: Job, launch: Launch) -> Path | None:
         has_checksums = restoring.check(folder, choose).has_checksums
     except SnapshotError as error:
         problem, has_checksums = str(error), False
-    found = next((one for one in launch.gather(problem) if one is not None), None)
-    if found is not None:
+    first_problem = next(filter(None, launch.gather(problem)), None)
+    if first_problem is not None:
         whole = launch.attempt(lambda: restoring.newest_whole(folder) if launch.rank == 0 else None)
         remedy = launch.gather(_how_to_resume(whole))[0]
-        launch.attempt(lambda: _refuse(f"{found}; {remedy}"))
+        launch.attempt(lambda: _refuse(f"{first_problem}; {remedy}"))
     if launch.rank == 0 and not has_checksums and not job.options.quiet:
-        print(f"{folder} has no checksums: its files were not checked", file=sys.stderr)
+        print(f"{folder} has no checksums: its files were not verified", file=sys.stderr)
     return folder
 
 
@@ -135,13 +135,13 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def _check_unused(folder: Path | None) -> None:
-    """Two runs' checkpoints in one folder would later be taken for one run's."""
+    """Refuse a folder with checkpoints: those of two runs would be taken for one run's."""
     from engine.run import snapshot
 
-    found = None if folder is None else snapshot.latest(folder)
-    if found is not None:
+    existing = None if folder is None else snapshot.latest(folder)
+    if existing is not None:
         raise OptionError(
-            f"--save: {found} is there already; go on from it with --resume latest, or choose "
+            f"--save: {existing} exists already; go on from it with --resume latest, or choose "
             "another folder"
         )
 
@@ -156,7 +156,7 @@ def make_folder(option: str, folder: Path) -> None:
 
 
 def fabric_of(job: Job, launch: Launch) -> Fabric:
-    """Blocks until all ranks are here."""
+    """Connect this rank to the others. Blocks until all ranks call it."""
     import torch
 
     from engine.run.clock import clock_for
@@ -165,11 +165,11 @@ def fabric_of(job: Job, launch: Launch) -> Fabric:
     kinds = set(launch.gather(job.device.type))
     if len(kinds) > 1:
         launch.attempt(lambda: _refuse_mixed(kinds))
-    # One answer for all: a channel has to be of one kind at both ends.
+    # All ranks need the same answer: both ends of a channel must be of one kind.
     is_shared = any(launch.gather(launch.local_world_size > torch.cuda.device_count()))
     return Fabric(job.device, clock_for(job.device), is_device_shared=is_shared)
 
 
 def _refuse_mixed(kinds: set[str]) -> None:
-    found = " and ".join(sorted(kinds))
-    raise OptionError(f"some ranks have {found}; give --device cpu, or a GPU to all machines")
+    mixed = " and ".join(sorted(kinds))
+    raise OptionError(f"some ranks have {mixed}; give --device cpu, or use machines with GPUs")

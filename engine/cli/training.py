@@ -1,4 +1,4 @@
-"""The training loop on one rank, and what is shown of it."""
+"""The training loop on one rank, and the display of its progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """The loop, on one rank. All ranks take the same decisions: they count the same."""
+    """The training loop of a rank. All ranks decide alike, since their counts are equal."""
 
     def __init__(
         self, options: Options, launch: Launch, trainer: Trainer, display: Display, done: Progress
@@ -44,13 +44,13 @@ class Training:
         self._caution(self._trainer.find_not_finite(has_weights=True))
 
     def how_to_go_on(self) -> str:
-        """Return how to go on after an interruption, in words."""
+        """A sentence that says how to go on after an interruption."""
         from engine.run import snapshot
 
         stopped = f"stopped after step {self._step}"
         saved = None if self._options.save is None else snapshot.latest(self._options.save)
         if saved is None:
-            return f"{stopped}; nothing is saved: --save alone saves at the end, see --save-every"
+            return f"{stopped}; nothing is saved: --save without --save-every saves at the end"
         return f"{stopped}; {saved} is saved: go on with the same command and --resume latest"
 
     @property
@@ -64,17 +64,17 @@ class Training:
         self._step += 1
         self._tokens += result.num_tokens
         self._display.show(self._step, self._tokens, seconds, result)
-        if not self._is_cautioned:  # what is not finite stays so
+        if not self._is_cautioned:
             self._caution(_not_finite_in(result) or self._trainer.find_not_finite())
 
     def _caution(self, what: str | None) -> None:
-        """Say, once on each rank where it is seen, that numbers are no longer finite."""
+        """Print, at most once on this rank, that a number is no longer finite."""
         if what is None or self._is_cautioned:
             return
         self._is_cautioned = True
         print(
             f"caution: step {self._step}: {what} is not finite on rank {self._launch.rank} (NaN or "
-            "infinite): from here on nothing is learnt; try a lower --learning-rate, --clip-norm, "
+            "infinite): nothing is learnt from now on; try a lower --learning-rate, --clip-norm, "
             "or another --dtype",
             file=sys.stderr,
             flush=True,
@@ -97,7 +97,7 @@ def _not_finite_in(result: StepResult) -> str | None:
 
 @dataclass(frozen=True)
 class Record:
-    """A step as the log has it; `step` counts from 1, `tokens` since the first step."""
+    """A line of the log; `step` counts from 1, `tokens` from the first step on."""
 
     step: int
     loss: float
@@ -108,13 +108,13 @@ class Record:
     gradient_norm: float | None
 
     def as_json(self) -> str:
-        """Return the line as JSON, with null for a number that is not finite."""
+        """The line as JSON, with null for a number that is not finite."""
         values = asdict(self).items()
         return json.dumps({k: v if v is not None and math.isfinite(v) else None for k, v in values})
 
 
 class Display:
-    """Shows the run's progress, on the rank of the last stage alone."""
+    """Shows the run's progress, only on the rank of the last stage."""
 
     def __init__(self, options: Options, first_step: int, *, is_shown: bool) -> None:
         """Raises OptionError when the log cannot be written."""
@@ -129,7 +129,7 @@ class Display:
         self._unprinted = (0, 0.0)  # tokens and seconds since the last line
 
     def show(self, step: int, tokens: int, seconds: float, result: StepResult) -> None:
-        """A step has ended."""
+        """Show a step that has ended."""
         if not self._is_shown:
             return
         assert result.loss is not None
@@ -158,7 +158,7 @@ class Display:
             self._console.print(line)
 
     def close(self) -> None:
-        """End bar and log. A second time does nothing."""
+        """End bar and log; may be called again."""
         if self._bar is not None:
             self._bar.close()
         if self._log is not None:
@@ -175,7 +175,7 @@ class Display:
 
 
 class _Bar:
-    """Progress on a terminal."""
+    """A progress bar on a terminal."""
 
     def __init__(self, console: Any) -> None:
         from rich.progress import (
@@ -194,11 +194,11 @@ class _Bar:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
             refresh_per_second=4,
-            redirect_stdout=sys.stdout.isatty(),  # above the bar; into a file, lines go by it
+            redirect_stdout=sys.stdout.isatty(),  # prints lines above the bar
         )
         self._task = self._progress.add_task("starting", total=1, note="")
         self._progress.start()
-        console.show_cursor(True)  # a rank that torchrun ends could not bring it back
+        console.show_cursor(True)  # a rank that torchrun kills could not restore it
 
     def show(self, record: Record, share: float, num_steps: int | None) -> None:
         of_all = "" if num_steps is None else f" of {num_steps:,}"
@@ -214,7 +214,7 @@ class _Bar:
 
 
 def _open_log(path: Path, first_step: int) -> TextIO:
-    """A resumed run goes on in its log, without the lines of steps that it does again."""
+    """Open the log; a resumed run continues it, without the steps that it repeats."""
     make_folder("--log-file", path.parent)
     try:
         log = path.open("a+" if first_step else "w+")

@@ -83,9 +83,9 @@ def _invoke() -> int:
 
 
 def _check_paths(arguments: Sequence[str]) -> None:
-    """Raises UsageError for a path that is empty, or for a store where pyarrow opens no file.
+    """Raises UsageError for an empty path, or for a store whose path pyarrow cannot open.
 
-    An empty path, as from a variable that is not set, would mean the working directory.
+    An empty path, as from an unset variable, would mean the working directory.
     """
     for option in ("--results", "--reports", "--output", "-o"):
         values = [value for name, value in itertools.pairwise(arguments) if name == option]
@@ -96,7 +96,7 @@ def _check_paths(arguments: Sequence[str]) -> None:
                 raise UsageError(f"{option}: is empty; expected a path")
             if option == "--results" and encodable(value) != value:
                 raise UsageError(
-                    f"{option}: {encodable(value)}: is not UTF-8; expected a path that is"
+                    f"{option}: {encodable(value)}: is not UTF-8; expected a UTF-8 path"
                 )
 
 

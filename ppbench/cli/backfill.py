@@ -6,32 +6,43 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, Overrides, Results, SweepFile, going_on
+from ppbench.cli.options import (
+    RESULTS,
+    HowToPrint,
+    Overrides,
+    Results,
+    RetryFailed,
+    SweepFile,
+    going_on,
+)
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import render
 from ppbench.errors import UsageError
 
 Span = Annotated[
-    str, typer.Argument(metavar="A..B", help="Commits: A, B and what lies between; HEAD~20..")
+    str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try commits again that failed.")]
 
 
 def backfill(
     span: Span,
     file: SweepFile,
     every: Annotated[
-        int, typer.Option("--every", metavar="N", min=1, help="Every Nth commit, and A and B.")
+        int, typer.Option("--every", metavar="N", min=1, help="Measure A, B and every Nth commit.")
     ] = 1,
     most: Annotated[
         int | None,
-        typer.Option("--max", metavar="N", min=1, help="N commits, spread evenly."),
+        typer.Option("--max", metavar="N", min=1, help="Measure N commits, spread evenly."),
     ] = None,
     launches: Annotated[
         int | None,
         typer.Option(
-            "--launches", metavar="N", min=1, max=1000, help="Of each; default: the sweep's own."
+            "--launches",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Launches of each; default: the sweep's.",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -18,9 +18,11 @@ from ppbench.cli.options import (
     HowToPrint,
     Overrides,
     Results,
+    RetryFailed,
     SweepFile,
-    command_line,
+    command,
     going_on,
+    typed_command,
 )
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
@@ -35,27 +37,25 @@ if TYPE_CHECKING:
 
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A commit before the change.")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after it.")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="A commit after the change.")],
     file: SweepFile,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="The figure that changed.")
+        str, typer.Option("--metric", metavar="NAME", help="The metric that changed.")
     ] = "tokens_per_s",
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="KEY=VALUE", help="Of the cases, only those that match."),
+        typer.Option("--only", metavar="KEY=VALUE", help="Search only the cases that match."),
     ] = None,
     confidence: Annotated[
-        str, typer.Option("--confidence", metavar="P%", help="How sure the answer must be.")
+        str, typer.Option("--confidence", metavar="P%", help="Required confidence of the answer.")
     ] = "95%",
     max_launches: Annotated[
         int | None,
-        typer.Option("--max-launches", metavar="N", min=1, help="Launches to make, at most."),
+        typer.Option("--max-launches", metavar="N", min=1, help="Most launches to make."),
     ] = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try commits again that failed.")
-    ] = False,
+    retry_failed: RetryFailed = False,
     how: HowToPrint = Format.table,
 ) -> None:
     """Find the first bad commit with as few launches as the noise allows."""
@@ -114,7 +114,7 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             chance = _percent(result.search.confidence)
             return [
                 f"not sure yet after {launches}; likeliest: {likeliest} ({chance})",
-                f"go on with: {command_line()}",
+                f"go on with: {typed_command()}",
             ]
 
 
@@ -197,9 +197,10 @@ def _commands(result: BisectionResult, results: Path) -> dict[str, str]:
     places = (result.search.earliest - 1, result.search.latest)
     shas = [result.targets[place].commit.commit for place in places]
     runs = [run for place in places if (run := result.run_id(place)) is not None]
-    options = [] if results == RESULTS else ["--results", str(results)]
-    commands = {"compare": ["compare", *shas], "timelines": ["timeline", *runs]}
-    return {name: shlex.join(["ppbench", *words, *options]) for name, words in commands.items()}
+    return {
+        "compare": command("compare", *shas, results=results),
+        "timelines": command("timeline", *runs, results=results),
+    }
 
 
 def _percent(chance: float) -> str:
@@ -227,7 +228,7 @@ def _values(result: BisectionResult, results: Path) -> dict[str, object]:
         "skipped": _commit_values([target for target, runs in commits if not runs]),
         "commits": as_records(result.frame),
         "commands": _commands(result, results),
-        "go_on": None if is_found else command_line(),
+        "go_on": None if is_found else typed_command(),
     }
 
 

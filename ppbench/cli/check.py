@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, IsRun, Metrics, NumLaunches, Results, going_on
+from ppbench.cli.options import (
+    RESULTS,
+    HowToPrint,
+    IsRun,
+    Metrics,
+    NumLaunches,
+    Results,
+    command,
+    going_on,
+)
 from ppbench.display.formats import Format
 
 if TYPE_CHECKING:
-    from ppbench.commits.gate import GateResult
     from ppbench.commits.sides import Side
 
 HeadsSweep = Annotated[
     Path | None,
-    typer.Argument(metavar="[SWEEP]", help="Sweep file; by default that of head's runs."),
+    typer.Argument(metavar="[SWEEP]", help="Sweep file; default: that of head's runs."),
 ]
 
 
@@ -26,21 +32,21 @@ def check(
     file: HeadsSweep = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="REV", help="By default where HEAD left the main branch."),
+        typer.Option(metavar="REV", help="Default: where HEAD left the main branch."),
     ] = None,
     head: Annotated[
-        str, typer.Option(metavar="REV", help="By default the tree as it is.")
+        str, typer.Option(metavar="REV", help="Default: the work tree as it is.")
     ] = "worktree",
     threshold: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="How much worse a figure may get, such as 2%."),
+        typer.Option(metavar="SHARE", help="Largest regression that passes, such as 2%."),
     ] = None,
     metrics: Metrics = None,
     is_run: IsRun = False,
     launches: NumLaunches = 5,
     summary: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.md", help="Write a summary for a pull request too."),
+        typer.Option(metavar="FILE.md", help="Also write a summary for a pull request."),
     ] = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -65,34 +71,26 @@ def check(
             progress=progress,
         )
     breakdowns = break_down(result.comparison, result.comparison.changed())
-    command = repeat_command(result, threshold, metrics or (), num_launches, results)
+    again = command(
+        *("check", *([] if result.sweep_file is None else [_near(result.sweep_file)])),
+        base=_lasting_name(result.comparison.base),
+        head=_lasting_name(result.comparison.head),
+        threshold=threshold,
+        metric=metrics,
+        results=results,
+        run=is_run,
+        launches=num_launches,
+    )
     note_aside(result.comparison, how)
     if summary is not None:
         with whole_file(summary, "--summary") as page:
-            page.write(f"{gate_text(result, breakdowns, Format.markdown, command)}\n".encode())
-    print(gate_text(result, breakdowns, how, command))
+            page.write(f"{gate_text(result, breakdowns, Format.markdown, again)}\n".encode())
+    print(gate_text(result, breakdowns, how, again))
     raise typer.Exit(result.exit_code)
 
 
-def repeat_command(
-    result: GateResult,
-    threshold: str | None,
-    metrics: Sequence[str],
-    launches: int | None,
-    results: Path,
-) -> str:
-    """The command that repeats a check with the same commits, whatever HEAD is by then."""
-    base, head = result.comparison.base, result.comparison.head
-    words = ["ppbench", "check", *([] if result.sweep_file is None else [_near(result.sweep_file)])]
-    words += ["--base", _lasting_name(base), "--head", _lasting_name(head)]
-    words += [] if threshold is None else ["--threshold", threshold]
-    words += [word for name in metrics for word in ("--metric", name)]
-    words += [] if results == RESULTS else ["--results", str(results)]
-    words += [] if launches is None else ["--run", "--launches", str(launches)]
-    return shlex.join(words)
-
-
 def _lasting_name(side: Side) -> str:
+    """The name of a side that means the same commit whatever HEAD is by then."""
     return side.commit[:12] if side.commit and side.is_clean else side.name
 
 

@@ -19,7 +19,7 @@ def compare(
         typer.Argument(
             metavar="[BASE [HEAD]] [SWEEP]",
             help="Revisions, runs, sweeps or results folders; HEAD is `worktree` if left out. A "
-            "sweep file (.toml) for its cases alone.",
+            "sweep file (.toml) limits it to its cases.",
         ),
     ],
     metrics: Metrics = None,

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 PART_COLUMNS = ["part", "per_step_ns", "share_of_bubble", "share_of_rank_time"]
 EDGE_COLUMNS = [
-    "edge",
-    "num_bytes",
-    "moving_ns",
-    "bytes_per_s",
-    "sender_waiting_ns",
-    "receiver_waiting_ns",
+    *("edge", "num_bytes", "moving_ns", "bytes_per_s"),
+    *("sender_waiting_ns", "receiver_waiting_ns"),
 ]
 BY_RANK_HEADING = (
     "Idle time by rank, mean of a step: its parts, and the same by phase. The schedule, transfers "

@@ -20,24 +20,10 @@ if TYPE_CHECKING:
 CHROME_SUFFIXES = (".json.gz", ".json")
 PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
 RUN_COLUMNS = [
-    "run_id",
-    "sweep_name",
-    "status",
-    "device",
-    "model_preset",
-    "schedule",
-    "world_size",
-    "stages_per_rank",
-    "num_microbatches",
-    "seq_len",
-    "launch",
-    "tokens_per_s",
-    "step_ns",
-    "bubble_fraction",
-    "bubble_fraction_theory",
-    "peak_memory_bytes",
-    "cautions",
-    "commit",
+    *("run_id", "sweep_name", "status", "device", "model_preset", "schedule"),
+    *("world_size", "stages_per_rank", "num_microbatches", "seq_len", "launch"),
+    *("tokens_per_s", "step_ns", "bubble_fraction", "bubble_fraction_theory"),
+    *("peak_memory_bytes", "cautions", "commit"),
 ]
 """The columns of the table `runs` in a markdown export."""
 
@@ -46,13 +32,13 @@ def trace(
     run: Run,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE.json.gz", help="Where to write it."),
+        typer.Option("-o", "--output", metavar="FILE.json.gz", help="Output file."),
     ] = None,
     step: Annotated[
-        str, typer.Option("--step", metavar="K|median|slowest|all", help="Which steps.")
+        str, typer.Option("--step", metavar="K|median|slowest|all", help="The steps to write.")
     ] = "all",
     perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Perfetto's protobuf, into FILE.pftrace.")
+        bool, typer.Option("--perfetto", help="Write Perfetto's protobuf, FILE.pftrace.")
     ] = False,
     results: Results = RESULTS,
 ) -> None:
@@ -66,7 +52,7 @@ def trace(
     row = store.find(run)
     suffixes = PERFETTO_SUFFIXES if perfetto else CHROME_SUFFIXES
     path = output or REPORTS / f"trace-{row['run_id']}{suffixes[0]}"
-    hint = "; leave --perfetto away for Chrome's JSON" if perfetto else ", or add --perfetto"
+    hint = "; leave --perfetto out for Chrome's JSON" if perfetto else ", or add --perfetto"
     if not is_stream(path):
         check_suffix(path, suffixes, hint)
     made = trace_of_run(store, row, step)
@@ -75,7 +61,7 @@ def trace(
 
 
 def export(
-    how: Annotated[ExportFormat, typer.Option("--format", help="How to write it.")],
+    how: Annotated[ExportFormat, typer.Option("--format", help="Output format.")],
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; by default all.")
     ] = None,
@@ -85,7 +71,9 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where to; printed by default."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Output file; default: standard output."
+        ),
     ] = None,
     results: Results = RESULTS,
 ) -> None:
@@ -124,7 +112,7 @@ def _table(
 
 
 def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:
-    """All columns for programs; for people those that hold something."""
+    """The table in a text format, without empty columns for people."""
     from ppbench.store import TABLES
 
     candidates = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
@@ -135,7 +123,7 @@ def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:
 def _for_tracker(
     names: list[str], table: str | None, how: ExportFormat, output: Path | None, results: Path
 ) -> str:
-    """By default the figures of the last sweep; for otava, which takes a history, of all runs."""
+    """The figures of the named runs; default: of the last sweep, and for otava's history of all."""
     from ppbench.export import trackers
     from ppbench.store import Store
 

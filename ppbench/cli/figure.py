@@ -17,21 +17,23 @@ def figure(
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="FILE.png|.svg|.pdf|.html|.json", help="Where to."),
+        typer.Option(
+            "-o", "--output", metavar="FILE.png|.svg|.pdf|.html|.json", help="Output file."
+        ),
     ],
     runs: LastSweepRuns = None,
     width: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
     height: Annotated[int | None, typer.Option(metavar="PX", min=100, max=10_000)] = None,
-    scale: Annotated[float, typer.Option(help="Of a PNG's pixels.", min=0.1, max=10)] = 2,
-    theme: Annotated[Theme, typer.Option(help="What it is drawn on.")] = Theme.light,
+    scale: Annotated[float, typer.Option(help="Scale factor of a PNG.", min=0.1, max=10)] = 2,
+    theme: Annotated[Theme, typer.Option(help="Colours of the background.")] = Theme.light,
     step: Annotated[
         str | None,
-        typer.Option("--step", metavar="K|median|slowest", help="Of timelines: which step."),
+        typer.Option("--step", metavar="K|median|slowest", help="For timelines: which step."),
     ] = None,
     planned: Annotated[
-        bool, typer.Option("--planned", help="Of timelines: the plan under each step.")
+        bool, typer.Option("--planned", help="For timelines: the plan under each step.")
     ] = False,
-    path: Annotated[bool, typer.Option("--path", help="Of timelines: the critical path.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="For timelines: the critical path.")] = False,
     results: Results = RESULTS,
 ) -> None:
     """Draw one figure into a file."""

@@ -7,13 +7,12 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import REPORTS, RESULTS, HowToPrint, Results
+from ppbench.cli.options import REPORTS, RESULTS, HowToPrint, Results, command, option_words
 from ppbench.console import note
 from ppbench.display.fields import figure
 from ppbench.display.formats import Format
@@ -28,15 +27,8 @@ if TYPE_CHECKING:
     from ppbench.statistics.verdicts import Metric
 
 SERIES = [
-    "number",
-    "case",
-    "fingerprint",
-    "commits",
-    "launches",
-    "failed",
-    "gaps",
-    "level",
-    "state",
+    *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),
+    *("level", "state"),
 ]
 STEPS = ["number", "change_text", "interval", "commits", "unmeasured", "since", "last", "likeliest"]
 _SHORT = 9
@@ -45,24 +37,28 @@ _LONGEST_SUBJECT = 50
 
 def history(
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="A figure: a column of `runs`.")
+        str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
     ] = "tokens_per_s",
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="CONDITION", help="Of which runs; as for `ppbench ls`."),
+        typer.Option(
+            "--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."
+        ),
     ] = None,
     has_all: Annotated[
-        bool, typer.Option("--all", help="Also commits off the first-parent line of HEAD.")
+        bool, typer.Option("--all", help="Include commits off HEAD's first-parent line.")
     ] = False,
     has_dirty: Annotated[
-        bool, typer.Option("--dirty", help="Also work trees with uncommitted changes.")
+        bool, typer.Option("--dirty", help="Include work trees with uncommitted changes.")
     ] = False,
     repo: Annotated[
         Path | None,
-        typer.Option("--repo", metavar="DIR", help="The repository; by default it is found."),
+        typer.Option(
+            "--repo", metavar="DIR", help="The repository; default: found by the commits."
+        ),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
     ] = None,
     has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
     results: Results = RESULTS,
@@ -71,65 +67,43 @@ def history(
 ) -> None:
     """Show a metric over commits: per case and machine its levels, and which commits changed it."""
     from ppbench.commits.series import history as read_history
-
-    asked = _Options(metric, tuple(where or ()), has_all, has_dirty, repo, results)
-    found = read_history(
-        metric, where=asked.where, has_all=has_all, has_dirty=has_dirty, repo=repo, results=results
-    )
-    path = page or (reports / asked.page_name() if has_page else None)
-    if not found.has_figures:
-        path = None
-    if path is not None:
-        _write(path, reports, found, asked)
-    is_shown = found.has_figures or how in (Format.json, Format.csv)
-    if text := history_text(found, how) if is_shown else "":  # CSV without a row is empty
-        print(text)
-    for text in (*found.notes, *_backfills(found.analyses, asked.store_options())):
-        note(f"note: {text}")
-    if path is not None:
-        is_beside = how is not Format.table or is_stream(path)
-        print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
-    raise typer.Exit(ExitCode.ok if found.has_figures else ExitCode.insufficient)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The options that decide what a page shows."""
-
-    metric: str
-    where: tuple[str, ...]
-    has_all: bool
-    has_dirty: bool
-    repo: Path | None
-    results: Path
-
-    def page_name(self) -> str:
-        """One page per question: asked again later, it shows more commits."""
-        question = " ".join([*self.where, "--all" * self.has_all, "--dirty" * self.has_dirty])
-        mark = hashlib.sha256(question.encode()).hexdigest()[:6]
-        return f"history-{self.metric}{f'-{mark}' if question.strip() else ''}.html"
-
-    def command(self) -> str:
-        words = ["ppbench", "history", "--metric", self.metric]
-        words += [word for condition in self.where for word in ("--where", condition)]
-        words += ["--all"] * self.has_all + ["--dirty"] * self.has_dirty
-        words += [] if self.repo is None else ["--repo", str(self.repo)]
-        return f"{shlex.join(words)} {self.store_options()}".strip()
-
-    def store_options(self) -> str:
-        """The options of every command on these results."""
-        return "" if self.results == RESULTS else shlex.join(["--results", str(self.results)])
-
-
-def _write(path: Path, reports: Path, found: History, asked: _Options) -> None:
     from ppbench.report.pages.history import HistoryPage, write_history
     from ppbench.report.pages.templates import listed
     from ppbench.store import Store
 
-    options = asked.store_options()
-    facts = (found.metric, found.analyses, found.notes, found.line, asked.command(), options)
-    with listed(path, reports):
-        write_history(path, Store(asked.results), HistoryPage(*facts))
+    result = read_history(
+        metric,
+        where=where or (),
+        has_all=has_all,
+        has_dirty=has_dirty,
+        repo=repo,
+        results=results,
+    )
+    store_options = shlex.join(option_words(results=results))
+    path = None
+    if result.has_figures and (page or has_page):
+        choice = {"where": where, "all": has_all, "dirty": has_dirty}
+        path = page or reports / _page_name(metric, where or [], has_all, has_dirty)
+        again = command("history", metric=metric, **choice, repo=repo, results=results)
+        shown = (result.metric, result.analyses, result.notes, result.line, again, store_options)
+        with listed(path, reports):
+            write_history(path, Store(results), HistoryPage(*shown))
+    is_shown = result.has_figures or how in (Format.json, Format.csv)
+    if text := history_text(result, how) if is_shown else "":  # CSV without a row is empty
+        print(text)
+    for text in (*result.notes, *_backfills(result.analyses, store_options)):
+        note(f"note: {text}")
+    if path is not None:
+        is_beside = how is not Format.table or is_stream(path)
+        print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
+    raise typer.Exit(ExitCode.ok if result.has_figures else ExitCode.insufficient)
+
+
+def _page_name(metric: str, where: Sequence[str], has_all: bool, has_dirty: bool) -> str:
+    """One page per question: asked again later, it shows more commits."""
+    question = " ".join([*where, "--all" * has_all, "--dirty" * has_dirty])
+    mark = hashlib.sha256(question.encode()).hexdigest()[:6]
+    return f"history-{metric}{f'-{mark}' if question.strip() else ''}.html"
 
 
 def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str]:
@@ -148,37 +122,41 @@ def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str
                 )
 
 
-def history_text(found: History, how: Format) -> str:
+def history_text(result: History, how: Format) -> str:
     """The output of `ppbench history`."""
     match how:
         case Format.json:
-            series = [_series_values(analysis) for analysis in found.analyses]
-            whole = {"metric": found.metric.name, "order": found.line, "notes": list(found.notes)}
+            series = [_series_values(analysis) for analysis in result.analyses]
+            whole = {
+                "metric": result.metric.name,
+                "order": result.line,
+                "notes": list(result.notes),
+            }
             return json.dumps({**whole, "series": series}, indent=2, allow_nan=False)
         case Format.csv:
-            return render(found.frame, how, [])
+            return render(result.frame, how, [])
         case Format.table | Format.markdown:
-            return "\n\n".join(_tables(found, how))
+            return "\n\n".join(_tables(result, how))
 
 
-def _tables(found: History, how: Format) -> Iterator[str]:
+def _tables(result: History, how: Format) -> Iterator[str]:
     import pandas as pd
 
-    yield f"{found.metric.name} over commits, {found.line}"
-    numbered = list(enumerate(found.analyses, 1))
-    rows = [_series_row(number, analysis, found.metric) for number, analysis in numbered]
+    yield f"{result.metric.name} over commits, {result.line}"
+    numbered = list(enumerate(result.analyses, 1))
+    rows = [_series_row(number, analysis, result.metric) for number, analysis in numbered]
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
     yield render(pd.DataFrame(rows), how, shown)
     steps = [
-        _step_row(number, analysis.series, step, found.metric)
+        _step_row(number, analysis.series, step, result.metric)
         for number, analysis in numbered
         for step in analysis.steps
     ]
     if steps:
         yield render(pd.DataFrame(steps), how, STEPS)
-    elif any(analysis.series.num_measured > 1 for analysis in found.analyses):
+    elif any(analysis.series.num_measured > 1 for analysis in result.analyses):
         yield "no change found"
 
 

@@ -16,14 +16,8 @@ from ppbench.errors import ExitCode
 
 commands = typer.Typer(help="Which architectures can be split, and whether that is exact.")
 COLUMNS = [
-    "architecture",
-    "status",
-    "dtype",
-    "loss_difference",
-    "gradient_difference",
-    "num_parameters",
-    "seconds",
-    "reason",
+    *("architecture", "status", "dtype", "loss_difference", "gradient_difference"),
+    *("num_parameters", "seconds", "reason"),
 ]
 
 

@@ -15,7 +15,7 @@ from ppbench.display.tables import render
 def noise(
     file: SweepFile,
     launches: Annotated[
-        int, typer.Option("--launches", metavar="N", min=3, max=1000, help="Launches to make.")
+        int, typer.Option("--launches", metavar="N", min=3, max=1000, help="Launches of each case.")
     ] = 10,
     overrides: Overrides = None,
     results: Results = RESULTS,

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how a command prints where it wrote."""
+"""Options and arguments that several commands share, and command lines written back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Launcher(StrEnum):
     slurm = "slurm"
 
 
-Results = Annotated[Path, typer.Option("--results", help="Folder of the store.")]
-HowToPrint = Annotated[Format, typer.Option("--format", help="How to print.")]
+Results = Annotated[Path, typer.Option("--results", help="Results folder: the store.")]
+HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
 LastSweepRuns = Annotated[
     list[str] | None,
@@ -34,9 +34,8 @@ LastSweepRuns = Annotated[
 ]
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file, TOML.")]
 File = Annotated[Path, typer.Argument(help="The sweep file, TOML.")]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
-]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Output file.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Measure failed commits again.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
@@ -48,16 +47,19 @@ Metrics = Annotated[
     ),
 ]
 IsRun = Annotated[
-    bool, typer.Option("--run", help="Measure both sides first, launches interleaved.")
+    bool, typer.Option("--run", help="Measure both sides first, in interleaved launches.")
 ]
 NumLaunches = Annotated[
-    int, typer.Option("--launches", metavar="K", min=1, max=1000, help="With --run, of each side.")
+    int,
+    typer.Option(
+        "--launches", metavar="K", min=1, max=1000, help="Launches of each side, with --run."
+    ),
 ]
 ScheduleName = Annotated[
     str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")
 ]
 Ranks = Annotated[
-    int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; csv:PATH knows its own.")
+    int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; a csv:PATH has its own.")
 ]
 Microbatches = Annotated[
     int | None, typer.Option("-m", "--microbatches", metavar="M", help="Microbatches per step.")
@@ -76,12 +78,37 @@ Cost = Annotated[
 ]
 RESULTS = Path("results")
 REPORTS = Path("reports")
+_DEFAULTS = {"results": RESULTS, "reports": REPORTS}
 UNIT_COST = "F=1,I=1,W=1"
 
 
-def command_line() -> str:
-    """The command as it was typed, fit to be typed again."""
+def typed_command() -> str:
+    """The command line of this process, quoted for a shell."""
     return shlex.join(["ppbench", *sys.argv[1:]])
+
+
+def command(*words: str, **options: object) -> str:
+    """A command line of ppbench, quoted for a shell.
+
+    An option is left out if it is None, False or empty, or the default folder for results or
+    reports; a list repeats it.
+    """
+    return shlex.join(["ppbench", *words, *option_words(**options)])
+
+
+def option_words(**options: object) -> list[str]:
+    """The words of options on a command line; see `command`."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False or value in ((), [], _DEFAULTS.get(name)):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [word for one in values for word in (option, str(one))]
+    return words
 
 
 @contextlib.contextmanager
@@ -90,7 +117,7 @@ def going_on() -> Iterator[None]:
     try:
         yield
     except SweepInterruptedError as error:
-        raise SweepInterruptedError(f"{error}. Go on with: {command_line()}") from None
+        raise SweepInterruptedError(f"{error}. Go on with: {typed_command()}") from None
 
 
 def print_path(text: str | Path, output: Path | None = None) -> None:

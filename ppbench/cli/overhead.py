@@ -1,4 +1,4 @@
-"""`ppbench overhead`: how much slower steps are that are recorded."""
+"""`ppbench overhead`: how much recording slows a step."""
 
 from __future__ import annotations
 

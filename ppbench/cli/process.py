@@ -1,10 +1,10 @@
-"""A command as a process: its standard streams, its signals, its exit code. All commands run in it.
+"""Runs every command of the command line as a process: its streams, signals and exit code.
 
-closed streams     are opened on /dev/null, before another file can take their number
-a closed pipe      swallows what is still printed: the work goes on, to its own exit code
-an odd encoding    gets escapes for what it cannot write
-Ctrl-C, SIGTERM    unwind the command, then exit code 130
-the system's no    one line that says what, where and the fix, then exit code 2
+a closed stream      is opened on /dev/null, before another file can take its number
+a closed pipe        drops what is still printed; the command runs on to its own exit code
+a narrow encoding    gets escapes for what it cannot encode
+Ctrl-C, SIGTERM      unwind the command; the exit code is 130
+a system error       is one line with what, where and the fix; the exit code is 2
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 RARELY = 50_000
-"""What a command imports stays; to look through all of it anew takes a tenth of its time."""
+"""Threshold of the garbage collector: imported modules are not garbage, and looking through them
+again and again takes a tenth of a command's time."""
 _PATIENCE = 3
-"""How often a command that is being stopped may be told to stop before it ends at once."""
+"""Signals while a command unwinds, after which it ends at once."""
 _LEAST_COLUMNS = 20
 _LEAST_BYTES = 256 * 2**20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -59,9 +60,9 @@ def run(command: Callable[[], int]) -> NoReturn:
         sys.stderr = _forgiving(sys.stderr, "stderr")
         code = _exit_code_of(command, interrupts)
         interrupts.end_from_now_on()
-    except KeyboardInterrupt:  # once more, while the first was dealt with
+    except KeyboardInterrupt:  # a second one, while the first was handled
         interrupts.end_from_now_on()
-    sys.exit(ExitCode.interrupted if interrupts.num_come else code)
+    sys.exit(ExitCode.interrupted if interrupts.num_received else code)
 
 
 def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
@@ -70,10 +71,10 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         _check_memory_limit()
         try:
             code = command()
-        except SystemExit as end:  # of the library that reads arguments
+        except SystemExit as end:  # raised by the library that parses arguments
             if isinstance(end.code, str):
                 _say(end.code)
-            elif end.code == ExitCode.interrupted:  # what it makes of a KeyboardInterrupt
+            elif end.code == ExitCode.interrupted:  # the library's code for KeyboardInterrupt
                 _say("stopped")
             code = end.code if isinstance(end.code, int) else ExitCode.usage if end.code else 0
         sys.stdout.flush()
@@ -84,11 +85,11 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         _say(f"error: {printable(str(error))}{_fix_for(error)}")
         return error.exit_code
     except Exception as error:
-        if interrupts.num_come:  # a library made something else of it
+        if interrupts.num_received:  # a library turned KeyboardInterrupt into another exception
             _say("stopped")
             return ExitCode.interrupted
         problem = system_problem(error) or _odd_argument()
-        if problem is None:  # a fault of the program
+        if problem is None:  # a bug of ppbench
             sys.__excepthook__(type(error), error, error.__traceback__)
         else:
             _say(f"error: {printable(problem)}")
@@ -97,13 +98,13 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
 
 
 def _odd_argument() -> str | None:
-    """Of an argument that is not UTF-8: as a path it is one, but libraries refuse it elsewhere."""
+    """The message for an argument that is not UTF-8, which only paths may be."""
     odd = next((word for word in sys.argv[1:] if encodable(word) != word), None)
     return None if odd is None else f'argument "{encodable(odd)}": is not UTF-8'
 
 
 def _fix_for(error: PpbenchError) -> str:
-    """What to do about a limit of the system, where the message does not say."""
+    """The fix for a limit of the system, if the message has none."""
     cause = error.__cause__
     if not isinstance(cause, OSError) or "; " in str(error):
         return ""
@@ -111,7 +112,7 @@ def _fix_for(error: PpbenchError) -> str:
 
 
 def _check_working_directory() -> None:
-    """Raises UsageError where the folder that relative paths begin in is gone."""
+    """Raises UsageError if the working directory was deleted."""
     try:
         Path.cwd()
     except OSError as error:
@@ -119,7 +120,7 @@ def _check_working_directory() -> None:
 
 
 def _check_memory_limit() -> None:
-    """Raises UsageError for one under which libraries end the process with words of their own."""
+    """Raises UsageError for a limit so low that a library would end the process unexplained."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
         raise UsageError(
@@ -129,7 +130,7 @@ def _check_memory_limit() -> None:
 
 
 def _say(text: str) -> None:
-    """On standard error; if that takes nothing any more, nobody is there to be told."""
+    """Print a line on standard error, after what standard output still holds."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -138,21 +139,21 @@ def _say(text: str) -> None:
 
 
 class _Interrupts:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, so that no worker outlives the command.
+    """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt: no worker outlives the command.
 
-    A library may swallow that, print it, or make another exception of it; that one came is kept.
+    A library may swallow or print the exception, or raise another; so the signals are counted.
     """
 
     def __init__(self) -> None:
-        """Until there is something to unwind, they end the process at once."""
-        self.num_come = 0
+        """Until `raise_from_now_on`, a signal ends the process at once: nothing needs unwinding."""
+        self.num_received = 0
         self._caught = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
         self.end_from_now_on()
         self._print_unraisable, sys.unraisablehook = sys.unraisablehook, self._unraisable
         sys.excepthook = self._uncaught
 
     def raise_from_now_on(self) -> None:
-        for number in self._caught:  # others are ignored, as under nohup
+        for number in self._caught:  # the others are ignored already, as under nohup
             signal.signal(number, self._interrupt)
 
     def end_from_now_on(self) -> None:
@@ -160,15 +161,15 @@ class _Interrupts:
             signal.signal(number, _leave)
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        self.num_come += 1
-        if self.num_come > _PATIENCE:
-            os._exit(ExitCode.interrupted)  # what it has started ends with it
+        self.num_received += 1
+        if self.num_received > _PATIENCE:
+            os._exit(ExitCode.interrupted)  # the processes that it has started end with it
         raise KeyboardInterrupt
 
     def _unraisable(self, what: sys.UnraisableHookArgs) -> None:
-        """Raised where nothing can be, as in a destructor: it comes again."""
+        """Repeat an interrupt that came where nothing can be raised, as in a destructor."""
         if isinstance(what.exc_value, KeyboardInterrupt):
-            self.num_come -= 1
+            self.num_received -= 1
             _thread.interrupt_main()
         else:
             self._print_unraisable(what)
@@ -176,8 +177,8 @@ class _Interrupts:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Also of what a library prints while it is imported."""
-        if not self.num_come:
+        """Print no traceback after an interrupt, even one that a library prints."""
+        if not self.num_received:
             sys.__excepthook__(kind, error, trace)
 
 
@@ -186,16 +187,16 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def _open_closed_descriptors() -> None:
-    """Those of standard streams: else the next file that is opened would be taken for one."""
+    """Open closed standard streams: else the next opened file would take the place of one."""
     for number in sorted(_NUMBERS.values()):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def _forget_odd_sizes() -> None:
-    """Of the terminal, where the environment has one that nothing can be drawn in."""
+    """Drop COLUMNS and LINES from the environment if nothing can be drawn in that size."""
     for name, least in (("COLUMNS", _LEAST_COLUMNS), ("LINES", 1)):
         value = os.environ.get(name, str(least))
         if not value.isdecimal() or int(value[:_LEAST_COLUMNS]) < least:
@@ -203,10 +204,10 @@ def _forget_odd_sizes() -> None:
 
 
 class _Stream(io.BufferedWriter):
-    """A standard stream; when its reader has gone, what is written is dropped.
+    """A standard stream that drops what is written once its reader has gone.
 
-    The file below is a plain one: were a method of Python's between, a signal after its write would
-    hide that anything was written, and the text would be written a second time.
+    It overrides the buffer and leaves the raw file alone: a signal that arrived inside a Python
+    method of the raw file would hide that bytes were written, and they would be written twice.
     """
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -224,7 +225,7 @@ class _Stream(io.BufferedWriter):
             super().flush()
 
     def _drop_or_raise(self, error: OSError) -> None:
-        """Let the stream lead to /dev/null if its reader has gone; else raises the error."""
+        """Redirect the stream to /dev/null if its reader has gone; else raise the error."""
         has_hung_up = error.errno == errno.EIO and self._is_error
         if error.errno not in _CLOSED and not has_hung_up:
             raise OSError(error.errno, error.strerror, "standard output") from error
@@ -238,10 +239,10 @@ class _Stream(io.BufferedWriter):
 
 
 def _forgiving(stream: TextIO | None, name: str) -> TextIO:
-    """The stream as it is, but that it takes all text and outlives its reader."""
+    """A stream that encodes any text and outlives its reader, in place of a standard one."""
     number = _NUMBERS[name]
     if stream is not None and not _is_plain(stream, number):
-        return stream  # a test's or a notebook's
+        return stream  # of a test or a notebook
     encoding = "utf-8" if stream is None else stream.encoding
     if stream is not None:
         stream.flush()

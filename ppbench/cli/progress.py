@@ -1,7 +1,4 @@
-"""Shows what a command is doing: a live line on a terminal, plain lines elsewhere.
-
-All of it goes to standard error: standard output is for results.
-"""
+"""Shows what a command is doing, on standard error: a live line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from ppbench.console import note
 from ppbench.display.units import counted
 
 _SHOWN = ("waiting for ", "warning: ", "setup: ")
-"""Beginnings of a sweep's lines that are shown even without a live line."""
+"""Prefixes of a sweep's lines that are shown even without a live line."""
 
 
 class LiveProgress:
-    """A `commits.bench.Progress` that is shown while it is entered."""
+    """A `commits.bench.Progress` on standard error, live inside its `with` block."""
 
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown
@@ -83,16 +80,14 @@ def _duration(seconds: float) -> str:
 
 
 class ShowStatus(Protocol):
-    """Shows what is being done: `text` on a terminal, elsewhere `line` if there is one."""
+    """Shows `text` on a terminal; elsewhere prints `line`, if there is one."""
 
     def __call__(self, text: str, line: str = "") -> None: ...
 
 
 @contextmanager
 def live_status() -> Iterator[ShowStatus]:
-    """A status on standard error, from the start of the ranks on."""
-    from rich.console import Console
-
+    """Show a status on standard error, which begins with the start of the ranks."""
     console = Console(stderr=True)
     with console.status("starting the ranks") as status:
 

@@ -28,14 +28,16 @@ def timeline(
         list[str], typer.Argument(metavar="RUN...", help="Runs, stacked on one time axis.")
     ],
     step: Annotated[
-        str, typer.Option("--step", metavar="K|median|slowest", help="Which step of each run.")
+        str, typer.Option("--step", metavar="K|median|slowest", help="The step of each run.")
     ] = "median",
     planned: Annotated[
-        bool, typer.Option("--planned", help="The planned step under each measured one.")
+        bool, typer.Option("--planned", help="Add the planned step under each measured one.")
     ] = False,
     output: Output = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Draw it here instead.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Draw in the terminal instead.")
+    ] = False,
     results: Results = RESULTS,
 ) -> None:
     """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""

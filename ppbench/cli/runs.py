@@ -1,6 +1,6 @@
 """`ppbench ls`, `show`, `query` and `compact`: what a store holds.
 
-Nothing here draws, simulates or launches, so that a listing is fast.
+These commands import nothing that draws, simulates or launches: listings are fast.
 """
 
 from __future__ import annotations
@@ -26,65 +26,31 @@ LISTED = [
     *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *WORKLOAD),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
-"""What people see of a run in a list; `error` and `cautions` if some run has any, `runtime` if some
-run has another than the engine."""
+"""Columns of a list for people; `error` and `cautions` are shown if any run has some, `runtime` if
+any run has another than the engine."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 RANK_COLUMNS = [
-    "rank",
-    "device",
-    "stages",
-    "num_layers",
-    "num_parameters",
-    "compute_ns",
-    "idle_fraction",
-    "peak_memory_bytes",
-    "peak_held_microbatches",
-    "planned_peak_held_microbatches",
+    *("rank", "device", "stages", "num_layers", "num_parameters", "compute_ns", "idle_fraction"),
+    *("peak_memory_bytes", "peak_held_microbatches", "planned_peak_held_microbatches"),
 ]
 MEMORY_COLUMNS = [
-    "rank",
-    "peak_memory_bytes",
-    "predicted_peak_memory_bytes",
-    "parameter_bytes",
-    "gradient_bytes",
-    "optimizer_bytes",
-    "buffer_bytes",
-    "activation_bytes",
-    "reserved_bytes",
-    "process_peak_bytes",
+    *("rank", "peak_memory_bytes", "predicted_peak_memory_bytes"),
+    *("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes", "activation_bytes"),
+    *("reserved_bytes", "process_peak_bytes"),
 ]
 MACHINE_COLUMNS = [
-    "rank",
-    "hostname",
-    "other_load_cores",
-    "watched_cores",
-    "steal_fraction",
-    "cpu_throttled_fraction",
-    "cpu_mhz",
-    "cpu_energy_j",
-    "clock",
-    "clock_error_ns",
+    *("rank", "hostname", "other_load_cores", "watched_cores"),
+    *("steal_fraction", "cpu_throttled_fraction", "cpu_mhz", "cpu_energy_j"),
+    *("clock", "clock_error_ns"),
 ]
 GPU_COLUMNS = [
-    "rank",
-    "gpu_power_w",
-    "gpu_energy_j",
-    "gpu_utilization",
-    "gpu_sm_mhz",
-    "gpu_temperature_c",
-    "gpu_throttle_reasons",
-    "gpu_memory_used_bytes",
+    *("rank", "gpu_power_w", "gpu_energy_j", "gpu_utilization", "gpu_sm_mhz"),
+    *("gpu_temperature_c", "gpu_throttle_reasons", "gpu_memory_used_bytes"),
 ]
 STEP_COLUMNS = [
-    "step",
-    "num_tokens",
-    "step_ns",
-    "optimizer_ns",
-    "tokens_per_s",
-    "bubble_fraction",
-    "loss",
-    "is_outlier",
+    *("step", "num_tokens", "step_ns", "optimizer_ns", "tokens_per_s"),
+    *("bubble_fraction", "loss", "is_outlier"),
 ]
 FAILURE_COLUMNS = ("error", "last_actions")
 
@@ -170,7 +136,7 @@ def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
 
 
 def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
-    """Show everything that is known of a run: figures, ranks, steps."""
+    """Show everything that is stored of a run: figures, ranks, steps."""
     from ppbench.results import details_of
     from ppbench.store import Store
 
@@ -189,7 +155,7 @@ def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -
 
 
 def _details(details: RunDetails, how: Format) -> list[str]:
-    """Return the text of a run: how it failed if it did, then its figures and tables."""
+    """The text of a run: how it failed, if it did, then its figures and tables."""
     failure = _failure(details, how) if details.row["status"] != "ok" else []
     hidden = {*BULKY, *(FAILURE_COLUMNS if failure else []), *details.unknown_settings}
     known = {

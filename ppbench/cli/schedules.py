@@ -34,14 +34,8 @@ STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
 COLUMNS = [
-    "name",
-    "aliases",
-    "stages_per_rank",
-    "placement",
-    "bubble_fraction",
-    "peak_activations",
-    "source",
-    "constraint",
+    *("name", "aliases", "stages_per_rank", "placement"),
+    *("bubble_fraction", "peak_activations", "source", "constraint"),
 ]
 _ABOUT_EXAMPLE = (
     f"bubble and peak: simulated with {EXAMPLE_RANKS} ranks, {EXAMPLE_MICROBATCHES} microbatches, "
@@ -105,7 +99,7 @@ def draw(
     stages_per_rank: StagesPerRank = None,
     cost: Cost = UNIT_COST,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a Gantt page too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a Gantt page.")
     ] = None,
 ) -> None:
     """Draw a schedule over time in the terminal, or as a page."""
@@ -166,7 +160,9 @@ def _write_page(path: Path, prediction: Prediction) -> None:
 
 @commands.command("check")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A program in torch's form.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="A program in torch's CSV form.")
+    ],
     max_held: Annotated[
         int | None,
         typer.Option(
@@ -210,21 +206,26 @@ def check(
 def export(
     name: ScheduleName,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE.csv", help="Where to; - prints it.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE.csv", help="Output file; - for standard output."
+        ),
     ],
     ranks: Ranks = None,
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     with_communication: Annotated[
-        bool, typer.Option("--with-communication", help="With SEND and RECV actions.")
+        bool, typer.Option("--with-communication", help="Include SEND and RECV actions.")
     ] = False,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="early|just_in_time", help="Where RECVs stand. Default: early."),
+        typer.Option(metavar="early|just_in_time", help="When RECVs are posted. Default: early."),
     ] = None,
     look_ahead: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Computations that an early RECV goes ahead. Default: 1."),
+        typer.Option(
+            metavar="N", help="Computations by which an early RECV comes first. Default: 1."
+        ),
     ] = None,
 ) -> None:
     """Write a schedule in torch's CSV form."""

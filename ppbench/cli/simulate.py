@@ -1,4 +1,4 @@
-"""`ppbench simulate`: how long a schedule would take, idle and hold, or each of all of them."""
+"""`ppbench simulate`: the predicted step of a schedule, or of every schedule."""
 
 from __future__ import annotations
 
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 ALL = "all"
 SHOWN_OF_PATH = 12
 COMPARED = [
-    "schedule",
-    "stages_per_rank",
-    "makespan",
-    "bubble_fraction",
-    "bubble_idle_over_ideal",
-    "bubble_max_stage_span",
-    "peak_activations",
-    "num_actions",
+    *("schedule", "stages_per_rank", "makespan"),
+    *("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"),
+    *("peak_activations", "num_actions"),
 ]
 
 
@@ -47,11 +42,15 @@ def simulate(
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     cost: Cost = UNIT_COST,
-    latency: Annotated[str, typer.Option(metavar="S", help="Seconds of every message.")] = "0",
+    latency: Annotated[
+        str, typer.Option(metavar="S", help="Latency of every message, in seconds.")
+    ] = "0",
     bandwidth: Annotated[
         str | None, typer.Option(metavar="BYTES_PER_S", help="Default: infinite.")
     ] = None,
-    message_bytes: Annotated[int, typer.Option(metavar="N", help="Size of a message.")] = 0,
+    message_bytes: Annotated[
+        int, typer.Option(metavar="N", help="Size of a message, in bytes.")
+    ] = 0,
     overlap: Annotated[
         bool,
         typer.Option(
@@ -60,7 +59,7 @@ def simulate(
         ),
     ] = True,
     held: Annotated[
-        bool, typer.Option("--held", help="With json: what each rank holds over time.")
+        bool, typer.Option("--held", help="With json: the activations over time.")
     ] = False,
     how: HowToPrint = Format.table,
 ) -> None:
@@ -108,7 +107,7 @@ def _for_people(prediction: Prediction) -> dict[str, object]:
 def _compared(
     request: ProgramRequest, costs: Times, transfers: Transfers, how: Format, *, has_held: bool
 ) -> str:
-    """A row per registered schedule: its figures, or why it does not fit."""
+    """A row per registered schedule: its figures, or why it cannot have this shape."""
     import pandas as pd
 
     from engine.plan.schedules.registry import SCHEDULES

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import REPORTS, RESULTS, File, HowToPrint, Launcher, Overrides, Results
+from ppbench.cli.options import (
+    REPORTS,
+    RESULTS,
+    File,
+    HowToPrint,
+    Launcher,
+    Overrides,
+    Results,
+    command,
+    going_on,
+    option_words,
+)
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
 from ppbench.display.formats import Format
 from ppbench.display.tables import render
-from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
+from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ppbench.config.sweep import Sweep
-    from ppbench.run.launch.cluster import NodeLaunches
     from ppbench.run.sweep.control import SweepResult
     from ppbench.run.sweep.plan import Choice
 
 FIGURES = [
-    "tokens_per_s",
-    "step_ns",
-    "planned_step_ns",
-    "bubble_fraction",
-    "bubble_fraction_theory",
-    "peak_memory_bytes",
-    "cautions",
+    *("tokens_per_s", "step_ns", "planned_step_ns", "bubble_fraction", "bubble_fraction_theory"),
+    *("peak_memory_bytes", "cautions"),
 ]
 
 
@@ -39,11 +43,13 @@ def sweep(
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases; run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cases without running them.")
+    ] = False,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run cases again that failed.")
+        bool, typer.Option("--retry-failed", help="Run failed cases again.")
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -51,7 +57,7 @@ def sweep(
     ] = None,
     launcher: Annotated[
         Launcher,
-        typer.Option("--launcher", help="Run here, as a node of several, or as a Slurm job."),
+        typer.Option("--launcher", help="Run here, as one of several nodes, or as a Slurm job."),
     ] = Launcher.local,
     how: HowToPrint = Format.table,
 ) -> None:
@@ -72,13 +78,13 @@ def sweep(
         )
     read = read_sweep(file, overrides or [], default_device())
     if launcher is not Launcher.local:
-        _sweep_elsewhere(launcher, read, _set_options(overrides or []), results, choice, dry_run)
+        options = option_words(set=overrides)
+        _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
     elif dry_run:
         _list_cases(read, choice, how)
     else:
         folder = None if no_report else reports
-        command = _command_line(file, overrides or [], results, folder)
-        raise typer.Exit(_sweep_here(read, file, command, results, folder, choice, how))
+        raise typer.Exit(_sweep_here(read, overrides, results, folder, choice, how))
 
 
 def _list_cases(read: Sweep, choice: Choice, how: Format) -> None:
@@ -95,8 +101,7 @@ def _list_cases(read: Sweep, choice: Choice, how: Format) -> None:
 
 def _sweep_here(
     read: Sweep,
-    file: Path,
-    command: str,
+    overrides: list[str] | None,
     results: Path,
     reports: Path | None,
     choice: Choice,
@@ -118,12 +123,19 @@ def _sweep_here(
     if reports is not None:
         check_writable(reports, "--reports")
     note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
-    done = run_sweep(read, store, choice, display_for(Console(stderr=True)), command)
+    again = command(
+        *("sweep", read.file),
+        set=overrides,
+        results=results,
+        reports=reports,
+        no_report=reports is None,
+    )
+    done = run_sweep(read, store, choice, display_for(Console(stderr=True)), again)
     path = None
     if reports is not None:
         path = reports / f"{read.name}-{done.plan.sweep_id}.html"
-        text = file.read_text(encoding="utf-8")
-        write_report(path, store, done.frame, title=read.name, command=command, sweep_text=text)
+        text = Path(read.file).read_text(encoding="utf-8")
+        write_report(path, store, done.frame, title=read.name, command=again, sweep_text=text)
         update_index(reports, note)
     print(render(done.frame, how, _shown_columns(done)))
     if path is not None:
@@ -144,76 +156,38 @@ def _shown_columns(done: SweepResult) -> list[str]:
     return ["run_id", *axes, "status", *figures]
 
 
-def _set_options(overrides: Sequence[str]) -> list[str]:
-    return [word for override in overrides for word in ("--set", override)]
-
-
-def _command_line(file: Path, overrides: Sequence[str], results: Path, reports: Path | None) -> str:
-    """The command that makes the same sweep again, into the same folders."""
-    words = _set_options(overrides)
-    for option, folder in (("results", results), ("reports", reports)):
-        if folder is None:
-            words.append("--no-report")
-        elif folder != Path(option):
-            words += [f"--{option}", str(folder)]
-    return shlex.join(["ppbench", "sweep", str(file), *words])
-
-
 def _sweep_elsewhere(
     launcher: Launcher,
     read: Sweep,
-    overrides: Sequence[str],
+    options: list[str],
     results: Path,
     choice: Choice,
+    *,
     is_dry_run: bool,
 ) -> None:
     """Run this node's part of a sweep under torchrun, or submit it to Slurm.
 
     A dry run prints what would be run, and runs nothing. Raises SweepInterruptedError.
     """
-    from ppbench.run.launch.cluster import SlurmJob, node_launches
+    from ppbench.run.launch.cluster import SlurmJob, node_launches, rendezvous_of
     from ppbench.run.launch.local import WORKER
     from ppbench.run.sweep.control import choice_options
     from ppbench.store import check_writable
 
     choice.only.select(read.cases)  # what matches nothing is refused here, not by every node
-    words = [*overrides, *choice_options(choice)]
-    program = [WORKER, read.file, "--results", str(results), *words]
+    program = [WORKER, read.file, "--results", str(results), *options, *choice_options(choice)]
     if launcher is Launcher.torchrun:
-        _run_torchrun(read, node_launches(read, read.torchrun.nodes, program), program, is_dry_run)
+        launches = node_launches(read, read.torchrun.nodes, program)
+        rendezvous = rendezvous_of(read)
+        if is_dry_run:
+            print("\n".join(map(shlex.join, launches.commands(rendezvous))))
+            return
+        with going_on():
+            launches.run(rendezvous)
         return
-    launches = node_launches(read, read.slurm.nodes, program)
-    job = SlurmJob(read, results, launches)
+    job = SlurmJob(read, results, node_launches(read, read.slurm.nodes, program))
     if is_dry_run:
-        print("\n".join([job.script(), *_node_commands(launches)]))
+        print(job.preview())
         return
     check_writable(results, "--results")
     print(f"job {job.submit()}; its logs: {results / 'slurm'}")
-
-
-def _run_torchrun(
-    read: Sweep, launches: NodeLaunches, program: list[str], is_dry_run: bool
-) -> None:
-    from ppbench.run.launch.cluster import rendezvous_of
-
-    rendezvous = rendezvous_of(read)
-    if is_dry_run:
-        print("\n".join(map(shlex.join, launches.commands(rendezvous))))
-        return
-    try:
-        launches.run(rendezvous)
-    except KeyboardInterrupt:
-        command = ["ppbench", "sweep", *program[1:], "--launcher", Launcher.torchrun.value]
-        raise SweepInterruptedError(
-            "stopped; the runs that are done are kept, on the first node. Go on with, on every "
-            f"node: {shlex.join(command)}"
-        ) from None
-
-
-def _node_commands(launches: NodeLaunches) -> list[str]:
-    """Return the commands of a job's nodes, as comments below its script."""
-    from ppbench.run.launch.cluster import FIRST_PORT, NUM_PORTS, Rendezvous
-
-    commands = launches.commands(Rendezvous("FIRST_HOST", FIRST_PORT, "JOB"))
-    heading = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
-    return [heading, *(f"#   {shlex.join(command)}" for command in commands)]

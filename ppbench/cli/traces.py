@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(metavar="TRACE...", help="A file of each rank, as torch.profiler writes."),
+    typer.Argument(metavar="TRACE...", help="A torch.profiler file of each rank."),
 ]
 Pattern = Annotated[
     str | None,
     typer.Option(
         "--pattern",
         metavar="REGEX",
-        help="Which ranges are actions: groups op, stage and microbatch.",
+        help="Names of actions, with groups op, stage and microbatch.",
     ),
 ]
 
 
 def import_traces(
     traces: Traces,
-    name: Annotated[str, typer.Option("--name", help="What the run is called.")] = "imported",
+    name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", metavar="NAME", help="Default: found by its actions' order."),
+        typer.Option(
+            "--schedule", metavar="NAME", help="Default: found by the order of the actions."
+        ),
     ] = None,
     step: Annotated[
         list[int] | None,
@@ -42,13 +44,17 @@ def import_traces(
     ] = None,
     tokens_per_step: Annotated[
         int | None,
-        typer.Option("--tokens-per-step", metavar="N", min=1, help="For throughput."),
+        typer.Option(
+            "--tokens-per-step", metavar="N", min=1, help="Tokens of a step, for throughput."
+        ),
     ] = None,
     pattern: Pattern = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="What is known of the run: model.preset, seq_len."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the run, such as model.preset or seq_len.",
         ),
     ] = None,
     results: Results = RESULTS,
@@ -82,7 +88,7 @@ def import_traces(
 
 
 def _corrections(done: Imported) -> str | None:
-    """How ranks' clocks were moved, and how large the error may be."""
+    """A sentence on how far the clocks of ranks were moved, with the error; None if none was."""
     moved = [
         f"rank {rank} by {clock.offset_ns / 1e3:,.1f} us, off by at most "
         f"{clock.error_ns / 1e3:,.1f} us"

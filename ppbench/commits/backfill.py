@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, opened
+from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
 from ppbench.commits.launches import Launches
 from ppbench.console import note
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
@@ -64,8 +64,10 @@ def backfill(
     `every` takes each Nth commit, `most` so many, spread evenly. `launches` of each case are by
     default those of the sweep file. Raises UsageError, RepositoryError and SweepInterruptedError.
     """
-    file, folder = Path(sweep), Path(results)
-    with opened(file, overrides, folder, progress, retries_failed=retries_failed) as bench:
+    tracked, folder = read_tracked(sweep, overrides), Path(results)
+    with Bench(
+        tracked, folder, progress, overrides=overrides, retries_failed=retries_failed
+    ) as bench:
         num_launches = launches or max(measure.launches for _, measure in bench.sweep.cases)
         path, order = _chosen(bench.repository, span, every, most)
         targets = {place: bench.target(path[place]) for place in order}
@@ -75,7 +77,10 @@ def backfill(
         try:
             _measure(bench, in_turn, num_launches)
         except KeyboardInterrupt:
-            raise _stopped(bench, in_turn, num_launches) from None
+            num_done = len(in_turn) - len(bench.lacking(in_turn, num_launches))
+            raise SweepInterruptedError(
+                f"stopped; {num_done} of {len(in_turn)} commits are measured, and kept"
+            ) from None
         rows = _rows(bench, [targets[place] for place in sorted(order)])
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
         return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False)
@@ -126,20 +131,11 @@ def order_of(count: int) -> list[int]:
 
 
 def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None:
-    stored = bench.launches(targets)
-    missing = [
-        target
-        for target, launches in zip(targets, stored, strict=True)
-        if bench.is_missing(target, launches, num_launches)
-    ]
+    missing = bench.lacking(targets, num_launches)
     if num_done := len(targets) - len(missing):
         note(f"{num_done} of {len(targets)} commits are measured already")
     for count in range(1, num_launches + 1):
-        lacking = [
-            target
-            for target, launches in zip(missing, bench.launches(missing), strict=True)
-            if bench.is_missing(target, launches, count)
-        ]
+        lacking = bench.lacking(missing, count)
         num_later = (num_launches - count) * len(missing)
         for place, target in enumerate(lacking):
             bench.measure(target, count, num_later + len(lacking) - place)
@@ -147,15 +143,14 @@ def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None
 
 def _plan(bench: Bench, targets: Sequence[Target], num_launches: int) -> pd.DataFrame:
     """The commits in the order of measurement, and which of them are stored already."""
-    stored = bench.launches(targets)
-    statuses = [
-        "to measure" if bench.is_missing(target, launches, num_launches) else "stored"
-        for target, launches in zip(targets, stored, strict=True)
-    ]
+    lacking = bench.lacking(targets, num_launches)
     return pd.DataFrame(
         [
-            {**commit_values(target.commit), "status": status}
-            for target, status in zip(targets, statuses, strict=True)
+            {
+                **commit_values(target.commit),
+                "status": "to measure" if target in lacking else "stored",
+            }
+            for target in targets
         ]
     )
 
@@ -181,13 +176,3 @@ def _case_values(bench: Bench, launches: Launches, place: int) -> dict[str, obje
         SPEED: statistics.median(figures) if figures else None,
         "error": first_line(failure.error) if failure else None,
     }
-
-
-def _stopped(bench: Bench, targets: Sequence[Target], num_launches: int) -> SweepInterruptedError:
-    num_done = sum(
-        not bench.is_missing(target, launches, num_launches)
-        for target, launches in zip(targets, bench.launches(targets), strict=True)
-    )
-    return SweepInterruptedError(
-        f"stopped; {num_done} of {len(targets)} commits are measured, and kept"
-    )

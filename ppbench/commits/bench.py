@@ -12,15 +12,14 @@ A commit that cannot even be started has a failure row, so that it is not tried 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import pandas as pd
 
@@ -32,7 +31,15 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep, parse_only
 from ppbench.console import note
-from ppbench.errors import ExitCode, LaunchError, StoreError, UsageError, first_line
+from ppbench.display.units import counted
+from ppbench.errors import (
+    ExitCode,
+    LaunchError,
+    StoreError,
+    SweepInterruptedError,
+    UsageError,
+    first_line,
+)
 from ppbench.git import Commit, Repository
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.job import Attempt, Job
@@ -46,7 +53,7 @@ from ppbench.store import Store, check_writable, new_run_id
 
 _CODE = Path("ppbench") / "__init__.py"
 """In a repository with this file, each commit is measured by its own ppbench."""
-_CHECKED_OUT = ("", "HEAD", "@", WORKTREE)
+_CHECKED_OUT = ("HEAD", "@", WORKTREE)
 _PROGRAM = (
     "import os, runpy; os.environ[{each_commit!r}] = 'yes'; "
     "runpy.run_path({lifetime!r})['die_with_parent']({parent}); "
@@ -103,24 +110,36 @@ def commit_values(commit: Commit) -> dict[str, object]:
     return {name: getattr(commit, name) for name in ("author_date", "commit", "subject")}
 
 
+def read_tracked(file: Path | str, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file for commits whose trees may have other files. Raises UsageError."""
+    return read_sweep(Path(file), overrides, default_device(), is_of_this_tree=False)
+
+
 class Bench:
-    """Measures commits for one sweep into one store; made by `opened`."""
+    """Measures commits for one sweep into one store; its work trees are removed when it is left."""
 
     def __init__(
         self,
         sweep: Sweep,
-        overrides: Sequence[str],
         results: Path,
         progress: Progress,
         *,
-        metrics: Sequence[str],
-        retries_failed: bool,
-        is_fresh: bool,
+        overrides: Sequence[str] = (),
+        metrics: Sequence[str] = (SPEED,),
+        retries_failed: bool = False,
+        is_fresh: bool = False,
     ) -> None:
-        self.sweep, self.progress = sweep, progress
+        """`overrides` are those that the sweep was read with.
+
+        With `is_fresh` only launches count that were made just now, by the same code. Raises
+        UsageError for a sweep that cannot be used, RepositoryError without a repository.
+        """
+        check_devices(sweep)
+        check_writable(results, "--results")
+        self.sweep = dataclasses.replace(sweep, file=str(Path(sweep.file).resolve()))
+        self.progress, self.results = progress, results
         self.repository = Repository.around(sweep.track.repo)
         self.num_starts = 0
-        self.results = results
         self._store = Store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
@@ -130,6 +149,12 @@ class Bench:
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
         folder, setup = self._store.folder, sweep.track.setup
         self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.checkouts.close()
 
     def _look_up(self) -> StoredLaunches:
         has_own_code = (self.repository.root / _CODE).is_file()
@@ -164,9 +189,13 @@ class Bench:
         """The stored launches of each target."""
         return self._stored.of_all([target.commit for target in targets])
 
-    def is_missing(self, target: Target, stored: Launches, num_launches: int) -> bool:
-        """Whether any case has fewer launches than this and can have more."""
-        return bool(self._missing(target, stored, num_launches))
+    def lacking(self, targets: Sequence[Target], num_launches: int) -> list[Target]:
+        """The targets of which any case has fewer launches than this and can have more."""
+        return [
+            target
+            for target, launches in zip(targets, self.launches(targets), strict=True)
+            if self._missing(target, launches, num_launches)
+        ]
 
     def measure(self, target: Target, num_launches: int, num_left: int | None = None) -> Launches:
         """Measure until every case has so many launches, or a row that says why not.
@@ -176,13 +205,12 @@ class Bench:
         and RepositoryError where git fails: that is not the commit's fault, and has no row.
         """
         stored = self._stored.of(target.commit)
-        if not self._missing(target, stored, num_launches):
-            return stored
-        self.progress.begin(f"{target.label}, {_times(num_launches)}", num_left)
         missing = self._missing(target, stored, num_launches)
+        if not missing:
+            return stored
+        self.progress.begin(f"{target.label}, {counted(num_launches, 'launch')}", num_left)
         after = self._made(target, stored, num_launches, missing)
         self._tried[target.name] = num_launches
-        self.progress.end(self._outcome(after))
         return after
 
     def measure_afresh(self, target: Target, num_launches: int) -> Launches:
@@ -198,11 +226,9 @@ class Bench:
         ]
         if not places:
             return stored
-        self.progress.begin(f"{target.label}, {_times(num_launches)}")
+        self.progress.begin(f"{target.label}, {counted(num_launches, 'launch')}")
         number = self._stored.next_launch(target.commit)
-        after = self._made(target, stored, number + 1, [(place, number) for place in places])
-        self.progress.end(self._outcome(after))
-        return after
+        return self._made(target, stored, number + 1, [(place, number) for place in places])
 
     def _made(
         self, target: Target, stored: Launches, num_launches: int, missing: list[tuple[int, int]]
@@ -211,10 +237,11 @@ class Bench:
         self.num_starts += 1
         error = self._start(target, num_launches)
         after = self._stored.of(target.commit)
-        if error is None or not after.run_ids <= stored.run_ids:
-            return after
-        self._write_failures(target, missing, num_launches, error)
-        return self._stored.of(target.commit)
+        if error is not None and after.run_ids <= stored.run_ids:
+            self._write_failures(target, missing, num_launches, error)
+            after = self._stored.of(target.commit)
+        self.progress.end(self._outcome(after))
+        return after
 
     def _missing(
         self, target: Target, stored: Launches, num_launches: int
@@ -309,58 +336,18 @@ def _as_toml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _times(num_launches: int) -> str:
-    return "1 launch" if num_launches == 1 else f"{num_launches} launches"
-
-
 def _place_in(root: Path) -> Path:
     """The working directory relative to the repository; its root if we are outside."""
     here = Path.cwd().resolve()
     return here.relative_to(root.resolve()) if here.is_relative_to(root.resolve()) else Path()
 
 
-@contextlib.contextmanager
-def opened(
-    file: Path,
-    overrides: Sequence[str],
-    results: Path,
-    progress: Progress,
-    *,
-    metrics: Sequence[str] = (SPEED,),
-    retries_failed: bool = False,
-    is_fresh: bool = False,
-) -> Iterator[Bench]:
-    """Open a bench for a sweep file; its work trees are removed at the end.
-
-    With `is_fresh` only launches count that were made just now, by the same code.
-    Raises UsageError for a sweep that cannot be used, RepositoryError without a repository.
-    """
-    read = read_sweep(file, overrides, default_device(), is_of_this_tree=False)
-    check_devices(read)
-    check_writable(results, "--results")
-    sweep = dataclasses.replace(read, file=str(file.resolve()))
-    bench = Bench(
-        sweep,
-        overrides,
-        results,
-        progress,
-        metrics=metrics,
-        retries_failed=retries_failed,
-        is_fresh=is_fresh,
-    )
-    try:
-        yield bench
-    finally:
-        bench.checkouts.close()
-
-
 def measure_sides(
-    sweep_file: Path,
-    base: str,
+    sweep: Sweep | None,
+    base: str | None,
     head: str,
     launches: int,
     results: Path,
-    *,
     progress: Progress = SILENT,
 ) -> tuple[str, str]:
     """Measure two commits in interleaved launches, so many of each, and return their names.
@@ -370,30 +357,37 @@ def measure_sides(
     stopped goes on.
 
     The names are full hashes, or `WORKTREE` for a head with uncommitted changes, which is measured
-    in place. An empty base is the repository's default, an empty head the tree as it is. Raises
-    PpbenchError.
+    in place. Without a base it is the repository's default. Raises PpbenchError.
     """
-    with opened(sweep_file, (), results, progress, is_fresh=True) as bench:
-        repository = bench.repository
-        last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
-        first = bench.target(base or repository.default_base())
-        _check_sides(first, last)
-        if last.commit.is_dirty:
-            note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
-        for count in range(1, launches + 1):
-            # A B, B A, A B, ...: drift of the machine favours neither side.
-            for side in (first, last) if count % 2 else (last, first):
-                stored = bench.measure_afresh(side, count)
-                if count == 1:
-                    _check_runs(bench, side, stored)
+    if sweep is None:
+        raise UsageError("--run: needs SWEEP, the sweep file to be measured")
+    try:
+        with Bench(sweep, results, progress, is_fresh=True) as bench:
+            first, last = _targets(bench, base, head)
+            for count in range(1, launches + 1):
+                # A B, B A, A B, ...: drift of the machine favours neither side.
+                for side in (first, last) if count % 2 else (last, first):
+                    stored = bench.measure_afresh(side, count)
+                    if count == 1:
+                        _check_runs(bench, side, stored)
+    except KeyboardInterrupt:
+        raise SweepInterruptedError("stopped; what is finished is kept") from None
     return first.name, last.name
 
 
-def _check_sides(first: Target, last: Target) -> None:
+def _targets(bench: Bench, base: str | None, head: str) -> tuple[Target, Target]:
+    """The commits of both sides. Raises UsageError where they are the same."""
+    repository = bench.repository
+    base = base or repository.default_base(None if head == WORKTREE else head)
+    first = bench.target(base)
+    last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
     if first.name == last.name:
         raise UsageError(
             f"{first.label}: is both sides, with no uncommitted changes; name two commits"
         )
+    if last.commit.is_dirty:
+        note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
+    return first, last
 
 
 def _check_runs(bench: Bench, side: Target, stored: Launches) -> None:

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, opened
-from ppbench.commits.launches import Launches
-from ppbench.config.sweep import read_fraction
+from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
+from ppbench.commits.comparison import read_metrics
+from ppbench.commits.launches import Launches, fingerprint_of
+from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
 from ppbench.errors import (
     ExitCode,
@@ -28,9 +29,7 @@ from ppbench.errors import (
     SweepInterruptedError,
     UsageError,
     first_line,
-    nearest,
 )
-from ppbench.run.machine.environment import read_environment
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
 from ppbench.statistics.verdicts import Noise
 from ppbench.store.noise import read_noise
@@ -54,8 +53,10 @@ class BisectionResult:
 
     def __repr__(self) -> str:
         commits = ", ".join(target.commit.commit[:9] for target in self.candidates)
-        found = f" {commits}" if self.search.finding is Finding.found else ""
-        return f"<BisectionResult {self.search.finding.value}{found}: {self.num_launches} launches>"
+        answer = f" {commits}" if self.search.finding is Finding.found else ""
+        return (
+            f"<BisectionResult {self.search.finding.value}{answer}: {self.num_launches} launches>"
+        )
 
     @property
     def exit_code(self) -> ExitCode:
@@ -116,77 +117,64 @@ def bisect(
     UsageError, SweepInterruptedError, RepositoryError, and LaunchError for an end that does not
     run.
     """
-    sure = _confidence(confidence)
-    if metric not in METRICS:
-        known = nearest(metric, METRICS)
-        raise UsageError(f'--metric "{metric}": is none that is compared{known}')
-    folder, metrics = Path(results), (metric, "tokens_per_s")
-    with opened(
-        Path(sweep), overrides, folder, progress, metrics=metrics, retries_failed=retries_failed
+    sure = read_share("--confidence", confidence)
+    if not 0.5 <= sure < 1:
+        raise UsageError(f"--confidence {confidence}: expected 50% or more, and less than 100%")
+    read_metrics([metric])
+    with Bench(
+        read_tracked(sweep, overrides),
+        Path(results),
+        progress,
+        overrides=overrides,
+        metrics=(metric, "tokens_per_s"),
+        retries_failed=retries_failed,
     ) as bench:
         bench.select(only)
         path = bench.repository.between(good, bad)
-        targets = [bench.target(sha) for sha in (bench.repository.resolve(good), *path)]
-        bisection = _Bisection(
-            bench, targets, metric, sure, max_launches, retries_failed=retries_failed
-        )
+        targets = tuple(bench.target(sha) for sha in (bench.repository.resolve(good), *path))
         try:
-            return bisection.run()
+            return _Bisection(bench, targets, metric, sure, max_launches, retries_failed).run()
         except KeyboardInterrupt:
             raise SweepInterruptedError("stopped; what was measured is kept") from None
 
 
-def _confidence(text: str | float) -> float:
-    try:
-        value = read_fraction(text)
-    except ValueError as error:
-        raise UsageError(f"--confidence {text}: {error}") from None
-    if not 0.5 <= value < 1:
-        raise UsageError(f"--confidence {text}: expected 50% or more, and less than 100%")
-    return value
-
-
+@dataclass
 class _Bisection:
     """One search, on the commits from the good one to the bad one."""
 
-    def __init__(
-        self,
-        bench: Bench,
-        targets: Sequence[Target],
-        metric: str,
-        confidence: float,
-        max_launches: int | None,
-        *,
-        retries_failed: bool,
-    ) -> None:
-        self._bench, self._targets = bench, tuple(targets)
-        self._metric, self._confidence, self._most = metric, confidence, max_launches
-        self._fruitless = [0] * len(targets)  # starts in a row without a figure, of each commit
-        self._retried = [not retries_failed] * len(targets)
-        self._launches: list[Launches] = []
-        self._num_made = 0
+    bench: Bench
+    targets: tuple[Target, ...]
+    metric: str
+    confidence: float
+    max_launches: int | None
+    retries_failed: bool
+
+    def __post_init__(self) -> None:
+        self.fruitless = [0] * len(self.targets)  # starts in a row without a figure, by commit
+        self.is_retry_due = [self.retries_failed] * len(self.targets)
+        self.launches: list[Launches] = self.bench.launches(self.targets)
+        self.num_made = 0
 
     def run(self) -> BisectionResult:
         """Measure until the answer is known, or no more launches are allowed."""
-        self._launches = self._bench.launches(self._targets)
-        if len(self._bench.sweep.cases) > 1:
-            self._bench.select_case(self._case_that_differs_most())
-            self._launches = self._bench.launches(self._targets)
+        if len(self.bench.sweep.cases) > 1:
+            self.bench.select_case(self._case_that_differs_most())
+            self.launches = self.bench.launches(self.targets)
         search = self._search(0)
         while search.next_commit is not None and self._may_launch():
             self._launch(search.next_commit)
             search = self._search(0)
-            self._bench.progress.say(f"  {self._so_far(search)}")
-        case = self._bench.sweep.cases[0][0]
+            self.bench.progress.say(f"  {self._so_far(search)}")
+        case = self.bench.sweep.cases[0][0]
         return BisectionResult(
-            self._metric,
+            self.metric,
             case.case_id,
-            tuple(self._bench.conditions_of_case(0)),
-            self._targets,
-            tuple(self._launches),
+            tuple(self.bench.conditions_of_case(0)),
+            self.targets,
+            tuple(self.launches),
             tuple(self._runs(0)),
             search,
-            self._num_made,
+            self.num_made,
         )
 
     def _case_that_differs_most(self) -> int:
@@ -194,12 +182,12 @@ class _Bisection:
         while True:
             searches = {
                 place: self._search(place, ends_only=True)
-                for place in range(len(self._bench.sweep.cases))
+                for place in range(len(self.bench.sweep.cases))
                 if all(self._runs_at(end, place) for end in (0, -1))
             }
             if not searches:
                 self._check_runs(0, 0)
-                self._check_runs(len(self._targets) - 1, 0)
+                self._check_runs(len(self.targets) - 1, 0)
             known = {p: s for p, s in searches.items() if s.finding is Finding.found}
             open_ends = [s.next_commit for s in searches.values() if s.next_commit is not None]
             if known or not open_ends or not self._may_launch():
@@ -210,7 +198,7 @@ class _Bisection:
         """The state of the search in a case, from its launches so far."""
         self._check_runs(0, place)
         self._check_runs(-1, place)
-        figures = [launches.figures(place, self._metric) for launches in self._launches]
+        figures = [launches.figures(place, self.metric) for launches in self.launches]
         runs = self._runs(place)
         if ends_only:
             figures, runs = [figures[0], figures[-1]], [True, True]
@@ -218,70 +206,66 @@ class _Bisection:
             figures,
             runs,
             self._noise(place),
-            confidence=self._confidence,
-            in_points=METRICS[self._metric].in_points,
+            confidence=self.confidence,
+            in_points=METRICS[self.metric].in_points,
         )
 
     def _noise(self, place: int) -> Noise | None:
         """The stored noise of a case on this machine."""
-        case, _ = self._bench.sweep.cases[place]
-        threads = case.launch_threads_per_rank
-        fingerprint = read_environment().fingerprint(case.device, case.world_size, threads)
-        stored = read_noise(self._bench.results, fingerprint, case.case_id)
-        deviation = None if stored is None else stored.deviations.get(self._metric)
-        if stored is None or deviation is None:
-            return None
-        return Noise(deviation, stored.num_launches)
+        case, _ = self.bench.sweep.cases[place]
+        stored = read_noise(self.bench.results, fingerprint_of(case), case.case_id)
+        return None if stored is None else stored.of_metric(self.metric)
 
     def _runs(self, place: int) -> list[bool]:
-        return [self._runs_at(commit, place) for commit in range(len(self._targets))]
+        return [self._runs_at(commit, place) for commit in range(len(self.targets))]
 
     def _runs_at(self, commit: int, place: int) -> bool:
         """Whether a commit can be measured, as far as is known."""
-        if self._fruitless[commit] >= MOST_FRUITLESS:
+        if self.fruitless[commit] >= MOST_FRUITLESS:
             return False
-        launches = self._launches[commit]
-        has_figures = bool(launches.figures(place, self._metric))
-        return has_figures or not (launches.does_not_run(place) and self._retried[commit])
+        launches = self.launches[commit]
+        if launches.figures(place, self.metric) or self.is_retry_due[commit]:
+            return True
+        return not launches.does_not_run(place)
 
     def _check_runs(self, end: int, place: int) -> None:
         """Raises LaunchError for an end that does not run: nothing can be compared with it."""
         if not self._runs_at(end, place):
             raise LaunchError(
-                f"{self._targets[end].label}: does not run, and so cannot be an end of the search; "
+                f"{self.targets[end].label}: does not run, and so cannot be an end of the search; "
                 f"name another commit. {self._why(end, place)}"
             )
 
     def _why(self, commit: int, place: int) -> str:
-        failure = self._launches[commit].last_failure(place)
+        failure = self.launches[commit].last_failure(place)
         if failure is None:
-            return f"Its runs have no {self._metric}."
+            return f"Its runs have no {self.metric}."
         return f"{failure.status}: {first_line(failure.error)}"
 
     def _may_launch(self) -> bool:
-        return self._most is None or self._num_made < self._most
+        return self.max_launches is None or self.num_made < self.max_launches
 
     def _launch(self, commit: int) -> None:
         """Launch a commit once more, and count starts in a row that yield no figure."""
         before = self._num_figures(commit)
-        launches = [launch for _, launch in self._launches[commit].rows]
-        starts = self._bench.num_starts
-        target = self._targets[commit]
-        self._launches[commit] = self._bench.measure(target, max(launches, default=-1) + 2)
-        self._num_made += self._bench.num_starts - starts
-        self._retried[commit] = True
+        launches = [launch for _, launch in self.launches[commit].rows]
+        starts = self.bench.num_starts
+        target = self.targets[commit]
+        self.launches[commit] = self.bench.measure(target, max(launches, default=-1) + 2)
+        self.num_made += self.bench.num_starts - starts
+        self.is_retry_due[commit] = False
         has_more = self._num_figures(commit) > before
-        self._fruitless[commit] = 0 if has_more else self._fruitless[commit] + 1
+        self.fruitless[commit] = 0 if has_more else self.fruitless[commit] + 1
 
     def _num_figures(self, commit: int) -> int:
-        cases = range(len(self._bench.sweep.cases))
-        launches = self._launches[commit]
-        return sum(len(launches.figures(place, self._metric)) for place in cases)
+        cases = range(len(self.bench.sweep.cases))
+        launches = self.launches[commit]
+        return sum(len(launches.figures(place, self.metric)) for place in cases)
 
     def _so_far(self, search: Search) -> str:
         if (search.ratio is None and search.difference is None) or search.earliest > search.latest:
             return "the ends are measured first"
-        last = self._targets[search.latest].label
+        last = self.targets[search.latest].label
         return f"likeliest so far: {last} ({search.confidence:.0%})".replace("%", " %")
 
 

@@ -7,15 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.bench import SILENT, Progress
+from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.comparison import (
     SHOWN,
     compare_sides,
-    measure_first,
     noise_folders,
     of_sweep,
     places_of,
-    read,
     read_metrics,
 )
 from ppbench.commits.gate import (
@@ -37,7 +35,7 @@ from ppbench.commits.sides import (
     find_side,
     revision_side,
 )
-from ppbench.config.sweep import Sweep, read_fraction
+from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.git import Repository
@@ -61,13 +59,13 @@ def check(
     measured first, so often each. Raises UsageError, NotMeasuredError, StoreError and
     SweepInterruptedError.
     """
-    results, default = Path(results), _fraction(threshold)
-    gated = read_metrics(metrics, GATED)
-    named = None if sweep is None else read(sweep)
+    default = None if threshold is None else read_share("--threshold", threshold)
+    results, gated = Path(results), read_metrics(metrics, GATED)
+    named = None if sweep is None else read_tracked(sweep)
     begun = datetime.now(UTC)
     if launches is not None:
         try:
-            base, head = measure_first(base, head, sweep, launches, results, progress)
+            base, head = measure_sides(named, base, head, launches, results, progress)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
     first, last, planned, places = _sides(named, base, head, results)
@@ -77,24 +75,10 @@ def check(
     first, last = of_sweep(first, named), of_sweep(last, named)
     accepted, notes = _accepted(planned, places, first, last)
     last = replace(last, notes=(*last.notes, *notes))
-    limits = replace(limits_of(planned, default, accepted), has_all=named is not None)
+    limits = limits_of(planned, default, accepted, has_all=named is not None)
     shown = read_metrics([*metrics, *SHOWN])
     folders = noise_folders(results, first, last)
     return judge(compare_sides(first, last, shown, folders, limits.floor_of), gated, limits)
-
-
-def _fraction(share: str | float | None) -> float | None:
-    try:
-        return None if share is None else read_fraction(_number(share))
-    except ValueError as error:
-        raise UsageError(f"--threshold {share}: {error}") from None
-
-
-def _number(share: str | float) -> str | float:
-    try:
-        return float(share)
-    except ValueError:
-        return share
 
 
 def _sides(
@@ -122,7 +106,7 @@ def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
     """
     files = sorted(set((head.failed if head.runs.empty else head.runs)["sweep_file"].dropna()))
     if len(files) == 1 and Path(files[0]).exists():
-        return read(files[0]), ()
+        return read_tracked(files[0]), ()
     if not files:
         return None, ()
     why = "it is not there" if len(files) == 1 else f"head's runs come from {len(files)}"

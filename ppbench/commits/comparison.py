@@ -1,9 +1,9 @@
 """Compares two sides case by case, and finds the spans that explain a change.
 
 Runs are paired by case, fingerprint and measurement settings. Runs from another machine, or over
-other steps, are another series: a line of its own where both sides have it, a note where one has.
+other steps, are another series: it has its own line if both sides have it, else a note.
 
-Sides are given by name, and are measured first if that is asked for.
+Sides are given by name, and can be measured first.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ import pandas as pd
 
 from ppbench.analysis.breakdown import Figures, Moved, breakdown, launch_figures
 from ppbench.cautions import Caution
-from ppbench.commits.bench import SILENT, Progress, measure_sides
+from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.launches import FRESH_S, MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.config.case import TIMES
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, cautions_of, varying_axes
 from ppbench.display.metrics import METRICS
-from ppbench.errors import SweepInterruptedError, UsageError, first_line, nearest
-from ppbench.git import Repository
-from ppbench.run.machine.environment import default_device
+from ppbench.errors import UsageError, first_line, nearest
 from ppbench.statistics import verdicts
 from ppbench.statistics.significance import FEWEST_LAUNCHES, Ratio
 from ppbench.statistics.step_times import is_outlier
@@ -238,7 +235,8 @@ def _lines(
     pairs: list[Pair | None] = []
     for series in shared:
         base, head = (_figures(side.runs, series, metric) for side in sides)
-        noise = _noise(noises.get(series), metric)
+        stored = noises.get(series)
+        noise = None if stored is None else stored.of_metric(metric.name)
         pairs.append(Pair(base, head, noise, floor_of(series)) if base or head else None)
     changes = iter(verdicts.compare(metric, [pair for pair in pairs if pair]))
     return [
@@ -280,12 +278,6 @@ def _noises(
     return usable, [text] if unused else []
 
 
-def _noise(stored: StoredNoise | None, metric: Metric) -> Noise | None:
-    if stored is None or metric.name not in stored.deviations:
-        return None
-    return Noise(stored.deviations[metric.name], stored.num_launches)
-
-
 def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown]:
     """Find the spans that changed in these series, as far as their spans are stored."""
     breakdowns = []
@@ -320,7 +312,7 @@ def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str
     ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
     for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
         if only:
-            yield f"only {word} has {_listed(sorted(texts[str(one)] for one in only))}"
+            yield f"only {word} has {_listed(sorted(texts[str(case_id)] for case_id in only))}"
 
 
 def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
@@ -377,9 +369,9 @@ def _time_between(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[
     if any(moments.empty for moments in times):
         return
     (first, last), (other_first, other_last) = ((m.min(), m.max()) for m in times)
-    apart_s = max(other_first - last, first - other_last).total_seconds()
-    if apart_s > FRESH_S:
-        days, hours = apart_s / 86400, apart_s / 3600
+    between_s = max(other_first - last, first - other_last).total_seconds()
+    if between_s > FRESH_S:
+        days, hours = between_s / 86400, between_s / 3600
         gap = f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
         yield (
             f"base and head were measured {gap} from each other: the difference includes drift of "
@@ -459,43 +451,16 @@ def compare(
     LaunchError and SweepInterruptedError.
     """
     chosen, results, begun = read_metrics(metrics), Path(results), datetime.now(UTC)
-    names = base, head
-    if launches is not None:
-        names = measure_first(base, head, sweep, launches, results, progress)
-    if names[0] is None:
+    if base is None and launches is None:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
-    planned = None if sweep is None else read(sweep)
+    planned = None if sweep is None else read_tracked(sweep)
+    if launches is not None:
+        base, head = measure_sides(planned, base, head, launches, results, progress)
     places = places_of(planned, results)
-    first, last = (of_sweep(find_side(str(name), places), planned) for name in names)
+    first, last = (of_sweep(find_side(str(name), places), planned) for name in (base, head))
     if launches is not None:
         first, last = both_fresh(first, last, begun)
     return compare_sides(first, last, chosen, noise_folders(results, first, last))
-
-
-def measure_first(
-    base: str | None,
-    head: str,
-    sweep: Path | str | None,
-    launches: int,
-    results: Path,
-    progress: Progress,
-) -> tuple[str, str]:
-    """Measure two commits in interleaved launches, and return the names of their sides.
-
-    Raises UsageError without a sweep file, SweepInterruptedError, LaunchError.
-    """
-    if sweep is None:
-        raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    if base is None and head != WORKTREE:
-        base = Repository.around(read(sweep).track.repo).default_base(head)
-    try:
-        return measure_sides(Path(sweep), base or "", head, launches, results, progress=progress)
-    except KeyboardInterrupt:
-        raise SweepInterruptedError("stopped; what is finished is kept") from None
-
-
-def read(file: Path | str) -> Sweep:
-    return read_sweep(Path(file), [], default_device())
 
 
 def places_of(sweep: Sweep | None, results: Path) -> Places:

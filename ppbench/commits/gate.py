@@ -1,17 +1,17 @@
 """Judges whether a change may go in: head against base, with a threshold for each case.
 
-regression   significantly worse, by more than the case's threshold, and not accepted
+    regression   significantly worse, by more than the case's threshold, and not accepted
     failed       ran at base, and fails at head on the same machine
     too little   no verdict can be given for a case; with a sweep file, for any of its cases
 
 A case that fails on both sides is no worse than it was: it passes, with a note.
 
-A case that is `unclear` passes too, and is reported as such: a gate that stops what it cannot tell
-would stop most changes, and soon be switched off.
+A case that is `unclear` passes too, and is reported as such: a gate that failed whatever is
+uncertain would stop most changes, and soon be switched off.
 
 The accept file lists intended changes for the worse, which then pass:
 
-[[accept]]
+    [[accept]]
     commit = "3f2a91c07"                  # the change came with it
     reason = "exact attention, see #41"
     cases  = "schedule=1f1b and world_size=4"   # of these cases; all when left out
@@ -230,20 +230,23 @@ class Limits:
         return min(FLOOR, self.threshold_of(series))
 
 
-def limits_of(sweep: Sweep | None, threshold: float | None, accepted: Sequence[Accepted]) -> Limits:
+def limits_of(
+    sweep: Sweep | None, threshold: float | None, accepted: Sequence[Accepted], *, has_all: bool
+) -> Limits:
     """Return the limits of a sweep file and of the command line.
 
     `threshold`, from the command line, replaces the file's `default` and ours, but not what the
     file sets for some of the cases: whoever wrote that knew more about them.
     """
+    default = THRESHOLD if threshold is None else threshold
     if sweep is None:
-        return Limits({}, Track(), THRESHOLD if threshold is None else threshold, tuple(accepted))
+        return Limits({}, Track(), default, tuple(accepted))
+    track = sweep.track
+    if threshold is not None:
+        special = tuple(limit for limit in track.thresholds if limit.only.allowed)
+        track = replace(track, thresholds=special)
     planned = {case.case_id: (case, measure) for case, measure in sweep.cases}
-    if threshold is None:
-        return Limits(planned, sweep.track, THRESHOLD, tuple(accepted), sweep.file)
-    special = tuple(limit for limit in sweep.track.thresholds if limit.only.allowed)
-    track = replace(sweep.track, thresholds=special)
-    return Limits(planned, track, threshold, tuple(accepted), sweep.file)
+    return Limits(planned, track, default, tuple(accepted), sweep.file, has_all)
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,7 @@ class StoredLaunches:
         """The launches of many commits, read at once."""
         rows = self._rows()
         by_commit = {str(sha): of_commit for sha, of_commit in rows.groupby("commit")}
-        return [
-            self._chosen(by_commit.get(commit.commit, rows[:0]), commit) for commit in commits
-        ]
+        return [self._chosen(by_commit.get(commit.commit, rows[:0]), commit) for commit in commits]
 
     def next_launch(self, commit: Commit) -> int:
         """The first launch number, of all cases, that a sweep would not find in the store."""

@@ -91,21 +91,28 @@ def runs_on_line(runs: pd.DataFrame, order: Order, notes: list[str]) -> pd.DataF
     if order.repository is None:
         return runs
     is_off = runs["commit"].isin(set(order.places) - set(order.on_line))
-    if num := int(is_off.sum()):
-        commits = counted(runs.loc[is_off, "commit"].nunique(), "commit")
-        notes.append(
-            f"{counted(num, 'run')} of {commits} off the {order.line}: excluded; --all shows them"
-        )
+    known = exclude(
+        runs, is_off, f"of {_commits(runs[is_off])} off the {order.line}", notes, "--all"
+    )
     if order.repository.is_shallow():
-        return runs[~is_off]
-    is_unknown = ~runs["commit"].isin(set(order.places))
-    if num := int(is_unknown.sum()):
-        commits = counted(runs.loc[is_unknown, "commit"].nunique(), "commit")
-        notes.append(
-            f"{counted(num, 'run')} of {commits} not in {order.repository.root} (rebased away, or "
-            "another project's): excluded; --all shows them"
-        )
-    return runs[~is_off & ~is_unknown]
+        return known
+    is_unknown = ~known["commit"].isin(set(order.places))
+    place = f"not in {order.repository.root} (rebased away, or another project's)"
+    return exclude(known, is_unknown, f"of {_commits(known[is_unknown])} {place}", notes, "--all")
+
+
+def exclude(
+    runs: pd.DataFrame, is_excluded: pd.Series, reason: str, notes: list[str], option: str = ""
+) -> pd.DataFrame:
+    """Drop runs, and note how many and why; `option` is the one that shows them."""
+    if num := int(is_excluded.sum()):
+        hint = f"; {option} shows them" if option else ""
+        notes.append(f"{counted(num, 'run')} {reason}: excluded{hint}")
+    return runs[~is_excluded]
+
+
+def _commits(runs: pd.DataFrame) -> str:
+    return counted(runs["commit"].nunique(), "commit")
 
 
 def ordered(
@@ -141,5 +148,6 @@ def with_gaps(points: Sequence[Point], order: Order) -> tuple[Point, ...]:
 
 
 def num_behind(points: Sequence[Point], order: Order) -> int:
-    places = [order.on_line[one.commit] for one in points if one.commit in order.on_line]
+    """The number of commits on the line after the last measured one."""
+    places = [order.on_line[point.commit] for point in points if point.commit in order.on_line]
     return len(order.on_line) - 1 - max(places) if places else 0

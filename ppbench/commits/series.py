@@ -21,7 +21,15 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.launches import COLUMNS, keys_of, newest_launches
-from ppbench.commits.order import Order, num_behind, order_of, ordered, runs_on_line, with_gaps
+from ppbench.commits.order import (
+    Order,
+    exclude,
+    num_behind,
+    order_of,
+    ordered,
+    runs_on_line,
+    with_gaps,
+)
 from ppbench.commits.sides import SHORT
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.metrics import metric_of
@@ -39,7 +47,6 @@ _NO_FIGURES = (
     *("not_finite_step", "not_finite_rank"),
 )
 _MOST_NAMED = 3
-Notes = list[str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,15 +115,15 @@ def _nothing(read: History, results: Path) -> str:
 def _notes_on(series: Sequence[Series]) -> Iterator[str]:
     """Note the series whose newest commits are not measured, and those of one commit."""
     behind: dict[tuple[str, int], list[int]] = {}
-    for number, one in enumerate(series, 1):
-        if one.num_behind:
-            newest = one.points[-1].commit[:SHORT]
-            behind.setdefault((newest, one.num_behind), []).append(number)
+    for number, line in enumerate(series, 1):
+        if line.num_behind:
+            newest = line.points[-1].commit[:SHORT]
+            behind.setdefault((newest, line.num_behind), []).append(number)
     for (newest, num), numbers in behind.items():
         yield f"{counted(num, 'commit')} after {newest}: not measured yet{_in(numbers, series)}"
-    alone = [number for number, one in enumerate(series, 1) if one.num_measured == 1]
-    if alone:
-        yield f"only one commit is measured, and a change takes two{_in(alone, series)}"
+    single = [number for number, line in enumerate(series, 1) if line.num_measured == 1]
+    if single:
+        yield f"only one commit is measured, and a change takes two{_in(single, series)}"
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
@@ -201,16 +208,11 @@ def _runs(
             f"{counted(num, 'run')} with a loss or gradient that was NaN or infinite: counted as "
             "failed, their figures excluded"
         )
-    known = runs[runs["commit"].notna()]
-    if num := len(runs) - len(known):
-        notes.append(f"{counted(num, 'run')} without a commit: excluded")
-    if num := int(known["case_id"].isna().sum()):
-        notes.append(f"{counted(num, 'run')} without a case: excluded")
-        known = known[known["case_id"].notna()]
-    has_figure = (known["status"] != "ok") | known[name].notna()
-    if num := int((~has_figure).sum()):
-        notes.append(f"{counted(num, 'run')} without {name}: excluded")
-    return known[has_figure].assign(fingerprint=known["fingerprint"].fillna("unknown"))
+    runs = exclude(runs, runs["commit"].isna(), "without a commit", notes)
+    runs = exclude(runs, runs["case_id"].isna(), "without a case", notes)
+    has_no_figure = (runs["status"] == "ok") & runs[name].isna()
+    runs = exclude(runs, has_no_figure, f"without {name}", notes)
+    return runs.assign(fingerprint=runs["fingerprint"].fillna("unknown"))
 
 
 def _measured_alike(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
@@ -224,10 +226,7 @@ def _measured_alike(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         settings[rows.index[::-1]].value_counts(sort=False).idxmax()
         for _, rows in runs.groupby(key, dropna=False, sort=False)
     ]
-    is_usual = settings.isin(usual)
-    if num := int((~is_usual).sum()):
-        notes.append(f"{counted(num, 'run')} with other measurement settings: excluded")
-    return runs[is_usual]
+    return exclude(runs, ~settings.isin(usual), "with other measurement settings", notes)
 
 
 def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
@@ -252,15 +251,11 @@ def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
 def _split_dirty(
     runs: pd.DataFrame, notes: list[str], *, has_dirty: bool
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split off the runs with uncommitted changes; they are dropped unless asked for."""
+    """The clean runs and those with uncommitted changes, which are dropped without `has_dirty`."""
     is_dirty = runs["is_dirty"].eq(True)  # null where it is unknown
-    clean, dirty = runs[~is_dirty], runs[is_dirty]
-    if has_dirty or dirty.empty:
-        return clean, dirty
-    notes.append(
-        f"{counted(len(dirty), 'run')} with uncommitted changes: excluded; --dirty shows them"
-    )
-    return clean, dirty.head(0)
+    if has_dirty:
+        return runs[~is_dirty], runs[is_dirty]
+    return exclude(runs, is_dirty, "with uncommitted changes", notes, "--dirty"), runs.head(0)
 
 
 def _keys(runs: pd.DataFrame) -> list[tuple[object, object]]:

@@ -4,8 +4,7 @@
     3f2a91c07b1d        a sweep id                       worktree       the tree, changes included
     main, v1.2, HEAD~3  a revision: its clean runs       3f2a91c        also if git has lost it
 
-A name that could mean two things is refused: a gate that silently compares something else is worse
-than none.
+An ambiguous name is refused: a gate that silently compares something else is worse than none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes work trees of commits, and runs commands in them with the commit's code and no other.
 
-    results/worktrees/<machine>/<commit>/    while it is needed; the next process clears away what
-                                             killed ones have left
-    results/locks/worktrees-<machine>.lock   held by the one process that has any
+    results/worktrees/<machine>/<commit>/    while it is needed; leftovers of a killed process are
+                                             removed by the next one
+    results/locks/worktrees-<machine>.lock   held by the one process that has work trees
 
 Submodules and Git LFS files are not fetched: `[track] setup` can fetch them.
 
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +52,14 @@ class Checkouts:
         self._setup, self._on_line = setup, on_line
         self._kept: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
         self._held = contextlib.ExitStack()
-        self._is_alone = False
+        self._has_lock = False
 
     def of(self, sha: str) -> Path:
-        """Return the work tree of a commit, set up; waits while another process has any.
+        """Return the work tree of a commit, set up. Blocks while another process has any.
 
         Raises RepositoryError, SetupError, StoreError.
         """
-        self._be_alone()
+        self._take_lock()
         if sha not in self._kept:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.popitem(last=False)[1].close()
@@ -72,15 +72,16 @@ class Checkouts:
         self._kept.move_to_end(sha)
         return self._folder / sha[:12]
 
-    def _be_alone(self) -> None:
-        if not self._is_alone:
-            note = lock_note("measuring commits")
-            self._held.enter_context(hold_lock(self._lock, note, self._tell_who_measures))
-            self._is_alone = True
-            self._repository.clear_worktrees(self._folder)
+    def _take_lock(self) -> None:
+        if self._has_lock:
+            return
+        note = lock_note("measuring commits")
+        self._held.enter_context(hold_lock(self._lock, note, self._show_holder))
+        self._has_lock = True
+        self._repository.clear_worktrees(self._folder)
 
-    def _tell_who_measures(self, holder: str) -> None:
-        self._on_line(f"waiting for {holder or 'another process'}, into the same results")
+    def _show_holder(self, holder: str) -> None:
+        self._on_line(f"waiting for {holder or 'another process'}, which uses the same results")
 
     def _set_up(self, tree: Path) -> None:
         if not self._setup:
@@ -104,9 +105,9 @@ class Checkouts:
         return run(command, folder, environment, self._on_line)
 
     def _environment(self, tree: Path, folder: Path) -> Mapping[str, str]:
-        """Our environment, but Python looks for modules in the tree first.
+        """The environment of this process, with the tree first on Python's module path.
 
-        Every folder of our repository on the module path, as of an editable install, is replaced by
+        Every folder of the repository on the module path, as of an editable install, is replaced by
         the same folder of the tree.
         """
         root = self._repository.root.resolve()
@@ -115,10 +116,10 @@ class Checkouts:
         mapped = [tree / path.relative_to(root) for path in paths if path.is_relative_to(root)]
         first = [folder, tree, tree / _SOURCES, *mapped]
         before = known.get("PYTHONPATH", "").split(os.pathsep)
-        home = Path(ppbench.__file__).parents[1]  # not installed, but found through our folder
+        home = Path(ppbench.__file__).parents[1]  # if not installed, it was found through the path
         homes = [] if home.name in _INSTALLED else [str(home)]
         names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
-        return {**known, "PYTHONPATH": os.pathsep.join(_each_once(names))}
+        return {**known, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, names)))}
 
     def close(self) -> None:
         """Remove the work trees."""
@@ -128,10 +129,6 @@ class Checkouts:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         self._held.close()
-
-
-def _each_once(names: Iterable[str]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name]
 
 
 MOST_LINES = 30
@@ -146,9 +143,9 @@ class Ended:
     lines: tuple[str, ...]
 
     def error_text(self) -> str:
-        """Return the error: one line, then the lines that were kept.
+        """The error: one line, then the lines that were kept.
 
-        An error of ppbench begins with `error: `; of a traceback the last line says most.
+        An error of ppbench begins with `error: `; the last line of a traceback is the error.
         """
         starts = [n for n, line in enumerate(self.lines) if line.startswith("error: ")]
         if starts:

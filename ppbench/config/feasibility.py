@@ -282,8 +282,8 @@ def local_files(source: str) -> list[Path]:
     try:
         if path.is_file():
             return [path]
-        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-        return sorted(file for file in found if file.is_file())
+        matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        return sorted(file for file in matches if file.is_file())
     # A name that is too long, has a null byte or is the root; a pattern of a thousand folders.
     except (OSError, ValueError, IndexError, RecursionError):
         return []

@@ -1,6 +1,6 @@
-"""The values that settings may have, as types for pydantic, and the messages of refused ones.
+"""The types of settings, for pydantic: which values each may have, and the message for others.
 
-Pydantic, because these check text from outside; past this room, everything is a frozen dataclass.
+Pydantic checks text from outside; outside this package, all settings are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _known_runtime(value: object) -> object:
 
 
 def _model(value: object) -> object:
-    """Check the form of the name; whether the model exists is checked later, for all at once."""
+    """Check the form of the name; all models are looked up together later."""
     if not isinstance(value, str) or value in PRESETS or _HUB_ID.fullmatch(value):
         return value
     if _FACTORY.fullmatch(value) or _is_folder(value):
@@ -185,10 +185,10 @@ def minutes_of(time: str) -> int:
 
     The notation is `m`, `m:s`, `h:m:s`, `d-h`, `d-h:m` or `d-h:m:s`.
     """
-    found = _TIME.fullmatch(time)
-    if found is None:
+    match = _TIME.fullmatch(time)
+    if match is None:
         return 0
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     numbers = [int(number) for number in rest if number is not None]
     if days is not None:
         hours, minutes, seconds = (*numbers, 0, 0)[:3]

@@ -1,4 +1,4 @@
-"""What is known of a case before it runs: its program and durations, and facts of its model.
+"""Facts of a case before it runs: its program, its durations, and its model.
 
 Emulated durations may come from a costs file, which is code under test and not part of the
 workload:
@@ -47,12 +47,10 @@ NS_PER_MS = 1_000_000
 
 def program_of(case: Case) -> Program:
     """The program of a case. Raises ScheduleError, ProgramError."""
-    if not case.schedule.startswith(CSV_PREFIX):
-        return build_program(
-            case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank
-        )
     shape = (case.schedule, case.world_size, case.num_microbatches)
-    return _program_of_file(*shape, case.program_digest)
+    if case.schedule.startswith(CSV_PREFIX):
+        return _program_of_file(*shape, case.program_digest)
+    return build_program(*shape, case.stages_per_rank)
 
 
 @functools.lru_cache(maxsize=16)
@@ -210,23 +208,18 @@ def _of_preset(name: str) -> Facts:
 def _inspected(identities: Sequence[Identity]) -> list[Facts]:
     if not identities:
         return []
-    question = json.dumps([dataclasses.asdict(one) for one in identities])
+    question = json.dumps([dataclasses.asdict(identity) for identity in identities])
     done = subprocess.run(COMMAND, input=question, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        names = ", ".join(dict.fromkeys(one.model for one in identities))
+        names = ", ".join(dict.fromkeys(identity.model for identity in identities))
         raise UsageError(
             f"{names}: cannot be inspected; python -m engine.model.facts ended with exit code "
             f"{done.returncode}: {last}"
         )
     # A factory's module may print when it is imported, before the answer.
-    return facts_from(json.loads(lines[-1]))
-
-
-def facts_from(answers: Sequence[dict[str, object]]) -> list[Facts]:
-    """Facts from the answers of `engine.model.facts`."""
-    return [_fact(answer) for answer in answers]
+    return [_fact(answer) for answer in json.loads(lines[-1])]
 
 
 def _fact(answer: dict[str, object]) -> Facts:

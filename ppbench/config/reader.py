@@ -84,9 +84,9 @@ def read_sweep(
     """Read a sweep file and expand it into cases.
 
     `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is the meaning
-    of `device = "auto"` here. Cases that are not of this tree run where other files are, so files
-    are not checked for them. Raises UsageError for a file that cannot be read or an override that
-    cannot be parsed, SweepFileError for everything in the file.
+    of `device = "auto"` here. Without `is_of_this_tree` the cases run in a tree with other files,
+    and no file that they name is checked. Raises UsageError for a file that cannot be read or an
+    override that cannot be parsed, SweepFileError for everything in the file.
     """
     text = read_text(file)
     tree = parse(file, text)
@@ -145,7 +145,7 @@ def _name_from(source: Source, file: Path) -> str:
 
 
 def _override(tree: Tree, key: str, value: object) -> None:
-    """Replace an axis if the key is one (or the value is an array), else the setting."""
+    """Replace an axis if the key is an axis or the value an array, else the setting."""
     bare = key.removeprefix("grid.")
     if bare in shared_keys():
         _put(tree, bare, value)
@@ -295,8 +295,8 @@ def _misplaced(path: Place, value: object) -> str:
         return f"write this key without quotes: {key} = {brief(value)}"
     name = others[-1] if others else key
     known = [*known_keys(), *shared_keys()]
-    homes = [one for one in known if one.split(".")[-1] == name]
-    if any(key == one or key.startswith(f"{one}.") for one in known) or not homes:
+    homes = [path for path in known if path.split(".")[-1] == name]
+    if any(_is_in(key, path) for path in known) or not homes:
         return ""
     sections = ", ".join(f"[{home.rpartition('.')[0]}]" for home in homes if "." in home)
     where = f"in {sections}" if sections else "at the top, before the first [section]"
@@ -323,7 +323,7 @@ def _expand(
             point["stages_per_rank"] = shape.stages_per_rank
         if costs := str(point[_COSTS]):
             point |= _costs_in(costs)
-        if not any(tuple(point[k] for k in keys) in found for keys, found in excluded.items()):
+        if not any(tuple(point[k] for k in keys) in points for keys, points in excluded.items()):
             yield _frozen(point)
 
 
@@ -394,10 +394,10 @@ def _check_possible(
 
     Models are inspected only if everything else is valid.
     """
-    problems = [problems_of_settings(*one, is_of_this_tree=is_of_this_tree) for one in planned]
-    _refuse(source, axes, planned, [next(some, None) for some in problems])
+    problems = [problems_of_settings(*case, is_of_this_tree=is_of_this_tree) for case in planned]
+    _refuse(source, axes, planned, [next(of_case, None) for of_case in problems])
     if not is_of_this_tree:
-        planned = [one for one in planned if is_known_by_name(one[0])]
+        planned = [(case, measure) for case, measure in planned if is_known_by_name(case)]
     is_set = "data.max_seq_len" in axes or holds(tree, ("data", "max_seq_len"))
     try:
         facts = facts_of(identity_of(case) for case, _ in planned)
@@ -425,7 +425,7 @@ def _refuse(
     assert problem is not None
     keys = _axes_at_fault(first, planned, problems, list(axes))
     reason, line_end, drawing = problem.message.partition("\n")
-    combination = _in_words(planned[first], keys, is_rest_fine=None in problems)
+    combination = _combination(planned[first], keys, has_valid_cases=None in problems)
     message = f"{reason}{combination}{line_end}{drawing}"
     raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
@@ -447,39 +447,38 @@ def _axes_at_fault(
         for case, other in zip(planned, problems, strict=True)
         if other is None or other.key != problem.key
     ]
-    return _that_matter(planned[first], others, axes)
+    return _distinguishing(planned[first], others, axes)
 
 
-def _in_words(one: Planned, keys: Sequence[str], *, is_rest_fine: bool) -> str:
-    """The values on these axes, for the end of a message; empty without axes.
+def _combination(planned: Planned, keys: Sequence[str], *, has_valid_cases: bool) -> str:
+    """The values of a case on these axes, to end a message with; empty without axes.
 
-    Suggests `[[exclude]]` where other combinations are valid.
+    Suggests `[[exclude]]` if other combinations are valid.
     """
     if not keys:
         return ""
-    values = ", ".join(f"{key} = {_value(setting_of(*one, key))}" for key in keys)
-    remedy = "; leave it out with [[exclude]], or change the grid" if is_rest_fine else ""
+    values = ", ".join(f"{key} = {_value(setting_of(*planned, key))}" for key in keys)
+    remedy = "; leave it out with [[exclude]], or change the grid" if has_valid_cases else ""
     return f" (in the combination {values}{remedy})"
 
 
-def _that_matter(one: Planned, others: Sequence[Planned], axes: Sequence[str]) -> list[str]:
+def _distinguishing(planned: Planned, others: Sequence[Planned], axes: Sequence[str]) -> list[str]:
     """The fewest axes, found greedily, whose values distinguish a case from all others."""
     keys = list(axes)
     for key in axes:
         fewer = [kept for kept in keys if kept != key]
-        wanted = [setting_of(*one, kept) for kept in fewer]
+        wanted = [setting_of(*planned, kept) for kept in fewer]
         if not any([setting_of(*other, kept) for kept in fewer] == wanted for other in others):
             keys = fewer
     return keys
 
 
 def _value(value: object) -> str:
-    """A value as in `[[exclude]]`: one time for all stages is a number."""
+    """A value as `[[exclude]]` takes it: a single time for all stages is a number."""
     match value:
         case (float() as number,):
             return brief(number)
-        case _:
-            return brief(value)
+    return brief(value)
 
 
 def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:

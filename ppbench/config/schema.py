@@ -1,4 +1,4 @@
-"""The sweep file as a schema: the settings in their sections, and the keys that they make.
+"""The schema of a sweep file: the settings in their sections, and the dotted keys of both.
 
 Sections are made from the settings classes of `config.case`, so that a setting is declared once.
 """
@@ -83,7 +83,7 @@ def known_keys() -> list[str]:
             keys.append(name)
         elif name != "track":
             inner = section.model_fields.items()
-            keys += [f"{name}.{key}" for key, one in inner if section_of(one.annotation) is None]
+            keys += [f"{name}.{key}" for key, f in inner if section_of(f.annotation) is None]
     return keys
 
 
@@ -94,7 +94,7 @@ def shared_keys() -> list[str]:
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a field is, if it is one."""
+    """The section that a field holds; None for a setting."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return None

@@ -1,22 +1,24 @@
-"""A sweep: its cases, where they run, what it tracks, and how words change or choose its cases.
+"""A sweep: its cases, where they run, what it tracks, and the options that change or select cases.
 
-[track]
+    [track]
     repo   = ".."                       # the repository that is tracked; default: the file's own
     setup  = "make -C csrc"             # run in the work tree of a commit before it is measured
     accept = "accept.toml"              # intended changes
 
-    [track.thresholds]                  # changes that `ppbench check` lets pass; the last match
-    wins default = "2%" "schedule=zb_h1 and world_size=4" = "5%"
+    [track.thresholds]                  # changes that `ppbench check` lets pass
+    default = "2%"
+    "schedule=zb_h1 and world_size=4" = "5%"      # the last match wins
 
 Paths are relative to the sweep file, so they do not depend on the working directory. None of this
 is part of a case, nor are `[launch.torchrun]` and `[launch.slurm]`: a run's environment says where
 it was measured.
 
-The key is a dotted key of the sweep file, the value TOML.
+`--set` and `--only` take KEY=VALUE: a dotted key of the sweep file, and a TOML value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -57,10 +59,10 @@ class Only:
         """The cases that match. Raises UsageError with the existing values if none does."""
         left = tuple(planned)
         for position, (key, values) in enumerate(self.allowed):
-            found = tuple(one for one in left if setting_of(*one, key) in values)
-            if not found:
+            matching = tuple(case for case in left if setting_of(*case, key) in values)
+            if not matching:
                 raise UsageError(_none_left(left, self.allowed[: position + 1]))
-            left = found
+            left = matching
         return left
 
 
@@ -80,7 +82,7 @@ def parse_only(texts: Sequence[str]) -> Only:
             raise UsageError(f"--only {cut(printable(text))}: not a setting of a case")
         listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
         try:
-            checked = [checked_value(key, one) for one in listed]
+            checked = [checked_value(key, element) for element in listed]
         except ValueError as error:
             raise UsageError(f"--only {cut(printable(text))}: {error}") from None
         allowed.setdefault(key, []).extend(checked)
@@ -88,21 +90,17 @@ def parse_only(texts: Sequence[str]) -> Only:
 
 
 def _none_left(left: Sequence[Planned], allowed: Sequence[tuple[str, tuple[object, ...]]]) -> str:
-    """The message when no case matches; `left` match all but the last key."""
+    """The message if no case matches; `left` are the cases that match all but the last key."""
     *others, (key, values) = allowed
-    asked = ", ".join(brief(value) for value in values)
-    there = list(dict.fromkeys(brief(setting_of(*one, key)) for one in left))
-    more = f", ... ({len(there):,} values)" if len(there) > MAX_LISTED else ""
-    among = f" of those with {_alternatives(others)}" if others else ""
+    asked = ", ".join(map(brief, values))
+    known = list(dict.fromkeys(brief(setting_of(*case, key)) for case in left))
+    more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
+    met = ", ".join(f"{name} = {' or '.join(map(brief, wanted))}" for name, wanted in others)
+    among = f" of those with {met}" if others else ""
     return (
         f"--only {key}={asked}: no case{among} has this value; "
-        f"its values are {', '.join(there[:MAX_LISTED])}{more}"
+        f"its values are {', '.join(known[:MAX_LISTED])}{more}"
     )
-
-
-def _alternatives(allowed: Sequence[tuple[str, tuple[object, ...]]]) -> str:
-    texts = [f"{key} = {' or '.join(map(brief, values))}" for key, values in allowed]
-    return ", ".join(texts)
 
 
 LISTS: dict[str, type | tuple[type, ...]] = {
@@ -119,8 +117,8 @@ LISTS: dict[str, type | tuple[type, ...]] = {
 def parse_assignment(option: str, text: str, places: Sequence[str] = ()) -> tuple[str, object]:
     """Parse `train.microbatch_size=2`; a value that is not TOML is a string.
 
-    The key may begin with `grid.`, unless it is one of `places`, which are allowed beside the keys
-    of cases. `option` is the command line's, for the message.
+    The key may begin with `grid.`, unless it is one of `places`, further keys that are allowed.
+    `option` names the option in the message.
     """
     key, separator, value = text.partition("=")
     key = key.strip()
@@ -151,11 +149,11 @@ def is_list_of_values(key: str, value: object) -> bool:
     if not isinstance(value, list):
         return False
     element = LISTS.get(key)
-    return element is None or not all(isinstance(one, element) for one in value)
+    return element is None or not all(isinstance(inner, element) for inner in value)
 
 
 def checked_value(key: str, value: object) -> object:
-    """Check a single value, aliases resolved. Raises ValueError with what is allowed."""
+    """Check a single value, and resolve aliases. Raises ValueError with the allowed values."""
     section, _, name = key.partition(".")
     trial = {"name": "x", section: {name: value} if name else value}
     try:
@@ -188,18 +186,29 @@ class Track:
 
     def threshold_of(self, case: Case, measure: Measure, default: float) -> float:
         """The last threshold that matches the case, else `default`."""
-        fitting = [one.fraction for one in self.thresholds if one.only.matches(case, measure)]
-        return fitting[-1] if fitting else default
+        matching = [t.fraction for t in self.thresholds if t.only.matches(case, measure)]
+        return matching[-1] if matching else default
 
 
 def read_fraction(value: object, most: float = 1.0) -> float:
     """Parse `"2%"` or 0.02. Raises ValueError unless it is between 0 and `most`."""
-    if isinstance(value, str) and (found := _PERCENT.fullmatch(value)):
-        value = float(found[1]) / 100
+    if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)):
+        value = float(percent[1]) / 100
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         bounds = f"between 0 and {100 * most:.0f} %"
         raise ValueError(f'expected a fraction such as "2%" or 0.02, {bounds}')
     return float(value)
+
+
+def read_share(option: str, value: str | float) -> float:
+    """Parse the value of an option: 0.02, "0.02" or "2%". Raises UsageError."""
+    share = value
+    with contextlib.suppress(ValueError):
+        share = float(value)
+    try:
+        return read_fraction(share)
+    except ValueError as error:
+        raise UsageError(f"{option} {value}: {error}") from None
 
 
 def read_threshold(key: str, value: object) -> Threshold:

@@ -209,7 +209,7 @@ class Source:
     def error_of(
         self, key: str, axes: Mapping[str, object], others: Sequence[str], problem: str
     ) -> SweepFileError:
-        """An error about a key that may not be in the file; the line is then that of another."""
+        """An error about a key that may be absent; the line is then that of one of the `others`."""
         path = self.path_of(key, axes)
         if self.is_overridden(path) or holds(self.tree, path[:1]):
             return self.error(path, problem)
@@ -279,7 +279,7 @@ def _syntax_error(file: Path, text: str, reason: str) -> SweepFileError:
     at = f" at column {column}" if column else " at the end of the file"
     start = line_that_fails(text)
     begun = f" (in the statement that begins on line {start})" if start and start < number else ""
-    names = re.sub(r"\('(.*?)',?\)", lambda found: found[1].replace("', '", "."), message)
+    names = re.sub(r"\('(.*?)',?\)", lambda match: match[1].replace("', '", "."), message)
     problem = f"not valid TOML: {names[:1].lower()}{names[1:]}{at}{begun}"
     return SweepFileError(
         str(file), number, None, f"{problem}: {cut(content)}" if content else problem
@@ -288,6 +288,8 @@ def _syntax_error(file: Path, text: str, reason: str) -> SweepFileError:
 
 Place = tuple[str | int, ...]
 MAX_PARTS = 100
+_FILLING = re.compile(r"(?:\s|#[^\n]*)*")
+"""White space and comments."""
 _TOKEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'  # one or two quotes may precede the closing ones
     r"|'''.*?'{3,5}(?!')"
@@ -304,17 +306,17 @@ def line_of(text: str, path: Place) -> int | None:
 
     For an element of an array, the line of that element.
     """
-    found = _first_statement(text, lambda tree: tree is not None and holds(tree, path))
-    if found is None:
+    statement = _first_statement(text, lambda tree: tree is not None and holds(tree, path))
+    if statement is None:
         return None
-    start, end = found
+    start, end = statement
     return _line_at(text, _place_of_element(text, start, end, path[-1]))
 
 
 def line_that_fails(text: str) -> int | None:
     """The line where the first statement begins that does not parse."""
-    found = _first_statement(text, lambda tree: tree is None)
-    return None if found is None else _line_at(text, found[0])
+    statement = _first_statement(text, lambda tree: tree is None)
+    return None if statement is None else _line_at(text, statement[0])
 
 
 def line_of_long_key(text: str) -> int | None:
@@ -388,14 +390,10 @@ def _place_of_element(text: str, start: int, end: int, step: str | int) -> int:
         depth += (mark in ("[", "{")) - (mark in ("]", "}"))
         num_before += mark == "," and depth == 1
         if num_before == step and mark[0] not in "\n#" and depth > 0:
-            return _next_content(text, token.end() if depth == 1 else token.start(), end)
+            before = token.end() if depth == 1 else token.start()
+            filling = _FILLING.match(text, before, end)
+            return before if filling is None else filling.end()
     return start
-
-
-def _next_content(text: str, place: int, end: int) -> int:
-    """The place after white space and comments."""
-    found = re.compile(r"(?:\s|#[^\n]*)*").match(text, place, end)
-    return place if found is None else found.end()
 
 
 def _line_at(text: str, place: int) -> int:

@@ -28,9 +28,11 @@ from ppbench.statistics.significance import (
     Difference,
     Group,
     Ratio,
+    additive,
     group,
     is_larger,
     ratio_of_logs,
+    smallest_difference,
     student,
 )
 from ppbench.statistics.step_times import CONFIDENCE
@@ -77,6 +79,8 @@ class Search:
 
 @dataclass(frozen=True)
 class _Question:
+    """The launches so far, and what is known of their noise."""
+
     launches: tuple[Values, ...]  # of each commit, as logarithms or fractions
     runs: tuple[bool, ...]
     noise: Noise | None
@@ -112,9 +116,9 @@ def search_first_bad(
     ends = _ends(question)
     if ends is None:
         return _search(question, ends, Finding.searching, _fewer_end(question))
-    limit = floor if in_points else float(np.log1p(floor))
-    if not _differ(ends):
-        is_over = _is_trifle(ends, limit) or _num_at_ends(question) >= MOST_AT_ENDS
+    limit = smallest_difference(floor, in_points=in_points)
+    if ends.p >= ENDS_LEVEL:
+        is_over = ends.is_within(limit) or _num_at_ends(question) >= MOST_AT_ENDS
         finding = Finding.no_difference if is_over else Finding.searching
         return _search(question, ends, finding, None if is_over else _fewer_end(question))
     between = _level_between(question, limit)
@@ -138,12 +142,7 @@ def _question(
             f"{len(launches)} commits, measurable: {list(runs)}; expected at least two, with the "
             "first and the last measurable"
         )
-    figures = [np.asarray(values, dtype=float) for values in launches]
-    every = np.concatenate(figures)
-    if not (np.isfinite(every).all() and (in_points or (every > 0).all())):
-        expected = "finite figures" if in_points else "finite figures above 0"
-        raise ValueError(f"launches with {every.tolist()}; expected {expected}")
-    values = tuple(figures if in_points else [np.log(some) for some in figures])
+    values = tuple(additive(figures, in_points=in_points) for figures in launches)
     return _Question(values, tuple(runs), noise, in_points)
 
 
@@ -175,18 +174,9 @@ def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | Non
     return None if is_larger(variance, freedom, *known) else noise
 
 
-def _differ(ends: Difference) -> bool:
-    return ends.p < ENDS_LEVEL
-
-
-def _is_trifle(ends: Difference, limit: float) -> bool:
-    low, high = ends.ends()
-    return -limit <= low and high <= limit
-
-
 def _chances(question: _Question) -> Values:
     """Chance of each commit to be the first bad one, shared among unmeasured neighbours."""
-    measured = np.flatnonzero([len(some) > 0 for some in question.launches])
+    measured = np.flatnonzero([len(launches) > 0 for launches in question.launches])
     chances = np.zeros(len(question.launches))
     if len(measured) < 2 or measured[0] != 0 or measured[-1] != len(chances) - 1:
         chances[1:] = 1 / (len(chances) - 1)
@@ -282,7 +272,6 @@ def _search(
     between: int | None = None,
 ) -> Search:
     earliest, latest, chance = _likeliest(question)
-    difference = None if ends is None else Ratio(ends.estimate, *ends.ends())
     return Search(
         finding=finding,
         next_commit=next_commit,
@@ -291,6 +280,6 @@ def _search(
         latest=latest,
         confidence=chance,
         ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
-        difference=difference if question.in_points else None,
+        difference=None if ends is None or not question.in_points else ends.interval,
         between=between,
     )

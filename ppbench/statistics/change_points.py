@@ -50,6 +50,7 @@ from ppbench.statistics.significance import (
     group,
     is_larger,
     ratio_of_logs,
+    smallest_difference,
     student,
     welch,
 )
@@ -160,7 +161,7 @@ def change_points(
     where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction.
     """
     launches = _launches(series, in_points=in_points)
-    size = _size(floor, in_points=in_points)
+    size = smallest_difference(floor, in_points=in_points)
     commits = launches.means
     cuts = _cuts(commits, size, level)
     if commits is launches or launches_are_correlated(launches.groups, cuts, size):
@@ -179,17 +180,14 @@ def levels(
     launches = _launches(series, in_points=in_points)
     starts = [point.index for point in points]
     cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
-    is_shared = launches_are_correlated(launches.groups, cuts, _size(floor, in_points=in_points))
+    size = smallest_difference(floor, in_points=in_points)
+    is_shared = launches_are_correlated(launches.groups, cuts, size)
     figures = launches.means if is_shared else launches
     return [
         _level(launches, figures, first, behind)
         for first, behind in itertools.pairwise([0, *starts, len(series)])
         if first < behind
     ]
-
-
-def _size(floor: float, *, in_points: bool) -> float:
-    return floor if in_points else float(np.log1p(floor))
 
 
 def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launches:
@@ -219,11 +217,11 @@ def _weak_cuts(launches: _Launches) -> list[int]:
     num = len(launches.values)
     may_cut = np.zeros(num + 1, dtype=bool)
     may_cut[launches.cuts] = True
-    found: set[int] = set()
+    weak: set[int] = set()
     for width in launches.widths:
         starts = np.append(np.arange(0, num - width, width // 2), num - width)
-        found.update(_best_cuts(launches.values, may_cut, starts, width))
-    return sorted(found)
+        weak.update(_best_cuts(launches.values, may_cut, starts, width))
+    return sorted(weak)
 
 
 def _best_cuts(
@@ -265,10 +263,10 @@ def _t_chances(windows: Values, cuts: Places) -> Values:
     from scipy.special import stdtr
 
     width = windows.shape[1]
-    apart = windows - windows.mean(axis=1, keepdims=True)
-    sums = np.take_along_axis(np.cumsum(apart, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
+    offsets = windows - windows.mean(axis=1, keepdims=True)
+    sums = np.take_along_axis(np.cumsum(offsets, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
     between = np.square(sums) * width / (cuts * (width - cuts))
-    rest = np.maximum(np.square(apart).sum(axis=1) - between, width * LEAST_DEVIATION**2)
+    rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
     chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
     return np.asarray(chances, dtype=float)
 
@@ -371,14 +369,13 @@ def _point(launches: _Launches, bounds: Sequence[int], place: int) -> ChangePoin
     difference = _difference(after, before)
     between, chances = _places(launches, bounds, place)
     likely = between[_likely(chances)]
-    interval = Ratio(difference.estimate, *difference.ends())
     return ChangePoint(
         index=launches.gap(bounds[place])[1],
         earliest=launches.gap(int(likely.min()))[0],
         latest=launches.gap(int(likely.max()))[1],
         ratio=None if launches.in_points else ratio_of_logs(difference),
         p=min(1.0, difference.p * launches.num_tests),
-        difference=interval if launches.in_points else None,
+        difference=difference.interval if launches.in_points else None,
     )
 
 
@@ -394,11 +391,12 @@ def _level(launches: _Launches, figures: _Launches, first: int, behind: int) -> 
     num, values = len(launches.of(first, behind)), figures.of(first, behind)
     if not num:
         return Level(first, behind - 1, 0, None, None)
-    found = group(values)
-    estimate = found.mean if launches.in_points else float(np.exp(found.mean))
-    if not found.freedom:
+    summary = group(values)
+    estimate = summary.mean if launches.in_points else float(np.exp(summary.mean))
+    if not summary.freedom:
         return Level(first, behind - 1, num, estimate, None)
-    ends = Difference(found.mean, np.sqrt(found.variance / found.num), found.freedom).ends()
+    error = np.sqrt(summary.variance / summary.num)
+    ends = Difference(summary.mean, error, summary.freedom).ends()
     if launches.in_points:
         return Level(first, behind - 1, num, estimate, ends)
     with np.errstate(over="ignore"):
@@ -450,9 +448,9 @@ def _between(level: Sequence[Group]) -> tuple[float, float]:
 
 def squares_around(values: Values, cuts: Places) -> Values:
     """For each cut, the sum of squares around the means of what is before it and behind it."""
-    apart = values - values.mean()
-    sums = np.concatenate([[0.0], np.cumsum(apart)])[cuts]
-    squares = float(np.square(apart).sum())
+    offsets = values - values.mean()
+    sums = np.concatenate([[0.0], np.cumsum(offsets)])[cuts]
+    squares = float(np.square(offsets).sum())
     num = len(values)
     between = np.square(sums) * num / (cuts * (num - cuts))
     return np.asarray(np.maximum(squares - between, 0.0), dtype=float)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.statistics.significance import group, t_quantile
+from ppbench.statistics.significance import additive, group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import FLOOR, LEVEL_WITH_NOISE, Noise, effective_floor
 
@@ -44,13 +44,9 @@ def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) 
     known = [case for case in cases if len(case) > 1]
     if not known:
         raise ValueError(f"{len(cases)} cases; expected at least one with two launches")
-    values = [np.asarray(case, dtype=float) for case in known]
-    if not all(np.isfinite(case).all() and (in_points or (case > 0).all()) for case in values):
-        expected = "finite figures" if in_points else "finite figures above 0"
-        raise ValueError(f"launches with {known}; expected {expected}")
-    groups = [group(case if in_points else np.log(case)) for case in values]
-    freedom = sum(found.freedom for found in groups)
-    squares = sum(found.squares for found in groups)
+    groups = [group(additive(case, in_points=in_points)) for case in known]
+    freedom = sum(case.freedom for case in groups)
+    squares = sum(case.squares for case in groups)
     low, high = (math.sqrt(squares / _chi_square(freedom, end)) for end in _ENDS)
     noise = Noise(math.sqrt(squares / freedom), freedom + 1)
     return NoiseLevel(noise, low, high, len(known))
@@ -59,10 +55,10 @@ def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) 
 def detectable_change(
     noise: Noise, num_launches: int, floor: float = FLOOR, num_cases: int = 1
 ) -> float:
-    """The change that is found in 80 % of comparisons with that many launches a side: 0.02 is 2 %.
+    """The change that 80 % of comparisons with that many launches a side detect: 0.02 is 2 %.
 
-    Found by `compare` with this noise: significant at Holm's strictest level of `num_cases`, and
-    beyond the floor.
+    `compare` detects it with this noise if it is significant at Holm's strictest level of
+    `num_cases`, and beyond the floor.
     """
     low, high = 0.0, _MOST_CHANGE
     while high - low > _CLOSE * high and high > _CLOSE**2:
@@ -75,10 +71,10 @@ def detectable_change(
 def power(
     noise: Noise, change: float, num_launches: int, floor: float = FLOOR, num_cases: int = 1
 ) -> float:
-    """Chance that a relative change is found with that many launches a side.
+    """Chance that a relative change is detected with that many launches a side.
 
-    This is the mean over the spreads that those launches may show of the chance that the estimate
-    lies beyond both the floor and the significance limit of that spread.
+    For each spread that those launches may show, it is the chance that the estimate lies beyond the
+    floor and the significance limit of that spread; the result is the mean over the spreads.
     """
     limit = math.log1p(effective_floor(floor, noise))
     if noise.deviation == 0:

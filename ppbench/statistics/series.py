@@ -56,22 +56,22 @@ class Point:
 
     @property
     def figures(self) -> tuple[float, ...]:
-        return tuple(one.value for one in self.launches if one.value is not None)
+        return tuple(launch.value for launch in self.launches if launch.value is not None)
 
     @property
     def failures(self) -> tuple[Launch, ...]:
-        return tuple(one for one in self.launches if one.value is None)
+        return tuple(launch for launch in self.launches if launch.value is None)
 
     @property
     def value(self) -> float | None:
-        """The median over its launches."""
+        """The median of its launches."""
         return statistics.median(self.figures) if self.figures else None
 
     @property
     def middle(self) -> Launch | None:
         """The median launch (the lower of the two middle ones)."""
-        measured = [one for one in self.launches if one.value is not None]
-        ordered = sorted(measured, key=lambda one: one.value or 0.0)
+        measured = [launch for launch in self.launches if launch.value is not None]
+        ordered = sorted(measured, key=lambda launch: launch.value or 0.0)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
@@ -92,7 +92,7 @@ class Series:
     @property
     def num_measured(self) -> int:
         """Commits with a figure."""
-        return sum(1 for point in self.points if point.figures)
+        return sum(bool(point.figures) for point in self.points)
 
     @property
     def num_launches(self) -> int:
@@ -175,8 +175,7 @@ def _step(
     points: Sequence[Point], places: Sequence[int], point: ChangePoint, metric: Metric
 ) -> Step:
     good, last = places.index(point.earliest - 1), places.index(point.latest)
-    between = points[good + 1 : last + 1]
-    num_measured = sum(1 for one in between if one.figures)
+    num_measured = sum(bool(between.figures) for between in points[good + 1 : last + 1])
     num_commits = point.latest - point.earliest + 1
     is_more = _size(point.ratio, point.difference).estimate > 0
     return Step(

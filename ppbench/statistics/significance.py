@@ -25,9 +25,9 @@ import numpy.typing as npt
 from ppbench.statistics.step_times import CONFIDENCE
 
 FEWEST_LAUNCHES = 3
-"""With fewer launches the spread between them is hardly known."""
+"""Fewest launches of a side for a verdict: with fewer, their spread is hardly known."""
 FEWEST_ROUNDS = 6
-"""With fewer ratios not even the two extremes enclose the true one with 95 %."""
+"""Fewest rounds: with fewer ratios not even the two extremes enclose the true one with 95 %."""
 UNEQUAL = 0.01
 """Level of the test that one group scatters more than the other."""
 
@@ -74,13 +74,40 @@ class Difference:
         half = t_quantile(self.freedom, (1 + confidence) / 2) * self.error
         return self.estimate - half, self.estimate + half
 
+    @property
+    def interval(self) -> Ratio:
+        """The estimate with the ends of its 95 % interval, still as a difference."""
+        return Ratio(self.estimate, *self.ends())
+
+    def is_within(self, limit: float) -> bool:
+        """Whether the 95 % interval lies inside the limit in both directions."""
+        low, high = self.ends()
+        return -limit <= low and high <= limit
+
+
+def additive(figures: Sequence[float], *, in_points: bool) -> npt.NDArray[np.float64]:
+    """Figures on the scale of the tests: their logarithms, or with `in_points` themselves.
+
+    Raises ValueError for figures that are not finite, or have no logarithm.
+    """
+    values = np.asarray(figures, dtype=float)
+    if not (np.isfinite(values).all() and (in_points or (values > 0).all())):
+        expected = "finite figures" if in_points else "finite figures above 0"
+        raise ValueError(f"launches with {values.tolist()}; expected {expected}")
+    return values if in_points else np.log(values)
+
+
+def smallest_difference(floor: float, *, in_points: bool) -> float:
+    """A relative floor (with `in_points` a fraction) on the scale of the tests."""
+    return floor if in_points else math.log1p(floor)
+
 
 def group(values: Sequence[float] | npt.NDArray[np.float64]) -> Group:
     """Summarise values; equal values have exactly their own mean and no spread."""
     array = np.sort(np.asarray(values, dtype=float))  # sorted: sums do not depend on the order
-    apart = array - array[0]
-    mean = float(apart.mean())
-    return Group(len(array), float(array[0]) + mean, float(np.square(apart - mean).sum()))
+    offsets = array - array[0]
+    mean = float(offsets.mean())
+    return Group(len(array), float(array[0]) + mean, float(np.square(offsets - mean).sum()))
 
 
 def welch(one: Group, other: Group) -> Difference:
@@ -90,7 +117,7 @@ def welch(one: Group, other: Group) -> Difference:
     estimate = one.mean - other.mean
     if spread == 0:
         return Difference(estimate, 0.0, one.freedom + other.freedom)
-    shares = [part / spread for part in parts]  # of tiny spreads, the squares would vanish
+    shares = [part / spread for part in parts]  # squares of tiny spreads would underflow
     freedom = 1 / sum(
         share**2 / side.freedom for share, side in zip(shares, (one, other), strict=True) if share
     )

@@ -36,6 +36,7 @@ from ppbench.statistics.significance import (
     group,
     is_larger,
     ratio_of_logs,
+    smallest_difference,
     student,
     welch,
 )
@@ -47,7 +48,7 @@ LEVEL = 0.02
 LEVEL_WITH_NOISE = 0.01
 """Level with a measured noise: as many changes are found with half as many false alarms."""
 FLOOR = 0.01
-"""A smaller difference is of no interest: relative, or one percentage point."""
+"""Smallest difference that matters: 1 %, or one percentage point."""
 NOISIER = 0.05
 """Level of the test that launches scatter more than the measured noise."""
 
@@ -135,9 +136,8 @@ def effective_floor(floor: float, noise: Noise | None) -> float:
 
 
 def _difference(metric: Metric, pair: Pair) -> Difference | None:
-    """Head minus base, in logarithms or fractions; None where figures do not allow it."""
-    sides = [_group(metric, side) for side in (pair.head, pair.base)]
-    head, base = sides
+    """Head minus base, in logarithms or fractions; None with too few launches, or no logarithm."""
+    head, base = _group(metric, pair.head), _group(metric, pair.base)
     if head is None or base is None:
         return None
     if pair.noise is None or _is_noisier(head, base, pair.noise):
@@ -173,7 +173,7 @@ def _change(metric: Metric, pair: Pair, difference: Difference | None, p: float 
         num_base=len(pair.base),
         num_head=len(pair.head),
         floor=floor,
-        difference=_interval(difference) if metric.in_points else None,
+        difference=None if difference is None or not metric.in_points else difference.interval,
     )
 
 
@@ -187,17 +187,12 @@ def _ratio(metric: Metric, pair: Pair, difference: Difference | None) -> Ratio |
     return ratio_of_logs(welch(group(np.log(pair.head)), group(np.log(pair.base))))
 
 
-def _interval(difference: Difference | None) -> Ratio | None:
-    return None if difference is None else Ratio(difference.estimate, *difference.ends())
-
-
 def _verdict(metric: Metric, pair: Pair, difference: Difference | None, p: float | None) -> Verdict:
     if difference is None or p is None:
         return Verdict.insufficient
     floor = effective_floor(pair.floor, pair.noise)
-    limit = floor if metric.in_points else math.log1p(floor)
-    low, high = difference.ends()
-    if -limit <= low and high <= limit:
+    limit = smallest_difference(floor, in_points=metric.in_points)
+    if difference.is_within(limit):
         return Verdict.same
     level = LEVEL if pair.noise is None else LEVEL_WITH_NOISE
     if p >= level or abs(difference.estimate) <= limit:

@@ -242,7 +242,7 @@ def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repositor
     git(folder, "switch", "--quiet", "--create", "feature", shas[1])
     commits(folder, 2, first=10)
     with pytest.raises(
-        RepositoryError, match="cannot tell which of its 2 branches is the main one; "
+        RepositoryError, match="none of its 2 branches is known to be the main one; "
     ):
         repo.default_base()
 

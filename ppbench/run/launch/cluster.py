@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppbench.config.case import Slurm
 from ppbench.config.sweep import Sweep
-from ppbench.errors import LaunchError, UsageError
+from ppbench.errors import LaunchError, SweepInterruptedError, UsageError
 from ppbench.run.launch.local import end_group
 
 NODES = "ppbench.run.launch.nodes"
@@ -108,7 +108,8 @@ class NodeLaunches:
     def run(self, meeting: Rendezvous) -> None:
         """Run all launches. Raises LaunchError at the first that fails.
 
-        Blocks. Any exception, as by Ctrl-C, ends torchrun and its workers first.
+        Blocks. Any exception ends torchrun and its workers first; Ctrl-C then raises
+        SweepInterruptedError.
         """
         for number, command in enumerate(self.commands(meeting), start=1):
             print(f"launch {number} of {self.num_launches}: {shlex.join(command)}", flush=True)
@@ -116,6 +117,11 @@ class NodeLaunches:
             torchrun = subprocess.Popen(command, start_new_session=True)
             try:
                 exit_code = torchrun.wait()
+            except KeyboardInterrupt:
+                raise SweepInterruptedError(
+                    "stopped; the runs that are done are kept, on the first node, and every node "
+                    "has to be started again"
+                ) from None
             finally:
                 end_group(torchrun, STOP_TIMEOUT_S)
             if exit_code != 0:
@@ -195,6 +201,13 @@ class SlurmJob:
         executor = self._executor()
         # Submitit has no public way to ask for it; a test compares it with the input of sbatch.
         return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def preview(self) -> str:
+        """The script, and as comments below it the commands that run on each node."""
+        commands = self.launches.commands(Rendezvous("FIRST_HOST", FIRST_PORT, "JOB"))
+        heading = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
+        listed = (f"#   {shlex.join(command)}" for command in commands)
+        return "\n".join([self.script(), heading, *listed])
 
     def _executor(self) -> SlurmExecutor:
         try:

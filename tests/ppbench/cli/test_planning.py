@@ -412,8 +412,8 @@ def test_bad_input_is_one_error_line_and_exit_code_2(tmp_path, arguments, words)
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted("1f1b", None, 8, None), "--ranks: 1f1b needs it"),
-        (Wanted("1f1b", 4, None, None), "--microbatches: 1f1b needs it"),
+        (Wanted("1f1b", None, 8, None), "--ranks: is missing; 1f1b needs it"),
+        (Wanted("1f1b", 4, None, None), "--microbatches: is missing; 1f1b needs it"),
         (Wanted("1f1b", 0, 8, None), "--ranks: must be at least 1, got 0"),
         (Wanted("1f1b", 4, -1, None), "--microbatches: must be at least 1, got -1"),
         (Wanted("looped_bfs", 4, 8, 0), "--stages-per-rank: must be at least 1, got 0"),
@@ -442,13 +442,13 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_would(wanted, words):
 @pytest.mark.parametrize(
     ("cost", "words"),
     [
-        ("", '"" is no KEY=SECONDS'),
-        ("F", '"F" is no KEY=SECONDS'),
+        ("", '"" is not KEY=SECONDS'),
+        ("F", '"F" is not KEY=SECONDS'),
         ("F=1,B=2", 'unknown key "B"'),
         ("F=1,I=1", "W is missing"),
         ("F=1,F=1,I=1,W=1", "F is given twice"),
         ("F=0,I=0,W=0", "all are 0"),
-        ("F=-1,I=1,W=1", 'F: "-1" is no number of seconds'),
+        ("F=-1,I=1,W=1", 'F: "-1" is not a number of seconds'),
         ("F=nan,I=1,W=1", 'F: "nan" is no number'),
         ("F=inf,I=1,W=1", 'F: "inf" is no number'),
         ("F=x,I=1,W=1", 'F: "x" is no number'),

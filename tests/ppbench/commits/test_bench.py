@@ -11,7 +11,7 @@ from measured import FAILS, add_measured, around, sweep_in
 from repositories import commit, commits, make_repository
 
 from ppbench.commits import worktrees
-from ppbench.commits.bench import WORKTREE, measure_sides
+from ppbench.commits.bench import WORKTREE, measure_sides, read_tracked
 from ppbench.commits.worktrees import Checkouts
 from ppbench.console import print_notes
 from ppbench.errors import LaunchError, StoreError, UsageError
@@ -117,8 +117,9 @@ def test_sides_that_were_just_measured_are_named_and_not_measured(repository):
     for sha in shas[1:]:
         add_measured(file, sha, around(1000.0, 2), **now())
     results = folder / "results"
-    assert measure_sides(file, "HEAD~1", "HEAD", 2, results) == (shas[1], shas[2])
-    assert measure_sides(file, "", "", 2, results) == (shas[1], shas[2])  # by default
+    sweep = read_tracked(file)
+    assert measure_sides(sweep, "HEAD~1", "HEAD", 2, results) == (shas[1], shas[2])
+    assert measure_sides(sweep, None, WORKTREE, 2, results) == (shas[1], shas[2])  # by default
     assert len(Store(results).runs(["run_id"])) == 4
 
 
@@ -134,7 +135,7 @@ def test_older_launches_and_those_of_other_code_do_not_count(repository, old, nu
     file, results = sweep_in(folder, FAILS), folder / "results"
     add_measured(file, shas[1], around(1000.0, 2), **{**now(), **old})
     with pytest.raises(LaunchError, match="Number 2: does not run"):
-        measure_sides(file, "HEAD~1", "HEAD", 2, results)
+        measure_sides(read_tracked(file), "HEAD~1", "HEAD", 2, results)
     newest = Store(results).runs(["run_id", "launch", "status"]).iloc[-1]
     assert (newest["launch"], newest["status"]) == (number, "error")
 
@@ -147,21 +148,22 @@ def test_a_dirty_tree_is_a_side_of_its_own_and_measured_in_place(repository, cap
     add_measured(file, shas[2], [1000.0], **now())
     add_measured(file, shas[2], [900.0], changes=changes, is_dirty=True, **now())
     print_notes()
-    assert measure_sides(file, "HEAD", "HEAD", 1, results) == (shas[2], WORKTREE)
+    sides = measure_sides(read_tracked(file), "HEAD", "HEAD", 1, results)
+    assert sides == (shas[2], WORKTREE)
     assert "has uncommitted changes; measured as it is, in place" in capsys.readouterr().err
 
 
 def test_a_commit_is_not_compared_with_itself(repository):
     folder, _ = repository
     with pytest.raises(UsageError, match="is both sides, with no uncommitted changes"):
-        measure_sides(sweep_in(folder), "main", "HEAD", 2, folder / "results")
+        measure_sides(read_tracked(sweep_in(folder)), "main", "HEAD", 2, folder / "results")
 
 
 def test_a_side_that_does_not_run_is_told_of_before_the_other_is_measured_again(repository):
     folder, shas = repository
     file = sweep_in(folder, FAILS)
     with pytest.raises(LaunchError, match=r"Number 2: does not run: error: \[track\] setup"):
-        measure_sides(file, "HEAD~1", "HEAD", 5, folder / "results")
+        measure_sides(read_tracked(file), "HEAD~1", "HEAD", 5, folder / "results")
     assert list(Store(folder / "results").runs(["commit"])["commit"]) == [shas[1]]
 
 

@@ -206,7 +206,7 @@ def test_the_machine_s_stored_noise_is_taken_into_account(repository):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--metric", "tokens"), 'is none that is compared; did you mean "tokens_per_s"'),
+        (("--metric", "tokens"), 'unknown metric "tokens"; did you mean "tokens_per_s"'),
         (("--confidence", "100%"), "expected 50% or more, and less than 100%"),
         (("--confidence", "sure"), "--confidence sure: expected a fraction"),
         (("--only", "schedule=gpipe"), "no case has this"),

@@ -136,7 +136,7 @@ def test_a_figure_or_a_file_of_another_name_is_refused(demo: Store, tmp_path: Pa
     for name, path, said in (
         ("troughput", "a.png", 'unknown "troughput"; did you mean "throughput"'),
         ("throughput", "a.gif", r"must end in \.png, \.svg, \.pdf, \.html or \.json"),
-        ("throughput", ".svg", r"\.svg: a suffix alone; write a name before it"),
+        ("throughput", ".svg", r"\.svg: the file name is only an extension; write a name"),
     ):
         with pytest.raises(UsageError, match=said):
             figure(name, tmp_path / path, results=demo.folder)

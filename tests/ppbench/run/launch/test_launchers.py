@@ -196,8 +196,8 @@ def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert f"Go on with, on every node: ppbench sweep {file.name} --results results" in stderr
-    assert stderr.rstrip().endswith("--only world_size=1 --launcher torchrun")
+    assert f"every node has to be started again. Go on with: ppbench sweep {file.name}" in stderr
+    assert stderr.rstrip().endswith("--launcher torchrun --only world_size=1")
     assert _processes_naming(file.name) == []
 
 
