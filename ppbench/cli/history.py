@@ -112,13 +112,13 @@ def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str
 
     for number, analysis in enumerate(analyses, 1):
         for step in analysis.steps:
-            if command := backfill_command(analysis.series, step):
+            if backfill := backfill_command(analysis.series, step):
                 first = analysis.series.points[step.first].commit[:_SHORT]
                 commits = counted(step.num_commits, "commit")
                 name = f"series {number}: " if len(analyses) > 1 else ""
                 yield (
                     f"{name}{commits} may have made the change at {first}, "
-                    f"{step.num_unmeasured} of them not measured: {command} {options}".rstrip()
+                    f"{step.num_unmeasured} of them not measured: {backfill} {options}".rstrip()
                 )
 
 
