@@ -176,4 +176,4 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("exit") == 1, done.stderr  # a picture needs a suffix
-    assert "it must end in .png" in done.stderr
+    assert "unknown file extension; expected .png" in done.stderr

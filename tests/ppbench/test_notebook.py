@@ -159,7 +159,7 @@ def test_a_figure_of_what_was_not_measured_says_so(results: Results, tmp_path: P
         figures.idle(results)
     with pytest.raises(UsageError, match="scaling: needs cases that differ in world_size"):
         figures.scaling(one)
-    with pytest.raises(UsageError, match="its memory over time is not in the store"):
+    with pytest.raises(UsageError, match="has no memory over time in the store"):
         figures.levels_of_memory(one)
     with pytest.raises(UsageError, match="levels_of_memory: shows one run; 2 were named"):
         figures.levels_of_memory(results, list(results.runs["run_id"][:2]))

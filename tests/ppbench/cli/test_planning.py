@@ -449,9 +449,9 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_would(wanted, words):
         ("F=1,F=1,I=1,W=1", "F is given twice"),
         ("F=0,I=0,W=0", "all are 0"),
         ("F=-1,I=1,W=1", 'F: "-1" is not a number of seconds'),
-        ("F=nan,I=1,W=1", 'F: "nan" is no number'),
-        ("F=inf,I=1,W=1", 'F: "inf" is no number'),
-        ("F=x,I=1,W=1", 'F: "x" is no number'),
+        ("F=nan,I=1,W=1", 'F: "nan" is not a number'),
+        ("F=inf,I=1,W=1", 'F: "inf" is not a number'),
+        ("F=x,I=1,W=1", 'F: "x" is not a number'),
         ("F=1e-999999999,I=1,W=1", "expected 0, or from 1e-15 to 1e+15"),
     ],
 )

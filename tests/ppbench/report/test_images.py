@@ -135,7 +135,7 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
 def test_a_figure_or_a_file_of_another_name_is_refused(demo: Store, tmp_path: Path) -> None:
     for name, path, said in (
         ("troughput", "a.png", 'unknown "troughput"; did you mean "throughput"'),
-        ("throughput", "a.gif", r"must end in \.png, \.svg, \.pdf, \.html or \.json"),
+        ("throughput", "a.gif", r"expected \.png, \.svg, \.pdf, \.html or \.json"),
         ("throughput", ".svg", r"\.svg: the file name is only an extension; write a name"),
     ):
         with pytest.raises(UsageError, match=said):
