@@ -110,8 +110,7 @@ def nearest(word: str, known: Iterable[str], listed: Iterable[str] | None = None
 
 def first_line(text: object) -> str:
     """The first line of an error, cut to `LONGEST_LINE` characters."""
-    return shortened(str(text).strip().partition("\
-")[0].rstrip(), LONGEST_LINE)
+    return shortened(str(text).strip().partition("\n")[0].rstrip(), LONGEST_LINE)
 
 
 def shortened(text: str, length: int) -> str:
