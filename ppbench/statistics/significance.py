@@ -28,6 +28,8 @@ FEWEST_LAUNCHES = 3
 """Fewest launches of a side for a verdict: with fewer, their spread is hardly known."""
 FEWEST_ROUNDS = 6
 """Fewest rounds: with fewer ratios not even the two extremes enclose the true one with 95 %."""
+ROUNDING = 1e-12
+"""Logarithms and fractions that differ by less are equal: their last digits are rounding."""
 UNEQUAL = 0.01
 """Level of the test that one group scatters more than the other."""
 
@@ -62,7 +64,7 @@ class Difference:
     def p(self) -> float:
         """Chance of a difference at least as large, either way, between equal groups."""
         if self.error == 0 or self.freedom == 0:
-            return 1.0 if self.estimate == 0 or self.freedom == 0 else 0.0
+            return 1.0 if abs(self.estimate) < ROUNDING or self.freedom == 0 else 0.0
         from scipy.special import stdtr  # loaded only where there are launches to compare
 
         return 2 * float(stdtr(self.freedom, -abs(self.estimate) / self.error))
@@ -95,6 +97,11 @@ def additive(figures: Sequence[float], *, in_points: bool) -> npt.NDArray[np.flo
         expected = "finite figures" if in_points else "finite figures above 0"
         raise ValueError(f"launches with {values.tolist()}; expected {expected}")
     return values if in_points else np.log(values)
+
+
+def without_rounding(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Logarithms or fractions, those equal that differ from the smallest by rounding alone."""
+    return np.where(values - values.min() < ROUNDING, values.min(), values)
 
 
 def smallest_difference(floor: float, *, in_points: bool) -> float:

@@ -33,12 +33,14 @@ from ppbench.statistics.significance import (
     Difference,
     Group,
     Ratio,
+    additive,
     group,
     is_larger,
     ratio_of_logs,
     smallest_difference,
     student,
     welch,
+    without_rounding,
 )
 
 SPEED = "tokens_per_s"
@@ -148,9 +150,9 @@ def _difference(metric: Metric, pair: Pair) -> Difference | None:
 def _group(metric: Metric, side: Sequence[float]) -> Group | None:
     if len(side) < FEWEST_LAUNCHES or not all(math.isfinite(value) for value in side):
         return None
-    if metric.in_points:
-        return group(side)
-    return group(np.log(side)) if min(side) > 0 else None
+    if not metric.in_points and min(side) <= 0:
+        return None
+    return group(without_rounding(additive(side, in_points=metric.in_points)))
 
 
 def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:

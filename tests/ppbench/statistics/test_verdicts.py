@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppbench.display.metrics import METRICS
@@ -203,6 +203,8 @@ def test_the_order_of_launches_does_not_matter(base, head, random):
 
 @settings(max_examples=60)
 @given(figures, figures)
+@example((0.5, 0.5, 0.5), (0.5, 0.5, 0.5000000000000001))
+@example((0.3, 0.3, 0.3), (0.30000000000000004, 0.30000000000000004, 0.30000000000000004))
 def test_the_unit_does_not_matter(base, head):
     scaled = [tuple(1024 * value for value in side) for side in (base, head)]
     here, there = one(SPEED, base, head), one(SPEED, *scaled)
