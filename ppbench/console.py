@@ -19,6 +19,11 @@ def note(text: str) -> None:
     _LOGGER.info("%s", printable(text))
 
 
+def warn(problem: str) -> None:
+    """Log a warning. Unlike a note, a program that has not set up logging prints it too."""
+    _LOGGER.warning("warning: %s", printable(problem))
+
+
 def print_notes() -> None:
     """Print every note on standard error from now on."""
     _LOGGER.setLevel(logging.INFO)

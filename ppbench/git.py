@@ -13,11 +13,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppbench.console import warn
 from ppbench.errors import RepositoryError, first_line
 
 _TIMEOUT_S = 120
@@ -62,9 +62,7 @@ def read_commit(folder: Path) -> Commit | None:
         return None
 
 
-@functools.cache
-def _warn(problem: str) -> None:
-    print(f"warning: {problem}", file=sys.stderr)
+_warn = functools.cache(warn)  # each problem once
 
 
 class Repository:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from engine.plan.action import Op
 from engine.plan.lower import Policy
 from engine.plan.program import from_json
 from engine.plan.spans import Lane
+from ppbench.console import warn
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.snapshot import check_there
 
@@ -105,16 +105,16 @@ def brief(reason: object) -> str:
 
 
 class ConsoleNote:
-    """Prints each problem of a store once, as a warning on stderr."""
+    """Warns once of each problem of a store."""
 
     def __init__(self) -> None:
-        self._printed: set[str] = set()
+        self._seen: set[str] = set()
 
     def __call__(self, problem: str) -> None:
-        """Print the problem unless that was done."""
-        if problem not in self._printed:
-            self._printed.add(problem)
-            print(f"warning: {problem}", file=sys.stderr)
+        """Warn unless that was done."""
+        if problem not in self._seen:
+            self._seen.add(problem)
+            warn(problem)
 
 
 STATUSES = ("ok", "oom", "error", "crash", "timeout", "invalid", "interrupted")

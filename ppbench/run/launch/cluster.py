@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppbench.config.case import Slurm
 from ppbench.config.sweep import Sweep
+from ppbench.console import note
 from ppbench.errors import LaunchError, SweepInterruptedError, UsageError
 from ppbench.run.launch.local import end_group
 
@@ -112,7 +113,7 @@ class NodeLaunches:
         SweepInterruptedError.
         """
         for number, command in enumerate(self.commands(meeting), start=1):
-            print(f"launch {number} of {self.num_launches}: {shlex.join(command)}", flush=True)
+            note(f"launch {number} of {self.num_launches}: {shlex.join(command)}")
             # In a session of its own: Ctrl-C reaches this process alone, which ends torchrun.
             torchrun = subprocess.Popen(command, start_new_session=True)
             try:

@@ -17,7 +17,6 @@ import functools
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -75,8 +74,8 @@ def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = 
     """
     if plan.missing:
         check_semaphores()
-        for note in notes_on(place_for(num_ranks_of(plan.missing))):
-            print(f"note: {note}", file=sys.stderr, flush=True)
+        for text in notes_on(place_for(num_ranks_of(plan.missing))):
+            note(f"note: {text}")
     if reruns:
         note_rerun(plan, store)
     display.begin(list(plan.missing), plan.sweep.axes)
