@@ -27,8 +27,8 @@ class Caution(Enum):
         "work on the machine or raise measure.steps."
     )
     unsettled_steps = (
-        "Steps were still getting faster when measuring began. Raise measure.max_warmup_steps, and "
-        "measure.warmup_steps to begin later."
+        "Steps were still getting faster when measuring began. Raise measure.max_warmup_steps "
+        "or measure.warmup_steps."
     )
     behind_plan = (
         "The emulated step took over 5 % longer than planned: the machine's own cost of messages "

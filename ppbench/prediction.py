@@ -390,7 +390,7 @@ def _fix(request: ProgramRequest, error: ShapeError) -> str:
     p, m = request.ranks, request.microbatches
     fitting = [n for n in range(1, m + 2 * p + 1) if constraint.is_met(Shape(p, 1, n))]
     below, above = [n for n in fitting if n < m][-1:], [n for n in fitting if n > m][:1]
-    return f"; {' or '.join(map(str, below + above))} would do"
+    return f"; expected for example {' or '.join(map(str, below + above))}"
 
 
 def _unusable(name: str, error: ValueError | OSError) -> UsageError:

@@ -102,7 +102,7 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
         case Finding.found:
             return [
                 *_first_bad(result),
-                f"sure to {_percent(result.search.confidence)}, {launches}",
+                f"confidence {_percent(result.search.confidence)}, {launches}",
             ]
         case Finding.no_difference:
             ends = f"{result.targets[0].label} and {result.targets[-1].label}"
@@ -113,7 +113,7 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             likeliest = result.targets[result.search.latest].label
             chance = _percent(result.search.confidence)
             return [
-                f"not sure yet after {launches}; likeliest: {likeliest} ({chance})",
+                f"undecided after {launches}; likeliest: {likeliest} ({chance})",
                 f"go on with: {typed_command()}",
             ]
 
@@ -122,7 +122,7 @@ def _first_bad(result: BisectionResult) -> list[str]:
     commits = [_in_full(target) for target in result.candidates]
     head = [f"first bad commit: {commits[0]}"]
     if len(commits) > 1:
-        head = [f"first bad commit: one of {len(commits)}; all but the last do not run", *commits]
+        head = [f"first bad commit: one of {len(commits)}; only the last of them runs", *commits]
     return [*head, f"change: {_change(result)}{_direction(result)}"]
 
 
@@ -135,7 +135,7 @@ def _several(result: BisectionResult, good: str, bad: str) -> list[str]:
     """Say that several commits changed the metric, with commands that search each range."""
     search, targets = result.search, result.targets
     middle = targets[search.latest if search.between is None else search.between].commit.commit
-    level = f"{middle[:9]} is neither as good as the one end nor as bad as the other"
+    level = f"{middle[:9]} has neither the good nor the bad level"
     ends = [targets[0].commit.commit, middle, targets[-1].commit.commit]
     commands = [_search_command(good, bad, *pair) for pair in itertools.pairwise(ends)]
     return [f"several commits changed it: {level}. Search on each side of it:", *commands]

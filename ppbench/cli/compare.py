@@ -28,7 +28,7 @@ def compare(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Compare two sides case by case: throughput, bubble, memory, and which spans moved."""
+    """Compare two sides case by case: throughput, bubble, memory, and which spans changed."""
     from ppbench.cli.comparison import comparison_text, note_aside
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.comparison import break_down

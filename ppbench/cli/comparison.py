@@ -29,10 +29,10 @@ _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "ver
 _GATE_COLUMNS = ("allowed", "gate")
 _DETAILS = ["case", "metric", "fingerprint", "p", "floor", "num_base", "num_head"]
 _PER = {
-    Kind.compute: "a microbatch",
-    Kind.optimizer: "a step",
-    Kind.transfer: "a message",
-    Kind.waiting: "a step",
+    Kind.compute: "per microbatch",
+    Kind.optimizer: "per step",
+    Kind.transfer: "per message",
+    Kind.waiting: "per step",
 }
 _MOST_NAMED = 6
 
@@ -85,7 +85,7 @@ def headline(result: GateResult) -> str:
         else "",
         f"{counted(len(result.failed), 'case')} failed at head" if result.failed else "",
         f"{counted(len(result.missing), 'case')} not judged" if result.missing else "",
-        f"{counted(len(result.accepted), 'metric')} worse as accepted" if result.accepted else "",
+        f"{counted(len(result.accepted), 'regression')} accepted" if result.accepted else "",
         f"{counted(len(result.unclear), 'metric')} unclear, which passes" if result.unclear else "",
     ]
     reasons = "; ".join(part for part in parts if part) or "nothing worse than allowed"
@@ -183,7 +183,7 @@ def _moved(breakdowns: Sequence[Breakdown]) -> list[_Section]:
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     return [
         _Section(
-            f"What moved in {breakdown.series.text}"
+            f"What changed in {breakdown.series.text}"
             + (f" on {breakdown.series.fingerprint}" if has_several else ""),
             moved_sentences(breakdown),
         )
@@ -195,7 +195,7 @@ def _reasons(result: GateResult) -> _Section:
     """All that keeps the gate from passing, and what remained unclear."""
     lines = [
         *(
-            f"regression: {_sentence(gated)}, allowed is {_allowed(gated)}"
+            f"regression: {_sentence(gated)}; {_allowed(gated)} is allowed"
             for gated in result.regressions
         ),
         *(f"failed at head: {case}" for case in result.failed),
@@ -325,7 +325,7 @@ def moved_sentences(breakdown: Breakdown) -> list[str]:
 def _untested(moved: Sequence[Moved]) -> list[str]:
     causes = [part for part in moved if part.of.kind is not Kind.waiting]
     groups = _by_place(causes[:_MOST_NAMED])
-    first = "untested, since that takes 3 launches a side; the largest differences:"
+    first = "not tested, which takes 3 launches per side; the largest differences:"
     return [first, *(_cause_sentence(group, "differs") for group in groups)]
 
 
@@ -339,12 +339,12 @@ def _by_place(causes: Sequence[Moved]) -> list[list[Moved]]:
     )
 
 
-def _cause_sentence(group: Sequence[Moved], verb: str = "moved") -> str:
-    """`compute of stage 2 moved: F 20.1 -> 21.7 ms a microbatch, +8.0 % [+7.8, +8.2]; ...`."""
+def _cause_sentence(group: Sequence[Moved], verb: str = "changed") -> str:
+    """`compute of stage 2 changed: F 20.1 -> 21.7 ms per microbatch, +8.0 % [+7.8, +8.2]; ...`."""
     total_ms = sum(part.contribution_ns for part in group) / 1e6
     parts = [_times(part, is_first=index == 0) for index, part in enumerate(group)]
-    whole = f"{total_ms:+z,.2f} ms of its rank's time in a step"
-    return f"{_name(group[0])} {verb}: {'; '.join(parts)}; in all {whole}"
+    whole = f"{total_ms:+z,.2f} ms of its rank's time per step"
+    return f"{_name(group[0])} {verb}: {'; '.join(parts)}; in total {whole}"
 
 
 def _name(part: Moved) -> str:
@@ -380,12 +380,12 @@ def _waiting_sentence(waits: Sequence[Moved], *, has_causes: bool) -> str:
         f"rank {part.of.place} {_ms(part.change.base)} -> {_ms(part.change.head)}"
         for part in ordered
     )
-    idle = f"idle ms a step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
+    idle = f"idle ms per step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
     if len(waits) > _MOST_NAMED:
         idle += f" and {len(waits) - _MOST_NAMED} more"
     if has_causes:
         return f"idle time changed as a consequence; {idle}"
-    return f"only idle time changed, so the order or the host between actions has changed; {idle}"
+    return f"only idle time changed, so the order of actions or the host between them did; {idle}"
 
 
 def _as_json(values: dict[str, object]) -> str:

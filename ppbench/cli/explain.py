@@ -19,14 +19,14 @@ EDGE_COLUMNS = [
     *("sender_waiting_ns", "receiver_waiting_ns"),
 ]
 BY_RANK_HEADING = (
-    "Idle time by rank, mean of a step: its parts, and the same by phase. The schedule, transfers "
+    "Idle time by rank, mean over steps: by part, and by phase. The schedule, transfers "
     "and\nlaunch gaps lengthen the step, so they cost every rank the same."
 )
 WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
 
 
 def explain(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
-    """Explain where a run's idle time went, and what its step could take instead."""
+    """Explain where a run's idle time went, and how long its step would take otherwise."""
     from ppbench.explanation import explain as explanation_of
 
     explanation = explanation_of(run, results=results)
@@ -48,10 +48,10 @@ def _paragraphs(explanation: Explanation, how: Format) -> Iterator[str]:
     yield render(explanation.ranks, how, ["rank", "idle_ns", *PARTS, *PHASES])
     if not (edges := explanation.edges).empty:
         names = [f"{s} to {t}" for s, t in zip(edges["source"], edges["target"], strict=True)]
-        yield "Messages, mean."
+        yield "Messages: means over all measured steps."
         yield render(edges.assign(edge=names), how, EDGE_COLUMNS)
     if explanation.run["world_size"] > 1:
-        yield "What if: the step as modelled, at the costs that were measured."
+        yield "What if: the modelled step, at the measured costs."
         yield render(explanation.what_if, how, WHAT_IF_COLUMNS)
         yield from explanation.notes
         for question in explanation.not_asked:

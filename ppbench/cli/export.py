@@ -63,7 +63,7 @@ def trace(
 def export(
     how: Annotated[ExportFormat, typer.Option("--format", help="Output format.")],
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; by default all.")
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; default: all.")
     ] = None,
     table: Annotated[
         str | None,
@@ -77,7 +77,7 @@ def export(
     ] = None,
     results: Results = RESULTS,
 ) -> None:
-    """Write a table of the store, of all runs or of some; or figures for a benchmark tracker."""
+    """Export a table of the store, or figures for a benchmark tracker."""
     text = (
         _for_tracker(runs or [], table, how, output, results)
         if how in TRACKERS

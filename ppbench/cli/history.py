@@ -65,7 +65,7 @@ def history(
     reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Show a metric over commits: per case and machine its levels, and which commits changed it."""
+    """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
     from ppbench.report.pages.history import HistoryPage, write_history
     from ppbench.report.pages.templates import listed

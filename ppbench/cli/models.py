@@ -14,7 +14,7 @@ from ppbench.display.formats import Format
 from ppbench.display.tables import render
 from ppbench.errors import ExitCode
 
-commands = typer.Typer(help="Which architectures can be split, and whether that is exact.")
+commands = typer.Typer(help="Check which architectures can be split exactly.")
 COLUMNS = [
     *("architecture", "status", "dtype", "loss_difference", "gradient_difference"),
     *("num_parameters", "seconds", "reason"),

@@ -33,7 +33,6 @@ LastSweepRuns = Annotated[
     typer.Argument(metavar="[RUN]...", help="Runs; by default those of the last sweep."),
 ]
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file, TOML.")]
-File = Annotated[Path, typer.Argument(help="The sweep file, TOML.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Output file.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Measure failed commits again.")]
 Overrides = Annotated[
@@ -73,7 +72,7 @@ Cost = Annotated[
     typer.Option(
         "--cost",
         metavar="F=S,I=S,W=S",
-        help="Seconds per microbatch and rank; a stage of V costs 1/V.",
+        help="Seconds per microbatch and rank; each of V stages takes 1/V.",
     ),
 ]
 RESULTS = Path("results")

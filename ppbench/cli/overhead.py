@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import File, HowToPrint, Overrides
+from ppbench.cli.options import HowToPrint, Overrides, SweepFile
 from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
@@ -26,11 +26,11 @@ COLUMNS = [
 
 
 def overhead(
-    file: File,
+    file: SweepFile,
     overrides: Overrides = None,
     rounds: Annotated[
         int,
-        typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps of each kind."),
+        typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps measured of each kind."),
     ] = 100,
     how: HowToPrint = Format.table,
 ) -> None:

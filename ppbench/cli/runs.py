@@ -66,12 +66,12 @@ def list_runs(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=0, help="The newest N; 0: all."),
+        typer.Option("--limit", metavar="N", min=0, help="Only the newest N; 0: all."),
     ] = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """List the runs in the store, oldest first; as a table the newest 200."""
+    """List the runs in the store, oldest first; a table shows the newest 200."""
     from ppbench.store import TABLES, Store, read_conditions
 
     conditions = read_conditions(where or [])
@@ -105,13 +105,13 @@ def query(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Ask the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
+    """Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
     from pandas.api.types import is_numeric_dtype
 
     from ppbench.store import ConsoleNote, sql
 
     if not results.is_dir():
-        raise UsageError(f"{results}: no such folder; --results names the store")
+        raise UsageError(f"{results}: no such folder; name the store with --results")
     frame = sql.query(results, text, ConsoleNote())
     columns = {
         str(name): words(str(name), is_number=is_numeric_dtype(frame[name])) for name in frame

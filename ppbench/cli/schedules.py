@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.plan.schedules.registry import Schedule
     from ppbench.prediction import Prediction
 
-commands = typer.Typer(help="Schedules: list, draw, check, export.")
+commands = typer.Typer(help="List, draw, check and export schedules.")
 STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
@@ -168,7 +168,7 @@ def check(
         typer.Option(
             "--max-held",
             metavar="N",
-            help="Most activations, each of one microbatch of a stage, that a rank may hold.",
+            help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
         ),
     ] = None,
 ) -> None:
@@ -253,7 +253,7 @@ def _communication(
 
     for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
         if value is not None and not is_wanted:
-            raise UsageError(f"{option}: has a meaning only with --with-communication; add it")
+            raise UsageError(f"{option}: applies only with --with-communication; add it")
     policies = [known.value for known in Policy]
     if policy is not None and policy not in policies:
         raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')
@@ -263,5 +263,5 @@ def _communication(
     if look_ahead < 0:
         raise UsageError(f"--look-ahead: must be at least 0, got {look_ahead}")
     if chosen is not Policy.EARLY:
-        raise UsageError("--look-ahead: has a meaning only with --policy early; leave it out")
+        raise UsageError("--look-ahead: applies only with --policy early; leave it out")
     return chosen, look_ahead

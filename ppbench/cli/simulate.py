@@ -46,7 +46,8 @@ def simulate(
         str, typer.Option(metavar="S", help="Latency of every message, in seconds.")
     ] = "0",
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="BYTES_PER_S", help="Default: infinite.")
+        str | None,
+        typer.Option(metavar="BYTES_PER_S", help="Bandwidth of a link. Default: infinite."),
     ] = None,
     message_bytes: Annotated[
         int, typer.Option(metavar="N", help="Size of a message, in bytes.")
@@ -63,7 +64,7 @@ def simulate(
     ] = False,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Predict makespan, bubbles and peaks of a schedule, or of all."""
+    """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of, read_costs, read_transfers
 
     transfers = read_transfers(latency, bandwidth, message_bytes, overlaps=overlap)

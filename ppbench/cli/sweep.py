@@ -12,11 +12,11 @@ import typer
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
-    File,
     HowToPrint,
     Launcher,
     Overrides,
     Results,
+    SweepFile,
     command,
     going_on,
     option_words,
@@ -39,7 +39,7 @@ FIGURES = [
 
 
 def sweep(
-    file: File,
+    file: SweepFile,
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,

@@ -60,7 +60,7 @@ def import_traces(
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
-    """Store a training run from its ranks' traces, which name their pipeline's actions."""
+    """Store a training run from its ranks' torch.profiler traces."""
     from ppbench.external import traces as external
 
     done = external.import_traces(
@@ -90,11 +90,11 @@ def import_traces(
 def _corrections(done: Imported) -> str | None:
     """A sentence on how far the clocks of ranks were moved, with the error; None if none was."""
     moved = [
-        f"rank {rank} by {clock.offset_ns / 1e3:,.1f} us, off by at most "
+        f"rank {rank} by {clock.offset_ns / 1e3:,.1f} us, error at most "
         f"{clock.error_ns / 1e3:,.1f} us"
         for rank, clock in enumerate(done.clocks)
         if not clock.is_shared
     ]
     if not moved:
         return None
-    return f"clocks of other hosts were moved by their messages: {'; '.join(moved)}"
+    return f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}"

@@ -109,9 +109,10 @@ def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
         return read_tracked(files[0]), ()
     if not files:
         return None, ()
-    why = "it is not there" if len(files) == 1 else f"head's runs come from {len(files)}"
-    lost = f"thresholds and accepted changes of {', '.join(files)} not used"
-    return None, (f"no sweep file: {why}; {lost}; name one: ppbench check SWEEP",)
+    names = ", ".join(files)
+    why = f"{names} not found" if len(files) == 1 else f"head's runs come from {names}"
+    lost = "no thresholds and accepted changes of a sweep file are used"
+    return None, (f"{why}, so {lost}; name one: ppbench check SWEEP",)
 
 
 def _base(name: str | None, head: Side, places: Places) -> Side:

@@ -51,8 +51,8 @@ def order_of(runs: pd.DataFrame, repo: Path | None, notes: list[str], *, has_all
         words = "all commits" if has_all else f"first-parent line of {name}"
         return Order(places, words, on_line, repository)
     notes.append(
-        "no git repository here knows these commits: they are in the order of their author dates, "
-        "and which were not measured is not known; name the repository with --repo"
+        "no git repository here knows these commits, so they are ordered by author date, and "
+        "unmeasured commits are unknown; name the repository with --repo"
     )
     return Order({}, "by author date", {}, None)
 

@@ -243,8 +243,8 @@ def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
     if firsts:
         shown = ", ".join(list(firsts)[:_MOST_NAMED]) + ", …" * (len(firsts) > _MOST_NAMED)
         notes.append(
-            f"measured by {measured['code'].nunique()} versions of ppbench, which changes at "
-            f"{shown}: a change of the figure there may be due to it"
+            f"measured by {measured['code'].nunique()} versions of ppbench, changing at "
+            f"{shown}: a change of the figure there may be due to that"
         )
 
 

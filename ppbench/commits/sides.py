@@ -181,8 +181,8 @@ def _unknown(name: str, places: Places) -> UsageError:
         why = str(error).removeprefix(f'"{name}": ')
         folder = "; it is a folder, but holds no runs" if _is_folder(name) else ""
         return UsageError(
-            f'"{name}": no results folder, no run or sweep of {places.store.folder}, and as a '
-            f"revision: {why}{folder}"
+            f'"{name}": not a results folder, not a run or sweep in {places.store.folder}, and not '
+            f"a revision: {why}{folder}"
         )
     raise AssertionError(name)  # a revision would have been a meaning
 

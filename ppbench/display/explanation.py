@@ -112,7 +112,7 @@ def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
         case "jitter":
             return f"the time of an action varies by {percent(run['op_variation'])} around its mean"
         case _:
-            return "no cost explains it; the host between actions, or contention between ranks"
+            return "time of the host between actions, or of contention between ranks"
 
 
 def _stages(costs: Costs) -> str:
@@ -148,6 +148,6 @@ def _residual(run: pd.Series) -> str:
     word = "longer" if residual >= 0 else "shorter"
     return (
         "Replayed with its own mean costs and transfers, the step takes "
-        f"{milliseconds(run['modelled_step_ns'])}; the measured steps took "
+        f"{milliseconds(run['modelled_step_ns'])}; the measured steps were "
         f"{percent(abs(residual))} {word} on average."
     )

@@ -135,8 +135,8 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
             continue
         if trace.rank in seen:
             raise UsageError(
-                f"{trace.path}: is of rank {trace.rank}, as is {seen[trace.rank]}; give one file "
-                "of each rank"
+                f"{trace.path}: belongs to rank {trace.rank}, as does {seen[trace.rank]}; give one "
+                "file per rank"
             )
         seen[trace.rank] = trace.path
     if seen and len(seen) < len(traces):

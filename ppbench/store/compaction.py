@@ -60,7 +60,7 @@ def compact(folder: Path, tell: Skip) -> list[Compacted]:
     completely, and when another compaction is running. Raises StoreError.
     """
     if not folder.is_dir():
-        raise StoreError(f"{folder}: no such folder; give the store with --results")
+        raise StoreError(f"{folder}: no such folder; name the store with --results")
     with _locked(folder / LOCKS / _LOCK, tell):
         finished = frozenset(Reader(folder, tell).runs([RUN_ID], (), None)[RUN_ID].to_pylist())
         return [_Table(folder, name, finished, tell).compact() for name in TABLES]

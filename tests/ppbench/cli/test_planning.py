@@ -425,8 +425,8 @@ def test_bad_input_is_one_error_line_and_exit_code_2(tmp_path, arguments, words)
             Wanted("zbv", 4, 8, 1),
             "needs exactly 2 stages per rank, got 1; leave it out for 2",
         ),
-        (Wanted("interleaved_1f1b", 4, 9, None), "world_size 4; 8 or 10 would do"),
-        (Wanted("dualpipev", 4, 7, None), "world_size 4; 8 would do"),
+        (Wanted("interleaved_1f1b", 4, 9, None), "world_size 4; expected for example 8 or 10"),
+        (Wanted("dualpipev", 4, 7, None), "world_size 4; expected for example 8"),
         (
             Wanted("1f1b", 10**6, 10**6, None),
             f"at most {MOST_ACTIONS:,}; use smaller numbers",

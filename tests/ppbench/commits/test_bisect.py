@@ -62,7 +62,7 @@ def test_the_first_bad_commit_is_named_with_how_sure_it_is_and_how_to_look_at_it
     assert outcome.exit_code == 0
     assert f"first bad commit: {shas[4]} 2026-01-06T00:00:00+00:00 Number 5\n" in outcome.text
     assert "change: tokens_per_s -7.0 % (-7." in outcome.text
-    assert "sure to 99.9 %, 28 launches (0 made now)" in outcome.text
+    assert "confidence 99.9 %, 28 launches (0 made now)" in outcome.text
     assert f"compare: ppbench compare {shas[3]} {shas[4]} --results " in outcome.text
     runs = Store(repository[0] / "results").runs(["commit", "run_id"])
     newest = runs.groupby("commit")["run_id"].last()
@@ -88,7 +88,7 @@ def test_commits_that_do_not_run_make_the_answer_a_range(repository):
     outcome = asked(repository, file)
     assert outcome.exit_code == 0
     head, *commits_told = outcome.text[outcome.text.index("first bad commit") :].splitlines()[:3]
-    assert head == "first bad commit: one of 2; all but the last do not run"
+    assert head == "first bad commit: one of 2; only the last of them runs"
     assert [line.split()[0] for line in commits_told] == [shas[3], shas[4]]
     assert f"skipped: {shas[3][:9]} Number 4: error: RuntimeError: made by hand" in outcome.text
 
@@ -170,7 +170,7 @@ def test_without_launches_enough_it_says_what_is_likeliest_and_how_to_go_on(repo
     few = [around(GOOD, 4), [], [], [], [], [], around(BAD, 4)]
     outcome = asked(repository, measured(repository, few), Format.table, "--confidence", "99%")
     assert outcome.exit_code == 3
-    assert "not sure yet after 8 launches" in outcome.text
+    assert "undecided after 8 launches" in outcome.text
     last = outcome.text.splitlines()[-1]
     assert last.startswith(f"go on with: ppbench bisect {shas[0]} {shas[-1]} ")
     assert "--confidence 99%" in last

@@ -163,10 +163,10 @@ def test_what_moved_is_said_with_waiting_last(store):
     (one,) = break_down(result, result.changed())
     cause, waiting = moved_sentences(one)
     assert cause.startswith(
-        "compute of stage 1 moved: B 12.0 -> 13.2 ms a microbatch, +10.0 % [+9.9, +10.1]; "
-        "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in all +2.00 ms"
+        "compute of stage 1 changed: B 12.0 -> 13.2 ms per microbatch, +10.0 % [+9.9, +10.1]; "
+        "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in total +2.00 ms"
     )
-    assert waiting.startswith("idle time changed as a consequence; idle ms a step: ")
+    assert waiting.startswith("idle time changed as a consequence; idle ms per step: ")
 
 
 def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store):
@@ -197,8 +197,10 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     assert result.changed() == []
     (one,) = break_down(result, result.series())
     told = moved_sentences(one)
-    assert told[0] == "untested, since that takes 3 launches a side; the largest differences:"
-    assert told[1].startswith("compute of stage 1 differs: F 10.0 -> 10.8 ms a microbatch, +8.0 %;")
+    assert told[0] == "not tested, which takes 3 launches per side; the largest differences:"
+    assert told[1].startswith(
+        "compute of stage 1 differs: F 10.0 -> 10.8 ms per microbatch, +8.0 %;"
+    )
 
 
 def test_what_moved_is_told_of_a_case_whose_step_changed(store):
@@ -246,7 +248,7 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
     assert len(rows) == 1 + 3
     assert rows[0].startswith("case_id,case,fingerprint,metric,base,head,ratio")
     page = printed_by(store, "HEAD~1", "HEAD", how=Format.markdown).text
-    assert "**What moved in 1f1b" in page
+    assert "**What changed in 1f1b" in page
 
 
 def test_sides_that_have_nothing_in_common_are_not_enough_data(store, monkeypatch, tmp_path):

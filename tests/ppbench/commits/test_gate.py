@@ -147,7 +147,7 @@ def test_an_accepted_regression_is_listed_and_passes_until_the_base_has_it(root,
     (root / "demo.accept.toml").write_text(entry)
     outcome = checked(store, sweep=Path("demo.toml"))
     assert outcome.exit_code == 0
-    assert "passed: 1 metric worse as accepted" in outcome.text
+    assert "passed: 1 regression accepted" in outcome.text
     assert f"with {sha_of(root, 'HEAD')[:9]}: exact <b>" in outcome.text
     (root / "demo.accept.toml").write_text(entry.replace("9%", "5%"))
     assert checked(store, sweep=Path("demo.toml")).exit_code == 1
@@ -349,14 +349,14 @@ def test_thresholds_of_a_sweep_file_are_never_lost_silently(root, store):
     with pytest.raises(UsageError, match=r"demo\.toml:4: grid\.typo"):
         checked(store, base="HEAD~1", head="HEAD")
     (root / "demo.toml").unlink()
-    told = "accepted changes of demo.toml not used; name one: ppbench check SWEEP"
+    lost = "so no thresholds and accepted changes of a sweep file are used"
     assert (
-        f"note: no sweep file: it is not there; thresholds and {told}"
+        f"note: demo.toml not found, {lost}; name one: ppbench check SWEEP"
         in checked(store, base="HEAD~1", head="HEAD").text
     )
     measure(store, root, "HEAD", case=AFAB, sweep_file="other.toml")
     assert (
-        "no sweep file: head's runs come from 2; thresholds"
+        f"head's runs come from demo.toml, other.toml, {lost}"
         in checked(store, base="HEAD~1", head="HEAD").text
     )
 

@@ -166,8 +166,8 @@ def compared(repository, backfilled):
 def test_compare_says_that_compute_of_that_stage_moved(compared):
     assert compared.returncode == 0, compared.stderr
     assert "slower" in compared.stdout
-    assert "compute of stage 1 moved: " in compared.stdout
-    assert "stage 0 moved" not in compared.stdout
+    assert "compute of stage 1 changed: " in compared.stdout
+    assert "stage 0 changed" not in compared.stdout
 
 
 def test_check_ends_with_1_for_that_commit(repository, compared):

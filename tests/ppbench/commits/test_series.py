@@ -181,7 +181,7 @@ def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path
     for number, sha in enumerate(shas):
         runs.add(CommitFacts(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
     [note] = asked(runs, tmp_path / "repo").notes
-    assert note.startswith("measured by 2 versions of ppbench, which changes at ")
+    assert note.startswith("measured by 2 versions of ppbench, changing at ")
     assert f" at {shas[2][:9]}: " in note
 
 
