@@ -144,21 +144,9 @@ def inplace_sequential() -> nn.Sequential:
 
 
 def big_sequential() -> nn.Sequential:
-    """A chain with 168 MB of parameters, much more than the imports need."""
-    layers = [nn.Linear(1800, 1800, bias=False) for _ in range(12)]
-    return nn.Sequential(nn.Embedding(900, 1800), *layers, nn.Linear(1800, 900, bias=False))
-
-
-def big_llama_config() -> LlamaConfig:
-    """A Llama about as large as `big_sequential`."""
-    return LlamaConfig(
-        vocab_size=4096,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-    )
+    """A chain with as many parameters as llama-160m."""
+    layers = [nn.Linear(3600, 3600, bias=False) for _ in range(12)]
+    return nn.Sequential(nn.Embedding(900, 3600), *layers, nn.Linear(3600, 900, bias=False))
 
 
 class Drawn(nn.Module):

@@ -153,7 +153,7 @@ ENOUGH = ["--max-steps", "1"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--global-batch-size", "4", "--microbatch-size", "3", *ENOUGH], "no multiple"),
+        (["--global-batch-size", "4", "--microbatch-size", "3", *ENOUGH], "not a multiple"),
         (["--schedule", "zigzag", *ENOUGH], 'unknown schedule "zigzag"'),
         ([], "--max-tokens"),
         (["--seq-len", "long", *ENOUGH], '--seq-len is "long"'),

@@ -1,4 +1,3 @@
-import functools
 import json
 import os
 import subprocess
@@ -197,11 +196,11 @@ def test_a_checkpoint_is_cast_to_the_dtype_asked_for(tmp_path):
     assert {p.dtype for p in parameters.values()} == {torch.bfloat16}
 
 
-def peak_while_building(tiny_name, name, stage, pipe):
+def peak_while_building(name, stage, pipe):
     """Bytes by which the process's high-water mark rises above what importing needs."""
     from engine.run.memory import process_peak_bytes, reset_process_peak
 
-    build_stage(ModelSpec(tiny_name), 0, 2)  # imports and caches
+    build_stage(ModelSpec("llama-tiny"), 0, 2)  # imports and caches
     reset_process_peak()
     before = process_peak_bytes()
     built = build_stage(ModelSpec(name), stage, 2)
@@ -219,32 +218,18 @@ def in_a_process(function, *arguments):
     return result
 
 
-def big_model(kind, folder):
-    """Return the name of a model whose weights are drawn or read, and their size in bytes."""
-    if kind == "factory":
-        return "models:big_sequential", bytes_of(models.big_sequential)
-    llama = functools.partial(LlamaForCausalLM, models.big_llama_config())
-    if kind == "checkpoint":
-        llama().save_pretrained(folder, max_shard_size="50MB")
-    else:
-        models.big_llama_config().save_pretrained(folder)
-    return str(folder), bytes_of(llama)
-
-
-def bytes_of(build):
-    with torch.device("meta"):
-        return sum(p.nbytes for p in build().parameters())
-
-
 @pytest.mark.parametrize(
-    ("kind", "stage"), [("random", 0), ("random", 1), ("checkpoint", 0), ("factory", 1)]
+    ("kind", "stage"), [("preset", 0), ("preset", 1), ("checkpoint", 0), ("factory", 1)]
 )
 def test_starting_one_of_two_stages_needs_less_than_60_percent_of_the_whole_model(
     tmp_path, kind, stage
 ):
-    name, whole_bytes = big_model(kind, tmp_path)
-    tiny_name = configuration_folder(tmp_path / "tiny", "llama")
-    peak_bytes, owned_bytes = in_a_process(peak_while_building, tiny_name, name, stage)
+    whole_bytes = 4 * PRESETS["llama-160m"].num_parameters
+    name = {"preset": "llama-160m", "factory": "models:big_sequential"}.get(kind)
+    if kind == "checkpoint":
+        name = str(tmp_path / "saved")
+        LlamaForCausalLM(preset_config("llama-160m")).save_pretrained(name, max_shard_size="200MB")
+    peak_bytes, owned_bytes = in_a_process(peak_while_building, name, stage)
     assert 0.4 * whole_bytes < owned_bytes
     assert peak_bytes < 0.6 * whole_bytes, f"{peak_bytes:,} of {whole_bytes:,}"
 

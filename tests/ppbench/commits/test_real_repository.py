@@ -1,5 +1,5 @@
 """Bisect, backfill, compare, check and history on one repository of nine commits: the seventh
-makes a stage 8 % slower, and the fifth does not run.
+makes a stage a quarter slower, and the fifth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
 Steps are long and few: a rank that wakes up some milliseconds late is late by little, so that few
@@ -50,7 +50,7 @@ PATIENCE_S = 570
 def costs(number: int) -> str:
     if number == BROKEN:
         return "F_ms = [90, oops\n"
-    factor = 1.08 if number >= SLOWER else 1.0
+    factor = 1.25 if number >= SLOWER else 1.0
     return COSTS.format(F=90 * factor, half=45 * factor)
 
 

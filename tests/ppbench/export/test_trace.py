@@ -242,8 +242,12 @@ def test_the_default_file_is_named_by_the_run(results, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "is_perfetto", "said"),
     [
-        ("t.html", False, r"t\.html: .* end in \.json\.gz or \.json, or add --perfetto"),
-        ("t.json", True, r"t\.json: .* end in \.pftrace or \.pftrace\.gz"),
+        (
+            "t.html",
+            False,
+            r"t\.html: unknown .* expected \.json\.gz or \.json, or add --perfetto",
+        ),
+        ("t.json", True, r"t\.json: unknown .* expected \.pftrace or \.pftrace\.gz"),
     ],
 )
 def test_a_file_of_another_name_is_refused(results, tmp_path, name, is_perfetto, said):
