@@ -178,7 +178,7 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     (told,) = [note for note in result.notes if "outlier" in note]
     assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
     (one,) = break_down(result, result.changed())
-    assert moved_sentences(one)[0].startswith("compute of stage 1 moved: B 12.0 -> 13.2 ms")
+    assert moved_sentences(one)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
 
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
@@ -239,7 +239,7 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
     assert [line.split()[-3] for line in text.splitlines() if line.endswith("5, 5")] == [
         *("slower", "same", "less")
     ]
-    assert "What moved in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
+    assert "What changed in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
     result = json.loads(printed_by(store, "HEAD~1", "HEAD", how=Format.json).text)
     assert [one["verdict"] for one in result["changes"]] == ["slower", "same", "faster"]
     assert {one["kind"] for one in result["moved"] if one["has_moved"]} >= {"compute"}

@@ -315,7 +315,7 @@ def test_files_that_are_no_traces_of_a_pipeline_are_refused(tmp_path):
 
 def test_the_files_must_be_of_one_pipelines_ranks_each_once(tmp_path):
     first, second = two_ranks(tmp_path)
-    assert "is of rank 0, as is" in refused([first, first, second], tmp_path)
+    assert "belongs to rank 0, as does" in refused([first, first, second], tmp_path)
     assert "stage 1 is in none of the 1 traces" in refused(
         [trace(tmp_path, 0, [*one_step(0), complete("0SEND_F0", 10, 11)])], tmp_path
     )
@@ -404,6 +404,6 @@ def test_the_command_imports_and_lists_the_run_or_says_why_not(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "titan" in done.stdout
     assert "imported 3 steps of 2 ranks, schedule 1f1b" in done.stderr
-    assert "rank 1 by 4,997.0 us, off by at most 5.0 us" in done.stderr
+    assert "rank 1 by 4,997.0 us, error at most 5.0 us" in done.stderr
     failed = ppbench("import", "absent.json")
     assert (failed.returncode, failed.stderr.splitlines()[-1][:6]) == (2, "error:")
