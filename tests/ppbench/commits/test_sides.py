@@ -125,7 +125,7 @@ def test_a_commit_without_runs_is_told_from_a_name_that_means_nothing(repository
     told = str(caught.value)
     assert f"main~1 = {first[:9]} Number 1: not measured in {store.folder} (5 runs of it" in told
     assert f"ppbench backfill {first[:9]}..{first[:9]} SWEEP --launches 5" in told
-    with pytest.raises(UsageError, match="as a revision: no such revision in"):
+    with pytest.raises(UsageError, match="not a revision: no such revision in"):
         find_side("mian", places)
     with pytest.raises(UsageError, match=r"5 runs start with it: .*; give more characters"):
         find_side("2026", places)
