@@ -239,7 +239,9 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
     assert [line.split()[-3] for line in text.splitlines() if line.endswith("5, 5")] == [
         *("slower", "same", "less")
     ]
-    assert "What changed in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
+    assert (
+        "What changed in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
+    )
     result = json.loads(printed_by(store, "HEAD~1", "HEAD", how=Format.json).text)
     assert [one["verdict"] for one in result["changes"]] == ["slower", "same", "faster"]
     assert {one["kind"] for one in result["moved"] if one["has_moved"]} >= {"compute"}
