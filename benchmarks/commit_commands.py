@@ -1,6 +1,6 @@
 """Commands of this work tree and of another commit in turns: what a change costs whoever runs them.
 
-    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--runs 20000]
+    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--overheads 6] [--runs 20000]
 
 Both sides read the same store, run the same sweep and draw the same runs, as whole processes from
 their start to their end. The sweep is emulated and its actions take a millisecond, so that what is
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.commit_steps import work_tree
-from benchmarks.outcome import Goal, parser, write
+from benchmarks.outcome import Goal, Ratio, parser, write
 from benchmarks.store import make_compacted
 from benchmarks.surroundings import ROOT, read_surroundings
 from benchmarks.turns import Turns, in_turns, timed_in_turns
@@ -62,6 +62,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("commit", help="the commit that this work tree is compared with")
     options.add_argument("--rounds", type=int, default=12)
+    options.add_argument("--overheads", type=int, default=6, help="rounds of `ppbench overhead`")
     options.add_argument("--runs", type=int, default=20_000, help="runs of the large store")
     settings, surroundings = options.parse_args(), read_surroundings()
     compared: dict[str, Turns] = {}
@@ -77,17 +78,20 @@ def main() -> None:
                 for side, tree in sides.items()
             }
             compared[name] = timed_in_turns(arms, settings.rounds)
+            print(_ratio(name, compared[name]), flush=True)
         overheads = {
             f"overhead of spans, {side}": functools.partial(_overhead, tree, folder)
             for side, tree in sides.items()
         }
-        compared["overhead of spans"] = in_turns(overheads, settings.rounds, unit="")
-    ratios = [
-        turns.ratio(f"{name}: new over old", f"{name}, new", f"{name}, old", MOST)
-        for name, turns in compared.items()
-    ]
+        if settings.overheads:
+            compared["overhead of spans"] = in_turns(overheads, settings.overheads, unit="")
+    ratios = [_ratio(name, turns) for name, turns in compared.items()]
     figures = [figure for turns in compared.values() for figure in turns.figures()]
     write("commit_commands", settings, surroundings, ratios, figures)
+
+
+def _ratio(name: str, turns: Turns) -> Ratio:
+    return turns.ratio(f"{name}: new over old", f"{name}, new", f"{name}, old", MOST)
 
 
 def _commands() -> dict[str, list[str]]:
