@@ -25,6 +25,18 @@ Span = Annotated[
 ]
 
 
+Launches = Annotated[
+    int | None,
+    typer.Option(
+        "--launches",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Launches of each; default: the sweep's.",
+    ),
+]
+
+
 def backfill(
     span: Span,
     file: SweepFile,
@@ -35,16 +47,7 @@ def backfill(
         int | None,
         typer.Option("--max", metavar="N", min=1, help="Measure N commits, spread evenly."),
     ] = None,
-    launches: Annotated[
-        int | None,
-        typer.Option(
-            "--launches",
-            metavar="N",
-            min=1,
-            max=1000,
-            help="Launches of each; default: the sweep's.",
-        ),
-    ] = None,
+    launches: Launches = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,

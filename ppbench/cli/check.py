@@ -28,26 +28,31 @@ HeadsSweep = Annotated[
 ]
 
 
+Base = Annotated[
+    str | None,
+    typer.Option(metavar="REV", help="Default: where HEAD left the main branch."),
+]
+Threshold = Annotated[
+    str | None,
+    typer.Option(metavar="SHARE", help="Largest regression that passes, such as 2%."),
+]
+Summary = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.md", help="Also write a summary for a pull request."),
+]
+
+
 def check(
     file: HeadsSweep = None,
-    base: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Default: where HEAD left the main branch."),
-    ] = None,
+    base: Base = None,
     head: Annotated[
         str, typer.Option(metavar="REV", help="Default: the work tree as it is.")
     ] = "worktree",
-    threshold: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Largest regression that passes, such as 2%."),
-    ] = None,
+    threshold: Threshold = None,
     metrics: Metrics = None,
     is_run: IsRun = False,
     launches: NumLaunches = 5,
-    summary: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.md", help="Also write a summary for a pull request."),
-    ] = None,
+    summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:

@@ -35,31 +35,33 @@ _SHORT = 9
 _LONGEST_SUBJECT = 50
 
 
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."),
+]
+HasDirty = Annotated[
+    bool, typer.Option("--dirty", help="Include work trees with uncommitted changes.")
+]
+Repo = Annotated[
+    Path | None,
+    typer.Option("--repo", metavar="DIR", help="The repository; default: found by the commits."),
+]
+Page = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
+]
+
+
 def history(
     metric: Annotated[
         str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
     ] = "tokens_per_s",
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."
-        ),
-    ] = None,
+    where: Where = None,
     has_all: Annotated[
         bool, typer.Option("--all", help="Include commits off HEAD's first-parent line.")
     ] = False,
-    has_dirty: Annotated[
-        bool, typer.Option("--dirty", help="Include work trees with uncommitted changes.")
-    ] = False,
-    repo: Annotated[
-        Path | None,
-        typer.Option(
-            "--repo", metavar="DIR", help="The repository; default: found by the commits."
-        ),
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
-    ] = None,
+    has_dirty: HasDirty = False,
+    repo: Repo = None,
+    page: Page = None,
     has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
     results: Results = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,

@@ -29,6 +29,20 @@ Pattern = Annotated[
 ]
 
 
+TokensPerStep = Annotated[
+    int | None,
+    typer.Option("--tokens-per-step", metavar="N", min=1, help="Tokens of a step, for throughput."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the run, such as model.preset or seq_len.",
+    ),
+]
+
+
 def import_traces(
     traces: Traces,
     name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "imported",
@@ -42,21 +56,9 @@ def import_traces(
         list[int] | None,
         typer.Option("--step", metavar="K", help="Only this step; repeatable. Default: all."),
     ] = None,
-    tokens_per_step: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens-per-step", metavar="N", min=1, help="Tokens of a step, for throughput."
-        ),
-    ] = None,
+    tokens_per_step: TokensPerStep = None,
     pattern: Pattern = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the run, such as model.preset or seq_len.",
-        ),
-    ] = None,
+    settings: Settings = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
 ) -> None:
