@@ -5,16 +5,19 @@ INSTALLED := .venv/.installed
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import is compiled once
 
-.PHONY: demo test test-all lint format bench faults clean
+.PHONY: demo docs test test-all lint format bench faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
 
-test: $(INSTALLED)  ## four processes on two cores: much of the time is waited
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+docs: $(INSTALLED)  ## the documentation as a site, with a gallery of sweeps run for it: build/site/index.html
+	$(BIN)/python docs/site/build.py
+
+test: $(INSTALLED)  ## six processes: starting and ending ranks leaves a core idle at times
+	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 test-all: $(INSTALLED)  ## the same tests, randomised campaigns with all their examples
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --thorough
+	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --thorough
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -33,7 +36,7 @@ faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
 	$(BIN)/python -m benchmarks.faults
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; use make PYTHON=python3.11")'

@@ -83,6 +83,8 @@ MOST_ROWS = 2
 PATIENCE_S = 600.0
 GONE_S = 20.0
 POLL_S = 0.005
+LOOK_S = 0.05
+"""Between two looks that take long, at all journals or all processes, for what lasts."""
 FAILED_RUNS = 4
 
 
@@ -184,7 +186,7 @@ class Campaign:
         command = [sys.executable, "-c", "from ppbench.cli import main; main()"]
         with (self._folder / f"start-{start}.log").open("wb") as log:
             controller = subprocess.Popen(
-                [*command, "sweep", "faults.toml"],
+                [*command, "sweep", "faults.toml", "--no-report"],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -240,7 +242,7 @@ class Campaign:
         if moment == "start-up":
             return self._sleep(self._chance.uniform(0, START_UP_S), controller)
         while self._num("row") < num_rows:
-            if not self._sleep(2 * POLL_S, controller):
+            if not self._sleep(LOOK_S, controller):
                 return False
         return moment != "step" or self._sleep(self._chance.uniform(0, STEPS_S), controller)
 
@@ -253,7 +255,7 @@ class Campaign:
             if not self._sleep(POLL_S, controller):
                 return False
         while moment == "between" and self._num("row") <= num_rows:
-            if not self._sleep(POLL_S, controller):
+            if not self._sleep(4 * POLL_S, controller):
                 return False
         is_sudden = moment in ("store", "between")
         return not is_sudden or self._sleep(self._chance.uniform(0, STORE_S), controller)
@@ -326,7 +328,7 @@ class Campaign:
         """Markers, processes and folders in shared memory that are left over."""
         until_s = time.monotonic() + GONE_S
         while (left := self._names_left()) and time.monotonic() < until_s:
-            time.sleep(POLL_S)
+            time.sleep(LOOK_S)
         yield from (f"{name} is left" for name in left)
         for launch in self._launches():
             if (launch / "running").exists():

@@ -266,7 +266,9 @@ class Trainer:
         batch = self.batch(step)
         self._zero_gradients()
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
-        torch.manual_seed(_seed_of(self.config.model.seed, step, self.rank))
+        is_cpu = self.device.type == "cpu"  # seeding a GPU too takes long where there is none
+        seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
+        seed(_seed_of(self.config.model.seed, step, self.rank))
         loss = self.runner.run(step, batch, recording)
         self.runner.enter(Phase.SUMS)
         self._sum_shared_gradients()

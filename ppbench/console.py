@@ -1,17 +1,26 @@
-"""Notes: lines for the user that are not part of a command's results.
+"""Prose for the user: notes, and text wrapped at the width of a terminal.
 
-They are records of the logger `ppbench`. The command line prints all of them on standard error; a
-notebook or another program handles them like any library's.
+Notes are lines that are not part of a command's results. They are records of the loggers `ppbench`
+and `engine`. The command line prints all of them on standard error; a notebook or another program
+handles them like any library's.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import textwrap
+from typing import IO
 
 from ppbench.errors import printable
 
 _LOGGER = logging.getLogger("ppbench")
+_LOGGERS = _LOGGER, logging.getLogger("engine")
+_HANGING_INDENT = "  "
+_COMMAND = re.compile(r"(?:^|(?<=: ))ppbench [a-z]+(?: .*)?$|\(ppbench [^()]*\)")
+"""A command that ends a line or is in brackets. It is copied as a whole: no line break parts it."""
+_NO_BREAK = "\0"
 
 
 def note(text: str) -> None:
@@ -24,16 +33,45 @@ def warn(problem: str) -> None:
     _LOGGER.warning("warning: %s", printable(problem))
 
 
+def wrapped(text: str, stream: IO[str]) -> str:
+    """Wrap lines that are wider than the terminal at words; text for a pipe or file stays."""
+    if not stream.isatty():
+        return text
+    from rich.console import Console
+
+    width = Console(file=stream).width
+    return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    from rich.cells import cell_len
+
+    if cell_len(line) <= width:
+        return line
+    own = line[: len(line) - len(line.lstrip())]
+    joined = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), line.strip())
+    lines = textwrap.wrap(
+        joined,
+        width,
+        initial_indent=own,
+        subsequent_indent=own + _HANGING_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace(_NO_BREAK, " ")
+
+
 def print_notes() -> None:
     """Print every note on standard error from now on."""
-    _LOGGER.setLevel(logging.INFO)
-    _LOGGER.propagate = False
-    if not any(isinstance(handler, _StandardError) for handler in _LOGGER.handlers):
-        _LOGGER.addHandler(_StandardError())
+    for logger in _LOGGERS:
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
+            logger.addHandler(_StandardError())
 
 
 class _StandardError(logging.Handler):
     """Prints to the current `sys.stderr`, which may be replaced after this handler is made."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr, flush=True)
+        print(wrapped(record.getMessage(), sys.stderr), file=sys.stderr, flush=True)

@@ -80,6 +80,11 @@ class NotMeasuredError(UsageError):
     exit_code = ExitCode.insufficient
 
 
+def no_runs_in(folder: object) -> UsageError:
+    """The error for a store without runs, or that does not exist, whichever command reads it."""
+    return UsageError(f"{folder}: no runs here yet; start with: ppbench sweep FILE")
+
+
 class StoreError(PpbenchError):
     """The results folder cannot be read or written."""
 

@@ -143,6 +143,11 @@ FIGURES = (*OF_RUNS, *OF_CASES)
 """The names of all figures, as `ppbench figure` takes them."""
 
 
+def __dir__() -> list[str]:
+    """The figures alone: what an interactive session offers after `ppbench.figures.`."""
+    return sorted(FIGURES)
+
+
 def draw(
     name: str,
     results: Results,
@@ -154,6 +159,7 @@ def draw(
 
     Raises UsageError.
     """
+    check_name(name)
     if options and name != "timeline":
         *others, last = (f"--{option}" for option in options)
         given = f"{', '.join(others)} and {last}" if others else last
@@ -162,7 +168,13 @@ def draw(
         return OF_RUNS[name](results, runs, theme, **options)
     if name in OF_CASES:
         return OF_CASES[name](results if runs is None else results.named(runs), theme)
-    raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
+    raise AssertionError(name)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError, with the names of all figures, for any other."""
+    if name not in FIGURES:
+        raise UsageError(f'figure: unknown "{name}"{nearest(name, FIGURES)}')
 
 
 def _rows_named(results: Results, run: str | Sequence[str] | None) -> list[pd.Series]:

@@ -27,7 +27,7 @@ from engine.plan.action import COMPUTE_OPS
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program, loop_placement, v_placement
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.formulae import Shape, Times
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -42,7 +42,6 @@ from engine.plan.simulate import (
     Durations,
     Simulation,
     TransferModel,
-    peak_activations,
 )
 from engine.plan.simulate import simulate as simulate_program
 from engine.plan.spans import COLUMNS
@@ -276,8 +275,13 @@ class ProgramRequest(NamedTuple):
     stages_per_rank: int | None
 
 
-def program_of(request: ProgramRequest) -> Program:
-    """The program of a request, checked against all rules. Raises UsageError."""
+def program_of(request: ProgramRequest, most_drawn: int | None = None) -> Program:
+    """The program of a request, checked against all rules; `mine.csv` is `csv:mine.csv`.
+
+    Raises UsageError, also for more computations than can be drawn.
+    """
+    if request.schedule.endswith(".csv") and not request.schedule.startswith(CSV_PREFIX):
+        request = request._replace(schedule=f"{CSV_PREFIX}{request.schedule}")
     try:
         shape = (
             _shape_of_file(request) if request.schedule.startswith(CSV_PREFIX) else _shape(request)
@@ -286,6 +290,7 @@ def program_of(request: ProgramRequest) -> Program:
             program = build_program(
                 request.schedule, shape.world_size, shape.num_microbatches, request.stages_per_rank
             )
+            _check_can_be_drawn(program.num_computations, most_drawn)
             check(program)
             if program.has_transfers:
                 lower(program)
@@ -297,6 +302,14 @@ def program_of(request: ProgramRequest) -> Program:
     except (ValueError, OSError) as error:
         raise _unusable(request.schedule, error) from None
     return program
+
+
+def _check_can_be_drawn(num_actions: int, most: int | None) -> None:
+    if most is not None and num_actions > most:
+        raise UsageError(
+            f"{num_actions:,} actions are too many to draw; at most {most:,}; use fewer "
+            "ranks, stages or microbatches, or ask for figures alone: ppbench simulate"
+        )
 
 
 def simulate(
@@ -320,11 +333,6 @@ def simulate(
     transfers = read_transfers(str(latency), rate, message_bytes, overlaps=overlap)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
     return predict(program_of(request), read_costs(cost), transfers)
-
-
-def num_computations(program: Program) -> int:
-    """The number of actions that are not transfers."""
-    return sum(action.op in COMPUTE_OPS for row in program.actions for action in row)
 
 
 def with_transfers(

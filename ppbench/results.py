@@ -19,9 +19,10 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.config.case import unknown_settings
+from ppbench.config.synonyms import SYNONYMS, column_named
 from ppbench.display.tables import as_records
 from ppbench.errors import UsageError, nearest
-from ppbench.store import LAST, TABLES, Store, last_sweep_of
+from ppbench.store import LAST, TABLES, Store, in_order, last_sweep_in, newest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +88,25 @@ class Results:
 
     def last(self) -> Results:
         """The newest run of each case and launch in the sweep of the last run."""
-        return Results(self.store, last_sweep_of(self.runs))
+        last, _ = last_sweep_in(self.store.folder, self.runs)
+        return Results(self.store, in_order(newest_of(last)))
 
     def select(self, **wanted: object) -> Results:
-        """The runs whose columns have these values: `select(schedule="1f1b", world_size=[2, 4])`.
+        """The runs whose columns have these values: `select(schedule="1f1b", ranks=[2, 4])`.
 
         Raises UsageError for an unknown column, and when no run is left.
         """
         runs = self.runs
-        for column, value in wanted.items():
+        for name, value in wanted.items():
+            column = column_named(name)
             if column not in runs:
-                raise UsageError(
-                    f'select: unknown column "{column}"{nearest(column, map(str, runs))}'
-                )
-            known = runs[column]
+                known = [*map(str, runs), *SYNONYMS]
+                raise UsageError(f'select: unknown column "{name}"{nearest(name, known)}')
+            cells = runs[column]
             allowed = value if isinstance(value, list | tuple | set | range) else [value]
-            runs = runs[known.isin(list(allowed))]
+            runs = runs[cells.isin(list(allowed))]
             if runs.empty:
-                values = ", ".join(map(str, known.drop_duplicates().head(8)))
+                values = ", ".join(map(str, cells.drop_duplicates().head(8)))
                 raise UsageError(f"select: no run has {column} {value!r}; there are: {values}")
         return Results(self.store, runs)
 

@@ -13,8 +13,10 @@ Another package cannot replace a runtime of this table.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "ppbench.runtimes"
 ENGINE: Final = "engine"
@@ -53,4 +55,6 @@ def entry_of(name: str) -> EntryPoint | None:
 
 
 def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import, and most names are known
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}

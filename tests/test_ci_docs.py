@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -46,6 +47,21 @@ def test_results_are_kept_whatever_the_gate_says():
     job = GITLAB["performance"]
     assert job["cache"]["when"] == job["artifacts"]["when"] == "always"
     assert job["cache"]["paths"] == ["results/"]
+
+
+def test_ppbench_is_installed_from_its_repository():
+    """Its name on PyPI belongs to another project."""
+    run = [step["run"] for step in STEPS if "pip install" in step.get("run", "")]
+    job = [line for line in GITLAB["performance"]["script"] if "pip install" in line]
+    assert run == job == ['pip install "ppbench @ git+URL@TAG"']
+
+
+def test_no_page_or_message_installs_by_the_bare_name():
+    root = FOLDER.parents[1]
+    files = [root / "README.md", *FOLDER.parent.rglob("*.md"), *FOLDER.glob("*.yml")]
+    files += [path for room in ("ppbench", "engine") for path in (root / room).rglob("*.py")]
+    bare = re.compile(r"pip install ['\"]?ppbench(?! @)")
+    assert [str(path) for path in files if bare.search(path.read_text())] == []
 
 
 def test_their_commands_are_those_of_ppbench():

@@ -11,26 +11,38 @@ import pytest
 import typer
 
 import ppbench
-from engine.model.presets import sizes_table
 from ppbench.cli.app import app
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
+from ppbench.store import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in ROOT.glob("docs/*.md")))
-SOURCE = re.compile(r"`((?:engine|ppbench|tests|benchmarks|docs|sweeps)/[\w/.]*)`")
+TRAIN = (ROOT / "docs" / "howto" / "train.md").read_text()
+SWEEP_FILE = (ROOT / "docs" / "reference" / "sweep-file.md").read_text()
+NOTEBOOK = (ROOT / "docs" / "howto" / "notebook.md").read_text()
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+)
+MOST_WORDS = 1200
+SOURCE = re.compile(r"`((?:engine|ppbench|tests|benchmarks|docs|sweeps)/[\w/.-]*)`")
 NAMES_IN = re.compile(r"`([\w/]+\.py)`: (`[A-Za-z_]\w*(?:\.\w+)?`(?:, `[A-Za-z_]\w*(?:\.\w+)?`)*)")
-FOLDERS = ("ppbench", "engine", "benchmarks", "tests")
+FOLDERS = ("ppbench", "engine", "benchmarks", "tests", "docs")
 
 
-def block(language):
-    return re.search(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)[1]
+def block(page, language):
+    return re.search(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)[1]
+
+
+def test_the_readme_can_be_read_in_a_few_minutes():
+    assert len(README.split()) <= MOST_WORDS
 
 
 @pytest.mark.usefixtures("warm_starts")
 def test_the_library_example_trains(tmp_path):
-    (tmp_path / "train.py").write_text(block("python"))
+    (tmp_path / "train.py").write_text(block(TRAIN, "python"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
@@ -42,26 +54,24 @@ def test_the_library_example_trains(tmp_path):
 
 
 def test_the_library_example_is_short():
-    code = [line for line in block("python").splitlines() if line and "import" not in line]
+    code = [line for line in block(TRAIN, "python").splitlines() if line and "import" not in line]
     assert len(code) < 20
 
 
 def test_the_sweep_file_shown_is_valid_and_names_every_section(tmp_path):
-    (tmp_path / "mine.toml").write_text(block("toml"))
+    (tmp_path / "mine.toml").write_text(block(SWEEP_FILE, "toml"))
     assert len(read_sweep(tmp_path / "mine.toml", [], "cpu").cases) == 12
     sections = {key.partition(".")[0] for key in known_keys() if "." in key}
-    assert sections <= set(tomllib.loads(block("toml")))
+    assert sections <= set(tomllib.loads(block(SWEEP_FILE, "toml")))
 
 
-def test_every_command_and_preset_is_documented():
+def test_every_command_is_named_in_the_readme():
     for name in typer.main.get_command(app).commands:
         assert f"`ppbench {name}" in README, name
-    assert sizes_table() in README
 
 
 def test_the_page_on_the_library_runs(tmp_path):
-    page = (ROOT / "docs" / "library.md").read_text()
-    (tmp_path / "example.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    (tmp_path / "example.py").write_text(block(NOTEBOOK, "python"))
     command = [sys.executable, "example.py"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
@@ -72,9 +82,15 @@ def test_the_page_on_the_library_runs(tmp_path):
 
 
 def test_the_page_on_the_library_names_every_function():
-    page = (ROOT / "docs" / "library.md").read_text()
     for name in ppbench.__all__:
-        assert name == "__version__" or f"`ppbench.{name}" in page, name
+        assert name == "__version__" or f"`ppbench.{name}" in NOTEBOOK, name
+
+
+def test_the_page_on_the_store_names_the_version_that_is_written():
+    page = (ROOT / "results" / "README.md").read_text()
+    assert f"`schema_version` is {SCHEMA_VERSION}. " in page
+    for version in range(2, SCHEMA_VERSION + 1):
+        assert re.search(rf"\b[Vv]ersions? {version}\b", page), version
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -43,6 +43,7 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "torch.distributed.run",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "ppbench.run.worker",
+    "ppbench.run.worker.rank",
     "ppbench.run.verification.author",
 )
 _START_NOTHING = {
@@ -443,6 +444,8 @@ def main() -> Task:
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # of torch's libraries: what no process needs before it ends
     gc.freeze()
     gc.enable()
     return become(*serve(connection))

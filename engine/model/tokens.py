@@ -6,24 +6,28 @@ Hugging Face `datasets` keeps what it tokenised in an Arrow file, which is mappe
 Reading JSON, Parquet and text through that library too, rather than by hand, gives all of them its
 cache: tokenised once, by whichever process comes first.
 
-    stdlib, text with bytes     file ──────────────────────────────────────► ByteTokens
+    stdlib                      file ──────────────────────────────────────► ByteTokens
+    text with bytes             files ─────────────────────────────────────► FileTokens
     json, parquet, hf, text     file or hub ─► data set ─► map(tokenizer) ──► ArrowTokens
 """
 
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import json
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.model.local_files import local_files
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,14 +37,16 @@ Array = npt.NDArray[np.int64]
 
 SOURCES = '"stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH" or "hf:DATASET"'
 _EXPECTED = {
-    "text": "the path of a text file in UTF-8, or a glob",
-    "json": "the path of a file of JSON objects, one per line or in a list, or a glob",
-    "parquet": "the path of a Parquet file, or a glob",
+    "text": "the path of a text file in UTF-8, a folder of them, or a glob",
+    "json": "the path of a file of JSON objects, one per line or in a list, a folder, or a glob",
+    "parquet": "the path of a Parquet file, a folder of them, or a glob",
     "hf": "a data set on the hub that can be reached, or a local folder of data files",
 }
 _HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
 _BLANK_LINES = re.compile(rb"^(?:[^\S\n]*(?:\n|\Z))+", re.MULTILINE)
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_MOST_MAPPED = 64
+"""Files of a source that are mapped at once."""
 _ENCODING_VERSION = 1
 """Raise when `_encode` changes: `datasets` finds cached results by a function's name, not code."""
 
@@ -80,6 +86,43 @@ class ByteTokens:
         return borders[0::2], borders[1::2]
 
 
+class FileTokens:
+    """Files end to end, one token per byte. A document is a paragraph, and ends with its file.
+
+    Files are mapped when they are read from, and few at a time, since a process may have only so
+    many open.
+    """
+
+    def __init__(self, source: str, files: Sequence[Path]) -> None:
+        """Raises DataError if a file cannot be opened."""
+        self._open = functools.lru_cache(_MOST_MAPPED)(functools.partial(_map_file, source))
+        mapped = [(path, len(self._open(path))) for path in files]
+        self._files = [path for path, size in mapped if size]
+        sizes = [size for _, size in mapped if size]
+        self._borders: Array = np.array([0, *sizes], dtype=np.int64).cumsum()
+
+    def __len__(self) -> int:
+        return int(self._borders[-1])
+
+    def read(self, start: int, stop: int) -> Array:
+        first = int(np.searchsorted(self._borders, start, side="right")) - 1
+        last = int(np.searchsorted(self._borders, stop, side="left"))
+        parts = [
+            self._open(path)[max(0, start - border) : stop - border]
+            for path, border in zip(self._files[first:last], self._borders[first:last], strict=True)
+        ]
+        return np.concatenate([np.empty(0, np.uint8), *parts]).astype(np.int64)
+
+    def documents(self) -> tuple[Array, Array]:
+        borders = [
+            tuple(border + ends for ends in ByteTokens(self._open(path)).documents())
+            for path, border in zip(self._files, self._borders[:-1], strict=True)
+        ]
+        starts, stops = zip(*borders, strict=True) if borders else ((), ())
+        empty = np.empty(0, np.int64)
+        return np.concatenate([empty, *starts]), np.concatenate([empty, *stops])
+
+
 class ArrowTokens:
     """The column `tokens` of a data set, one document per row, read from its mapped file."""
 
@@ -113,8 +156,9 @@ def open_tokens(
     """The tokens of a source other than "synthetic"; without a tokenizer, its bytes in UTF-8.
 
     - `stdlib`: the sources of the standard library; always bytes, whatever the tokenizer.
-    - `text:PATH`: without a tokenizer the file as it is; with one, a document per line.
-    - `json:PATH`, `parquet:PATH`: a document per row of `text_column`. PATH may be a glob.
+    - `text:PATH`: without a tokenizer the bytes of its files; with one, a document per line.
+    - `json:PATH`, `parquet:PATH`: a document per row of `text_column`. PATH is a file, a folder or
+      a glob; see `local_files`.
     - `hf:NAME`, a hub id or a local folder that `datasets.load_dataset` understands, with options:
       `hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION`. The split is "train" if not given.
 
@@ -130,7 +174,7 @@ def open_tokens(
     if kind not in _EXPECTED or not place:
         raise DataError(f'unknown data source "{source}"; expected {SOURCES}')
     if kind == "text" and tokenizer is None:
-        return ByteTokens(_map_file(source, Path(place)))
+        return FileTokens(source, _files_of(source))
     try:
         return ArrowTokens(_load(source, text_column, tokenizer))
     except DataError:
@@ -200,13 +244,29 @@ def _stdlib_text() -> bytes:
     return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
+def _files_of(source: str) -> list[Path]:
+    """The files of a local source. Raises DataError if there are none."""
+    kind = source.partition(":")[0]
+    try:
+        files = local_files(source)
+    except OSError as error:
+        raise DataError(f'data source "{source}": {_failure(error)}') from error
+    if not files:
+        raise DataError(f'data source "{source}": no such file; expected {_EXPECTED[kind]}')
+    return files
+
+
 def _map_file(source: str, path: Path) -> npt.NDArray[np.uint8]:
     try:
         if path.stat().st_size == 0:  # which cannot be mapped
             return np.empty(0, dtype=np.uint8)
         return np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
-        raise DataError(f'data source "{source}": {error.strerror}') from error
+        raise DataError(f'data source "{source}": {_failure(error)}') from error
+
+
+def _failure(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}"
 
 
 def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:
@@ -216,7 +276,7 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
     except ImportError as error:
         raise DataError(
             f'data source "{source}" needs the datasets package; '
-            "install it with: pip install 'ppbench[hf]'"
+            "install it with, in ppbench's folder: pip install -e '.[hf]'"
         ) from error
     with _quiet(), _turn(source):
         dataset = datasets.load_dataset(**_load_arguments(source))
@@ -227,7 +287,8 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
 def _tokenise(
     dataset: Dataset, text_column: str, tokenizer: PreTrainedTokenizerBase | None
 ) -> Dataset:
-    from datasets import Features, Sequence, Value
+    from datasets import Features, Value
+    from datasets import Sequence as Each
 
     kind = Value("uint8" if tokenizer is None else "int32")
     return dataset.map(
@@ -236,18 +297,27 @@ def _tokenise(
         input_columns=[text_column],
         remove_columns=dataset.column_names,
         fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
-        features=Features({"tokens": Sequence(kind)}),
+        features=Features({"tokens": Each(kind)}),
     )
 
 
-def _load_arguments(source: str) -> dict[str, str]:
+def _load_arguments(source: str) -> dict[str, str | list[str]]:
     """What `datasets.load_dataset` is called with."""
     kind, _, place = source.partition(":")
     if kind == "hf":
-        return _hub_arguments(source, place)
-    if Path(place).is_file() and not Path(place).stat().st_size:
-        raise DataError(f'data source "{source}": the file is empty; expected {_EXPECTED[kind]}')
-    return {"path": kind, "data_files": place, "split": "train"}
+        return {**_hub_arguments(source, place)}
+    if "://" in place:
+        return {"path": kind, "data_files": place, "split": "train"}
+    files = _files_of(source)
+    if not any(file.stat().st_size for file in files):
+        what = "the file is empty" if len(files) == 1 else "all files are empty"
+        raise DataError(f'data source "{source}": {what}; expected {_EXPECTED[kind]}')
+    # Escaped: `datasets` takes every path for a pattern.
+    return {
+        "path": kind,
+        "data_files": [glob.escape(str(file)) for file in files],
+        "split": "train",
+    }
 
 
 def _hub_arguments(source: str, place: str) -> dict[str, str]:

@@ -252,7 +252,8 @@ def _initialise_below(
             full_name = f"{name}.{child_name}" if name else child_name
             _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed_of(name, seed))
+        # `torch.manual_seed` seeds GPUs too, and formats the stack for each that is not in use.
+        torch.default_generator.manual_seed(_seed_of(name, seed))
         owner._init_weights(module)
 
 

@@ -30,6 +30,10 @@ COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
 RECV_OPS = frozenset({Op.RECV_F, Op.RECV_B})
 
+OPS = tuple(Op)
+CODES = {op: code for code, op in enumerate(OPS)}
+"""Ops as small integers: the place of each among `OPS`."""
+
 NO_INDEX = -1
 """Stage and microbatch of an action that belongs to none (`OPT`)."""
 

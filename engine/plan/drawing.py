@@ -18,15 +18,13 @@ def draw(program: Program, mark: tuple[int, int] | None = None, context: int = 8
 
     With a mark, only `context` columns on either side of it are drawn.
     """
-    first, last = 0, max((len(row) for row in program.actions), default=0)
-    if mark is not None:
-        first, last = max(0, mark[1] - context), mark[1] + context + 1
+    first, last = (0, None) if mark is None else (max(0, mark[1] - context), mark[1] + context + 1)
     return _text(
         [
             f"[{action}]" if (rank, first + i) == mark else str(action)
-            for i, action in enumerate(row[first:last])
+            for i, action in enumerate(program.table.part(rank, first, last))
         ]
-        for rank, row in enumerate(program.actions)
+        for rank in range(len(program.table))
     )
 
 

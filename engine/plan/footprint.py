@@ -38,34 +38,20 @@ but knows neither gradients nor temporaries nor what a half of a backward keeps.
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import Edge, edge_of, incoming, outgoing
+from engine.plan import kernels
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, RECV_OPS, Action, Op
+from engine.plan.compiled import run
+from engine.plan.lower import edge_of, incoming, outgoing
 from engine.plan.program import Program
-from engine.plan.spans import Lane, Span
+from engine.plan.rules import columns_of, kinds_of, num_links
+from engine.plan.table import filled
 
 StageOp = tuple[int, Op]
-
-
-class Level(NamedTuple):
-    """From `time_ns` on, `num_bytes` are allocated."""
-
-    time_ns: int
-    num_bytes: int
-
-
-class Block(NamedTuple):
-    """Memory that was allocated during a step; `end_ns` None where it outlived the step."""
-
-    start_ns: int
-    end_ns: int | None
-    num_bytes: int
 
 
 class Cost(NamedTuple):
@@ -120,11 +106,42 @@ def predict_peak(
 
     `static_bytes` is there all the time: parameters, optimizer state, buffers, the batch.
     """
-    walk = _Walk(lowered, static_bytes, costs, messages)
-    for action in lowered.actions[rank]:
-        walk.do(action)
-    walk.do(Action(NO_INDEX, Op.OPT, NO_INDEX))
-    return walk.peak_bytes
+    arrays, width = columns_of(lowered, is_proved=True)
+    begin, end = lowered.table.offset[rank : rank + 2]
+    row = (array("q", [0, end - begin]), *(column[begin:end] for column in arrays[1:]))
+    kinds = kinds_of(lowered.placement, width)
+    size, links = len(kinds.edge), num_links(lowered)
+    sizes = size, links, links, links * width, links * width, links
+    arguments = messages.is_posted, messages.is_queued, tuple(filled(0, n) for n in sizes)
+    by_kind = _costs_by_kind(lowered, costs, messages), _received_by_kind(lowered, messages)
+    peak, level = run(
+        end - begin, kernels.follow_bytes, row, kinds, width, *by_kind, *arguments, static_bytes
+    )
+    optimizer = costs.of((NO_INDEX, Op.OPT), is_first=True)
+    return max(peak, level + max(optimizer.rise_bytes, optimizer.net_bytes))
+
+
+def _kinds(lowered: Program) -> Iterator[StageOp]:
+    return ((stage, op) for op in OPS for stage in range(lowered.num_stages))
+
+
+def _costs_by_kind(lowered: Program, costs: Costs, messages: Messages) -> tuple[array[int], ...]:
+    """What the first action of a kind costs, a later one, and what goes after each."""
+    first, later = (
+        [costs.of(kind, is_first=is_first) for kind in _kinds(lowered)]
+        for is_first in (True, False)
+    )
+    let_go = array("q", (_let_go_after(lowered, *k, costs, messages) for k in _kinds(lowered)))
+    columns = zip(*(one + other for one, other in zip(first, later, strict=True)), strict=True)
+    return (*(array("q", column) for column in columns), let_go)
+
+
+def _received_by_kind(lowered: Program, messages: Messages) -> array[int]:
+    """Bytes of the message that a RECV is for, or that a computation needs."""
+    computing = {Op.RECV_F: Op.F, Op.RECV_B: Op.B}
+    actions = (Action(stage, computing.get(op, op), 0) for stage, op in _kinds(lowered))
+    receives = (incoming(action, lowered) for action in actions)
+    return array("q", (messages.received_bytes(r) if r else 0 for r in receives))
 
 
 def received_before_computing(lowered: Program, rank: int, messages: Messages) -> int:
@@ -132,171 +149,32 @@ def received_before_computing(lowered: Program, rank: int, messages: Messages) -
     row = lowered.actions[rank]
     position = next((at for at, a in enumerate(row) if a.op in COMPUTE_OPS), len(row))
     receives = [action for action in row[:position] if action.op in RECV_OPS]
-    if not messages.is_posted:
-        inbox = _Inbox()
-        for receive in receives:
-            inbox.post(receive)
-        taken = (incoming(action, lowered) for action in row[position : position + 1])
-        receives = [r for receive in taken if receive is not None for r in inbox.take(receive)]
+    if not messages.is_posted:  # what the first takes, and what stands before it on its channel
+        taken = incoming(row[position], lowered) if position < len(row) else None
+        last = receives.index(taken) + 1 if taken else 0
+        receives = [r for r in receives[:last] if taken and edge_of(r) == edge_of(taken)]
     return sum(map(messages.received_bytes, receives))
 
 
-class _Inbox:
-    """Posted receives whose messages are still outside the rank's own memory, by channel."""
+def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: Messages) -> int:
+    """What goes right after a B or I (8): all that would be left of a microbatch otherwise."""
+    if op not in (Op.B, Op.I):
+        return 0
+    last = lowered.num_stages - 1
+    forward, backward = messages.forward_bytes, messages.backward_bytes
+    given_bytes = backward[stage] if stage < last else 0
+    if (stage, op) not in costs.later:  # gradients cannot be told from what is left
+        return given_bytes
+    received_bytes = given_bytes + (forward[stage - 1] if stage > 0 else 0)
+    halves = (Op.I, Op.W) if op is Op.I else (Op.B,)
+    net_bytes = sum(costs.of((stage, one), is_first=False).net_bytes for one in (Op.F, *halves))
 
-    def __init__(self) -> None:
-        self._posted: dict[Edge, deque[Action]] = {}
-        self._copied: set[Action] = set()  # out of their turn
-
-    def post(self, receive: Action) -> None:
-        self._posted.setdefault(edge_of(receive), deque()).append(receive)
-
-    def take(self, receive: Action) -> list[Action]:
-        """Return the receives whose messages are copied out when this one's is taken.
-
-        They are it and those before it on its channel; none if that has been done.
-        """
-        if receive in self._copied:
-            self._copied.remove(receive)
-            return []
-        posted, copied = self._posted[edge_of(receive)], []
-        while (first := posted.popleft()) != receive:
-            copied.append(first)
-        self._copied.update(copied)
-        return [*copied, receive]
-
-
-class _Walk:
-    """Follows a program and counts the bytes that are allocated after each action."""
-
-    def __init__(
-        self, lowered: Program, static_bytes: int, costs: Costs, messages: Messages
-    ) -> None:
-        self._lowered, self._costs, self._messages = lowered, costs, messages
-        self._level = self.peak_bytes = static_bytes
-        self._done: set[StageOp] = set()
-        self._to_send: dict[Action, int] = {}
-        self._queued: dict[Edge, int] = {}  # what the channel's next SEND lets go of
-        self._inbox = _Inbox()
-
-    def do(self, action: Action) -> None:
-        if action.op in RECV_OPS:
-            if self._messages.is_posted:
-                self._add(self._messages.received_bytes(action))
-            else:
-                self._inbox.post(action)
-        elif action.op in SEND_OPS:
-            self._send(action)
-        else:
-            self._compute(action)
-
-    def _compute(self, action: Action) -> None:
-        receive = incoming(action, self._lowered)
-        if receive is not None and not self._messages.is_posted:
-            self._add(sum(map(self._messages.received_bytes, self._inbox.take(receive))))
-        key = action.stage, action.op
-        cost = self._costs.of(key, is_first=key not in self._done)
-        self._done.add(key)
-        self.peak_bytes = max(self.peak_bytes, self._level + cost.rise_bytes)
-        self._add(cost.net_bytes)
-        if (send := outgoing(action, self._lowered)) is not None:
-            self._to_send[send] = cost.handed_bytes
-        if action.op in (Op.B, Op.I):
-            self._add(-self._let_go_after(*key))
-
-    def _send(self, send: Action) -> None:
-        sent_bytes = self._to_send.pop(send, 0)
-        if self._messages.is_queued:
-            channel = edge_of(send)
-            sent_bytes, self._queued[channel] = self._queued.get(channel, 0), sent_bytes
-        self._add(-sent_bytes)
-
-    def _let_go_after(self, stage: int, op: Op) -> int:
-        """What goes right after a B or I (8): all that would be left of a microbatch otherwise."""
-        last = self._lowered.num_stages - 1
-        forward, backward = self._messages.forward_bytes, self._messages.backward_bytes
-        given_bytes = backward[stage] if stage < last else 0
-        if (stage, op) not in self._costs.later:  # gradients cannot be told from what is left
-            return given_bytes
-        received_bytes = given_bytes + (forward[stage - 1] if stage > 0 else 0)
-        halves = (Op.I, Op.W) if op is Op.I else (Op.B,)
-        costs = [self._costs.of((stage, one), is_first=False) for one in (Op.F, *halves)]
-        sent_bytes = self._handed(stage, Op.F, forward[stage] if stage < last else 0)
-        sent_bytes += self._handed(stage, op, backward[stage - 1] if stage > 0 else 0)
-        return received_bytes + sum(cost.net_bytes for cost in costs) - sent_bytes
-
-    def _handed(self, stage: int, op: Op, message_bytes: int) -> int:
-        """What a stage hands on: to its SEND as measured, to a neighbour on this rank all of it."""
-        if outgoing(Action(stage, op, 0), self._lowered) is None:
+    def handed(op: Op, message_bytes: int) -> int:
+        """To its SEND as measured, to a neighbour on this rank all of it."""
+        if outgoing(Action(stage, op, 0), lowered) is None:
             return message_bytes
-        return self._costs.of((stage, op), is_first=False).handed_bytes
+        return costs.of((stage, op), is_first=False).handed_bytes
 
-    def _add(self, num_bytes: int) -> None:
-        self._level += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self._level)
-
-
-def costs_of(
-    timeline: Sequence[Level], blocks: Iterable[Block], spans: Iterable[Span]
-) -> tuple[int, Costs]:
-    """The costs that a rank's measured step shows, and what it had when it first computed.
-
-    `timeline` and `spans` are of one clock; `blocks` tell which memory outlives the spans.
-    """
-    compute = sorted((s for s in spans if s.lane is Lane.COMPUTE), key=lambda span: span.start_ns)
-    chosen = _first_two(compute)
-    handed = _handed_bytes(blocks, compute)
-    first, later = (
-        {
-            key: _cost(timeline, compute[i[n]], handed[i[n]])
-            for key, i in chosen.items()
-            if n < len(i)
-        }
-        for n in (0, 1)
-    )
-    later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
-    return _level_at(timeline, compute[0].start_ns), Costs(first, later)
-
-
-def _first_two(compute: Sequence[Span]) -> dict[StageOp, list[int]]:
-    """Positions of the first two spans of each kind; of F, all of which are alike, the first."""
-    chosen: dict[StageOp, list[int]] = {}
-    for position, span in enumerate(compute):
-        positions = chosen.setdefault((span.stage, span.op), [])
-        if len(positions) < (1 if span.op is Op.F else 2):
-            positions.append(position)
-    return chosen
-
-
-def _handed_bytes(blocks: Iterable[Block], compute: Sequence[Span]) -> list[int]:
-    """Return the bytes that each span allocated and that were freed between spans, once sent."""
-    starts = [span.start_ns for span in compute]
-
-    def position(time_ns: int) -> int | None:
-        at = bisect.bisect_right(starts, time_ns) - 1
-        return at if at >= 0 and time_ns <= compute[at].end_ns else None
-
-    handed = [0] * len(compute)
-    for block in blocks:
-        at = position(block.start_ns)
-        if at is not None and block.end_ns is not None and position(block.end_ns) is None:
-            handed[at] += block.num_bytes
-    return handed
-
-
-def _cost(timeline: Sequence[Level], span: Span, handed_bytes: int) -> Cost:
-    start_bytes = _level_at(timeline, span.start_ns)
-    first, stop = (_position(timeline, time_ns) for time_ns in (span.start_ns, span.end_ns))
-    within = [level.num_bytes for level in itertools.islice(timeline, first, stop)]
-    end_bytes = within[-1] if within else start_bytes
-    return Cost(max([start_bytes, *within]) - start_bytes, end_bytes - start_bytes, handed_bytes)
-
-
-def _level_at(timeline: Sequence[Level], time_ns: int) -> int:
-    """The bytes allocated at a time; before the timeline begins, as when it does."""
-    return timeline[max(0, _position(timeline, time_ns) - 1)].num_bytes
-
-
-def _position(timeline: Sequence[Level], time_ns: int) -> int:
-    """Return how many levels begin up to a time."""
-    return bisect.bisect_right(timeline, time_ns, key=lambda level: level.time_ns)
+    sent_bytes = handed(Op.F, forward[stage] if stage < last else 0)
+    sent_bytes += handed(op, backward[stage - 1] if stage > 0 else 0)
+    return received_bytes + net_bytes - sent_bytes

@@ -1,28 +1,34 @@
 """Adds the transfers to a program, and proves that the result cannot hang.
 
-A message travels on a channel, and a channel keeps order. SEND follows its producer. Where RECV
-stands is a policy:
+A message travels on a channel, and a channel keeps order. SEND follows its producer. A policy
+decides where RECV is posted:
 
     compute order     F0        F1        B0
     just_in_time      RECV0 F0  RECV1 F1  ...     each transfer is exposed
     early, 1 ahead    RECV0 RECV1 F0  RECV2 F1    transfer 1 hides behind F0
 
 `early` posts a receive a bounded number of compute actions ahead of its consumer: far enough for
-the transfer to hide, not so far that buffers pile up or that a receive stands in front of a send
+the transfer to hide, not so far that buffers pile up or that a receive is posted before a send
 that its peer is waiting for (pytorch issues 188833 and 175225).
 
 What has to keep order with what depends on how channels are shared. The engine gives each directed
-stage edge its own; with fewer, legal programs can hang, which `prove_no_deadlock` tells.
+stage edge its own; with fewer, legal programs can hang, which `prove_no_deadlock` detects.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
+from engine.plan import kernels
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
+from engine.plan.compiled import run
 from engine.plan.program import Program
-from engine.plan.rules import ProgramError
+from engine.plan.rules import ProgramError, check_facts, columns_of, kinds_of, num_links
+from engine.plan.table import Arrays, Ints, Table, filled
 
 DEFAULT_LOOK_AHEAD = 1
 
@@ -93,57 +99,27 @@ def lower(
     """
     lowered = program
     if not program.has_transfers:
-        ahead = look_ahead if policy is Policy.EARLY else 0
-        sent = _messages_by_edge(program)
-        rows = tuple(_lower_row(program, row, sent, ahead) for row in program.actions)
-        lowered = Program(program.schedule, program.placement, program.num_microbatches, rows)
+        check_facts(program)
+        ahead = min(look_ahead, program.table.num_actions) if policy is Policy.EARLY else 0
+        lowered = replace(program, actions=_with_transfers(program, ahead))
     prove_no_deadlock(lowered)
     return lowered
 
 
-def _messages_by_edge(program: Program) -> dict[Edge, list[int]]:
-    """Return, for each edge, the microbatches in the order in which its sender produces them."""
-    sent: dict[Edge, list[int]] = {}
-    for row in program.actions:
-        for action in row:
-            if (send := outgoing(action, program)) is not None:
-                sent.setdefault(edge_of(send), []).append(send.microbatch)
-    return sent
-
-
-def _lower_row(
-    program: Program, row: tuple[Action, ...], sent: dict[Edge, list[int]], look_ahead: int
-) -> tuple[Action, ...]:
-    posted = _receive_positions(program, row, sent, look_ahead)
-    lowered: list[Action] = []
-    for position, action in enumerate(row):
-        lowered += posted.get(position, ())
-        lowered.append(action)
-        if (send := outgoing(action, program)) is not None:
-            lowered.append(send)
-    return tuple(lowered)
-
-
-def _receive_positions(
-    program: Program, row: tuple[Action, ...], sent: dict[Edge, list[int]], look_ahead: int
-) -> dict[int, list[Action]]:
-    """Compute position -> the receives posted in front of it, those needed first standing first."""
-    consumers: dict[Edge, dict[int, tuple[int, Action]]] = {}
-    for position, action in enumerate(row):
-        if (receive := incoming(action, program)) is not None:
-            by_microbatch = consumers.setdefault(edge_of(receive), {})
-            by_microbatch[receive.microbatch] = (position, receive)
-    posted: dict[int, list[tuple[int, Action]]] = {}
-    for channel, by_microbatch in consumers.items():
-        needed = len(row)  # where this receive, or one behind it on its channel, is needed first
-        for microbatch in reversed(sent[channel]):
-            position, receive = by_microbatch[microbatch]
-            needed = min(needed, position)
-            posted.setdefault(max(0, needed - look_ahead), []).append((needed, receive))
-    for receives in posted.values():
-        receives.reverse()
-        receives.sort(key=lambda one: one[0])  # stable: those of a channel keep its order
-    return {at: [receive for _, receive in receives] for at, receives in posted.items()}
+def _with_transfers(program: Program, ahead: int) -> Table:
+    table, width, links = program.table, program.num_microbatches, num_links(program)
+    kinds = kinds_of(program.placement, width)
+    sent = filled(0, links * width, "i"), filled(0, links * width, "i")  # in which order
+    num_sent = filled(0, links)
+    run(table.num_actions, kernels.order_messages, table.arrays, kinds, width, num_sent, *sent)
+    crossings = zip(program.num_of_kind, kinds.edge, strict=True)
+    num_messages = sum(num for num, edge in crossings if edge != kernels.NONE)
+    size = table.num_actions + 2 * num_messages
+    columns = (filled(0, size, kind) for kind in Table.KINDS[1:])
+    out = Table(filled(0, len(table) + 1), *columns)
+    arguments = table.arrays, kinds, width, ahead, sent, filled(0, links), out.arrays
+    run(table.num_actions, kernels.insert_transfers, *arguments)
+    return out
 
 
 class Sharing(StrEnum):
@@ -168,105 +144,87 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     here ends on every transport. A hang is reported as the circle of waits. Visits each action
     once.
     """
-    _check_transfers_stand_right(lowered)
-    _Rendezvous(lowered, sharing).run()
+    arrays, width = columns_of(lowered)
+    _check_places_of_transfers(lowered, arrays, width)
+    num_actions, num_ranks = lowered.table.num_actions, lowered.world_size
+    lines = _lines_of(lowered, sharing)
+    num_lines = max(lines[0], default=0) + 1
+    position = lowered.table.offset[:-1]
+    walk = position, filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
+    first, last, todo = (filled(kernels.NONE, num_lines) for _ in range(3))
+    line = first, last, filled(kernels.NONE, num_actions, "i"), todo, filled(0, num_lines, "b")
+    is_there = filled(0, num_links(lowered) * width, "b")
+    arguments = arrays, kinds_of(lowered.placement, width), lines, walk, line, is_there
+    index = run(num_actions, kernels.meet, *arguments)
+    if index != kernels.NONE:
+        raise _wrong_message(lowered, index, lines[0], first)
+    _Hang(lowered, sharing, position, [one for one in first if one != kernels.NONE]).check()
 
 
-class _Rendezvous:
-    def __init__(self, lowered: Program, sharing: Sharing) -> None:
+def _lines_of(lowered: Program, sharing: Sharing) -> tuple[array[int], array[int]]:
+    """By kind the number of a transfer's line, and that of its other end's; 0 without a message."""
+    names: dict[_Line, int] = {}
+    lines = filled(0, lowered.num_stages * len(OPS)), filled(0, lowered.num_stages * len(OPS))
+    for op in SEND_OPS | RECV_OPS:
+        for stage in range(lowered.num_stages):
+            transfer = Action(stage, op, 0)
+            edge = edge_of(transfer)
+            if _crosses(lowered, min(edge), max(edge)):
+                kind = CODES[op] * lowered.num_stages + stage
+                for ends, end in zip(lines, (transfer, counterpart(transfer)), strict=True):
+                    name = _line(lowered, sharing, end)
+                    ends[kind] = names.setdefault(name, len(names))
+    return lines
+
+
+def _line(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
+    rank, channel = lowered.placement.ranks[transfer.stage], edge_of(transfer)
+    source, target = (lowered.placement.ranks[stage] for stage in channel)
+    match sharing:
+        case Sharing.STAGE_EDGE:
+            return (rank, *channel)
+        case Sharing.RANK_EDGE:
+            return (rank, source, target)
+        case Sharing.RANK_PAIR:
+            return (rank, min(source, target), max(source, target))
+        case Sharing.RANK:
+            return (rank,)
+
+
+def _wrong_message(lowered: Program, index: int, lines: Ints, first: Ints) -> ProgramError:
+    """Of a RECV that is the first of its line, as is the SEND of another microbatch."""
+    receive = lowered.table.at(index)
+    send = counterpart(receive)
+    channel = edge_of(send)
+    found = lowered.table.at(first[lines[CODES[send.op] * lowered.num_stages + send.stage]])
+    reason = (
+        f"channel {channel.source}->{channel.target} would deliver microbatch "
+        f"{found.microbatch} to it"
+    )
+    return ProgramError(lowered, *lowered.table.place(index), reason)
+
+
+class _Hang:
+    """Where a program stands when nothing moves: positions in its table, firsts of lines."""
+
+    def __init__(
+        self, lowered: Program, sharing: Sharing, position: Ints, heads: Sequence[int]
+    ) -> None:
         self._program, self._sharing = lowered, sharing
-        self._position = [0] * lowered.world_size
-        self._lines: dict[_Line, list[Action]] = {}
-        self._heads: dict[_Line, int] = {}  # how many of a line are complete
-        self._received: set[Action] = set()
+        offset = lowered.table.offset
+        self._position = [at - begin for at, begin in zip(position, offset, strict=False)]
+        self._heads = {self._line(head): head for head in map(lowered.table.at, heads)}
 
-    def run(self) -> None:
-        """Run to the end, or to where nothing moves."""
-        ready = list(range(self._program.world_size))
-        while ready:
-            rank = ready.pop()
-            row = self._program.actions[rank]
-            while self._position[rank] < len(row):
-                action = row[self._position[rank]]
-                if action.op not in COMPUTE_OPS:
-                    ready += self._post(rank, action)
-                elif not self._can_start(action):
-                    break
-                self._position[rank] += 1
-        self._check_all_is_over()
+    def check(self) -> None:
+        """Raise ProgramError unless everything has come to its end."""
+        for rank, position in enumerate(self._position):
+            if blocked := self._program.table.part(rank, position, position + 1):
+                raise self._circle(rank, blocked[0])
+        for head in self._heads.values():
+            raise self._circle(self._program.placement.ranks[head.stage], head)
 
-    def _can_start(self, action: Action) -> bool:
-        receive = incoming(action, self._program)
-        return receive is None or receive in self._received
-
-    def _post(self, rank: int, transfer: Action) -> list[int]:
-        """Stand in line; complete all that can be; the ranks that may go on."""
-        line = self._line(rank, transfer)
-        self._lines.setdefault(line, []).append(transfer)
-        freed: list[int] = []
-        pending = [line]
-        while pending:
-            here = pending.pop()
-            head = self._head(here)
-            if head is None:
-                continue
-            there = self._line(self._peer(head), counterpart(head))
-            opposite = self._head(there)
-            if opposite is None:
-                continue
-            if opposite != counterpart(head):
-                self._check_same_message(head, opposite)
-                continue
-            for end in (head, opposite):
-                if end.op in RECV_OPS:
-                    self._received.add(end)
-                    freed.append(self._program.placement.ranks[end.stage])
-            for one in (here, there):
-                self._heads[one] = self._heads.get(one, 0) + 1
-                pending.append(one)
-        return freed
-
-    def _check_same_message(self, head: Action, opposite: Action) -> None:
-        """One edge's next SEND and RECV must be of one microbatch, or a wrong one is delivered."""
-        if edge_of(head) != edge_of(opposite):
-            return
-        send, receive = sorted((head, opposite), key=lambda action: action.op in RECV_OPS)
-        channel = edge_of(send)
-        reason = (
-            f"channel {channel.source}->{channel.target} would deliver microbatch "
-            f"{send.microbatch} to it"
-        )
-        rank = self._program.placement.ranks[receive.stage]
-        position = self._program.actions[rank].index(receive)
-        raise ProgramError(self._program, rank, position, reason)
-
-    def _head(self, line: _Line) -> Action | None:
-        posted, num_complete = self._lines.get(line, []), self._heads.get(line, 0)
-        return posted[num_complete] if num_complete < len(posted) else None
-
-    def _peer(self, transfer: Action) -> int:
-        return self._program.placement.ranks[counterpart(transfer).stage]
-
-    def _line(self, rank: int, transfer: Action) -> _Line:
-        channel = edge_of(transfer)
-        source, target = (self._program.placement.ranks[stage] for stage in channel)
-        match self._sharing:
-            case Sharing.STAGE_EDGE:
-                return (rank, *channel)
-            case Sharing.RANK_EDGE:
-                return (rank, source, target)
-            case Sharing.RANK_PAIR:
-                return (rank, min(source, target), max(source, target))
-            case Sharing.RANK:
-                return (rank,)
-
-    def _check_all_is_over(self) -> None:
-        for rank, row in enumerate(self._program.actions):
-            if self._position[rank] < len(row):
-                raise self._circle(rank, row[self._position[rank]])
-        for line in self._lines:
-            if (head := self._head(line)) is not None:
-                raise self._circle(line[0], head)
+    def _line(self, transfer: Action) -> _Line:
+        return _line(self._program, self._sharing, transfer)
 
     def _circle(self, rank: int, action: Action) -> ProgramError:
         """Follow the waits from an action until one comes up again: that is the circle."""
@@ -291,10 +249,11 @@ class _Rendezvous:
             receive = incoming(action, self._program)
             assert receive is not None  # else it would not be blocked
             return (rank, receive), f"waits for {receive}"
-        head = self._head(self._line(rank, action))
+        head = self._heads.get(self._line(action))
         if head is not None and head != action:
-            return (rank, head), f"stands in line behind {head}"
-        peer, other = self._peer(action), counterpart(action)
+            return (rank, head), f"is queued behind {head}"
+        other = counterpart(action)
+        peer = self._program.placement.ranks[other.stage]
         row, position = self._program.actions[peer], self._position[peer]
         if other not in row:
             return None, f"waits for {other} on rank {peer}, which is not there"
@@ -327,7 +286,7 @@ def check_delivery_between_ranks(lowered: Program) -> None:
     """
     ranks = lowered.placement.ranks
     sent: dict[tuple[int, int], list[Action]] = {}
-    posted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # where each receive stands
+    posted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # rank and position of each
     for rank, row in enumerate(lowered.actions):
         for position, action in enumerate(row):
             if action.op in COMPUTE_OPS:
@@ -345,39 +304,24 @@ def check_delivery_between_ranks(lowered: Program) -> None:
                 raise ProgramError(lowered, rank, position, reason)
 
 
-def _check_transfers_stand_right(lowered: Program) -> None:
-    """Each is there once, a SEND after its producer, a RECV before its consumer, none too many."""
-    for rank, row in enumerate(lowered.actions):
-        due: set[Action] = set()  # SENDs whose producer is done
-        seen: set[Action] = set()
-        for position, action in enumerate(row):
-            if action in seen:
-                raise ProgramError(lowered, rank, position, "has been done before")
-            seen.add(action)
-            owner = lowered.placement.ranks[action.stage : action.stage + 1]
-            reason = _why_misplaced(action, lowered, due, seen)
-            if owner != (rank,):
-                reason = f"stage {action.stage} is not placed on this rank"
-            if reason is not None:
-                raise ProgramError(lowered, rank, position, reason)
-        if unsent := due - seen:
-            reason = f"{min(unsent)} is missing"
-            raise ProgramError(lowered, rank, len(row), reason)
-
-
-def _why_misplaced(
-    action: Action, lowered: Program, due: set[Action], seen: set[Action]
-) -> str | None:
-    if action.op in COMPUTE_OPS:
-        if (send := outgoing(action, lowered)) is not None:
-            due.add(send)
-        receive = incoming(action, lowered)
-        if receive is not None and receive not in seen:
-            return f"{receive} is not posted before it"
-        return None
-    if action.op in RECV_OPS:
-        consumers = (Op.F,) if action.op is Op.RECV_F else (Op.B, Op.I)
-        if any(incoming(action._replace(op=op), lowered) == action for op in consumers):
-            return None
-        return "nothing on this rank needs it from another rank"
-    return None if action in due else "stands before the action it sends for"
+def _check_places_of_transfers(lowered: Program, arrays: Arrays, width: int) -> None:
+    """Check that each occurs once, a SEND after its producer, a RECV before its consumer."""
+    kinds, ranks = kinds_of(lowered.placement, width), array("q", lowered.placement.ranks)
+    links = num_links(lowered)
+    marks = (filled(0, size * width, "b") for size in (len(kinds.edge), links, links))
+    arguments = arrays, kinds, ranks, width, tuple(marks)
+    wrong, index = run(lowered.table.num_actions, kernels.misplaced_transfer, *arguments)
+    if wrong == kernels.UNSENT:
+        row = lowered.table.part(index)
+        due = {send for a in row if (send := outgoing(a, lowered)) is not None} - set(row)
+        raise ProgramError(lowered, index, len(row), f"{min(due)} is missing")
+    if wrong:
+        action = lowered.table.at(index)
+        reasons = {
+            kernels.AWAY: f"stage {action.stage} is not placed on this rank",
+            kernels.AGAIN: "has been done before",
+            kernels.UNPOSTED: f"{incoming(action, lowered)} is not posted before it",
+            kernels.UNNEEDED: "nothing on this rank needs it from another rank",
+            kernels.UNMADE: "comes before the action whose result it sends",
+        }
+        raise ProgramError(lowered, *lowered.table.place(index), reasons[wrong])

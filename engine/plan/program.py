@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+from array import array
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 
-from engine.plan.action import COMPUTE_OPS, Action, parse_action, parse_cell
+from engine.plan import kernels
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, parse_action, parse_cell
+from engine.plan.compiled import run
+from engine.plan.table import Table
+
+_COMPUTE_CODES = bytes(CODES[op] for op in COMPUTE_OPS)
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,19 @@ def v_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
 
 @dataclass(frozen=True)
 class Program:
-    """The actions of one step, by rank, in the order in which each rank issues them."""
+    """The actions of one step, by rank, in the order in which each rank issues them.
+
+    Made of rows of actions or of a table of them; kept as a table.
+    """
 
     schedule: str
     placement: Placement
     num_microbatches: int
-    actions: tuple[tuple[Action, ...], ...]
+    actions: Sequence[tuple[Action, ...]]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.actions, Table):
+            object.__setattr__(self, "actions", Table.of(self.actions))
 
     @property
     def world_size(self) -> int:
@@ -66,24 +79,46 @@ class Program:
     def num_stages(self) -> int:
         return self.placement.num_stages
 
+    @property
+    def table(self) -> Table:
+        """The program as arrays; `actions` is a view of it."""
+        assert isinstance(self.actions, Table)
+        return self.actions
+
     @cached_property
+    def num_computations(self) -> int:
+        """The number of actions that are not transfers."""
+        return self.table.num_actions - len(self.table.op.tobytes().translate(None, _COMPUTE_CODES))
+
+    @property
     def has_transfers(self) -> bool:
-        ops = attrgetter("op")
-        return not all(COMPUTE_OPS.issuperset(map(ops, row)) for row in self.actions)
+        return self.num_computations < self.table.num_actions
+
+    @cached_property
+    def num_of_kind(self) -> array[int]:
+        """The number of actions by kind: of op o and stage s at o x num_stages + s."""
+        counts, table = array("q", [0]) * (len(OPS) * self.num_stages), self.table
+        run(table.num_actions, kernels.count_kinds, table.op, table.stage, self.num_stages, counts)
+        return counts
 
     def compute_only(self) -> Program:
         """The same program without its transfers."""
         if not self.has_transfers:
             return self
-        rows = tuple(tuple(a for a in row if a.op in COMPUTE_OPS) for row in self.actions)
-        return replace(self, actions=rows)
+        offset, *columns = self.table.arrays
+        kept = bytes(code <= kernels.W for code in columns[0])
+        ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(offset))
+        arrays = (array(column.typecode, itertools.compress(column, kept)) for column in columns)
+        return replace(
+            self, actions=Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
+        )
 
 
 def to_csv(program: Program) -> str:
     """torch's form: a row per rank, a cell per action."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        [str(action) for action in row] for row in program.actions
+        [str(action) for action in program.table.part(rank)] for rank in range(len(program.table))
     )
     return text.getvalue()
 

@@ -15,13 +15,20 @@ With free transfers and one cost per stage and op the times are those of `simula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action
-from engine.plan.lower import Edge, counterpart, edge_of, incoming
+from engine.plan import kernels
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.compiled import run, run_all
+from engine.plan.lower import counterpart
 from engine.plan.program import Program
+from engine.plan.rules import columns_of, kinds_of, num_links
 from engine.plan.spans import Span, lane_of
+from engine.plan.table import Ints, filled
 
 Times = dict[Action, tuple[int, int]]
 """By action, its start and end in nanoseconds."""
@@ -29,30 +36,48 @@ Times = dict[Action, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Replay:
-    """One step that starts at 0 ns."""
+    """One step that starts at 0 ns, in the order of the program's table.
+
+    A transfer's times are those between which its message moves.
+    """
 
     program: Program  # lowered
-    compute: Times
-    messages: Times  # by SEND: from when the bytes move until they are there
+    starts_ns: Ints
+    ends_ns: Ints
+
+    @cached_property
+    def _summary(self) -> tuple[int, array[int]]:
+        table, busy = self.program.table, filled(0, self.program.world_size)
+        arguments = table.offset, table.op, self.starts_ns, self.ends_ns, busy
+        return run(table.num_actions, kernels.find_makespan, *arguments), busy
 
     @property
     def makespan_ns(self) -> int:
         """The time from the first start to the last end of a computation."""
-        first = min((start for start, _ in self.compute.values()), default=0)
-        return max((end for _, end in self.compute.values()), default=0) - first
+        return self._summary[0]
 
     def compute_ns(self) -> list[int]:
         """Time in computation, by rank."""
-        sums = [0] * self.program.world_size
-        ranks = self.program.placement.ranks
-        for action, (start, end) in self.compute.items():
-            sums[ranks[action.stage]] += end - start
-        return sums
+        return self._summary[1].tolist()
 
     def idle_ns(self) -> list[int]:
         """Return the part of the makespan without computation, by rank."""
-        makespan_ns = self.makespan_ns
-        return [makespan_ns - compute_ns for compute_ns in self.compute_ns()]
+        return [self.makespan_ns - compute_ns for compute_ns in self.compute_ns()]
+
+    @property
+    def compute(self) -> Times:
+        """The times are those of each computation."""
+        return self._times(COMPUTE_OPS)
+
+    @property
+    def messages(self) -> Times:
+        """By SEND: from when the bytes move until they are there."""
+        return self._times(SEND_OPS)
+
+    def _times(self, ops: frozenset[Op]) -> Times:
+        actions = (action for row in self.program.actions for action in row)
+        times = zip(actions, zip(self.starts_ns, self.ends_ns, strict=True), strict=True)
+        return {action: both for action, both in times if action.op in ops}
 
     def spans(self) -> Iterator[Span]:
         """Computations and both ends of each message, all of step 0."""
@@ -76,66 +101,41 @@ def replay(
     `compute_ns` holds every F, B, I and W of it; `moving_ns`, by SEND, how long a message's bytes
     move, nothing where it is not given.
     """
-    walk = _Walk(lowered, compute_ns, moving_ns)
-    ready = list(range(lowered.world_size))
-    while ready:
-        ready += walk.advance(ready.pop())
-    walk.check_all_is_over()
-    return Replay(lowered, walk.compute, walk.messages)
+    actions = (action for row in lowered.actions for action in row)
+    took = (compute_ns[a] if a.op in COMPUTE_OPS else moving_ns.get(a, 0) for a in actions)
+    return next(replay_all(lowered, [array("q", took)]))
 
 
-class _Walk:
-    """The progress of each rank, and the ends of messages that are ready."""
+def of_kinds(program: Program, took: Ints) -> array[int]:
+    """The nanoseconds of each action, in the order of the table, where all of a kind take as long.
 
-    def __init__(
-        self, lowered: Program, compute_ns: Mapping[Action, int], moving_ns: Mapping[Action, int]
-    ) -> None:
-        self._program, self._compute_ns, self._moving_ns = lowered, compute_ns, moving_ns
-        self._position = [0] * lowered.world_size
-        self._now = [0] * lowered.world_size
-        self._posted: dict[Action, int] = {}  # by SEND: when its first end was ready
-        self._channel_free: dict[Edge, int] = {}
-        self.compute: Times = {}
-        self.messages: Times = {}
+    `took` is by op and stage, as `engine.plan.rules.Kinds`; a SEND's is its message's.
+    """
+    pairs = zip(program.table.op, program.table.stage, strict=True)
+    return array("q", (took[op * program.num_stages + stage] for op, stage in pairs))
 
-    def advance(self, rank: int) -> list[int]:
-        """Go on with a rank until it waits; returns the ranks that may go on because of it."""
-        row, freed = self._program.actions[rank], []
-        while self._position[rank] < len(row):
-            action = row[self._position[rank]]
-            if action.op not in COMPUTE_OPS:
-                freed += self._post(action, self._now[rank])
-            elif not self._compute(rank, action):
-                break
-            self._position[rank] += 1
-        return freed
 
-    def _compute(self, rank: int, action: Action) -> bool:
-        """Do an action if its input is there."""
-        start, receive = self._now[rank], incoming(action, self._program)
-        if receive is not None:
-            arrival = self.messages.get(counterpart(receive))
-            if arrival is None:
-                return False
-            start = max(start, arrival[1])
-        self._now[rank] = start + self._compute_ns[action]
-        self.compute[action] = (start, self._now[rank])
-        return True
+def replay_all(lowered: Program, times: Sequence[Ints]) -> Iterator[Replay]:
+    """Run a program as `replay` does, once with each of some nanoseconds of its actions.
 
-    def _post(self, transfer: Action, now: int) -> list[int]:
-        """One end is ready; with the second the message moves, and its receiver may go on."""
-        send = counterpart(transfer) if transfer.op in RECV_OPS else transfer
-        first = self._posted.get(send)
-        if first is None:
-            self._posted[send] = now
-            return []
-        channel = edge_of(send)
-        start = max(first, now, self._channel_free.get(channel, 0))
-        end = start + self._moving_ns.get(send, 0)
-        self._channel_free[channel] = end
-        self.messages[send] = (start, end)
-        return [self._program.placement.ranks[channel.target]]
+    These are in the order of the table, a message's at its SEND. On all cores where there is much
+    to do. Raises ProgramError where a stage is not on its rank, ValueError where there are not as
+    many times as actions.
+    """
+    arrays, width = columns_of(lowered, is_proved=True)
+    if any(len(took) != lowered.table.num_actions for took in times):
+        raise ValueError(f"expected the times of {lowered.table.num_actions} actions")
+    num_actions, kinds = lowered.table.num_actions, kinds_of(lowered.placement, width)
+    num_ranks, links = len(lowered.table), num_links(lowered)
 
-    def check_all_is_over(self) -> None:
-        lengths = [len(row) for row in self._program.actions]
-        assert self._position == lengths, "a program that hangs passed the proof"
+    def call(took: Ints) -> tuple[Any, ...]:
+        blocked, stack = filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
+        walk = lowered.table.offset[:-1], filled(0, num_ranks), blocked, stack, filled(0, links)
+        message = filled(kernels.NONE, links * width), filled(kernels.NONE, links * width)
+        return arrays, kinds, took, walk, message, *(filled(0, num_actions) for _ in "se")
+
+    for *_, (position, *_), _, starts, ends in run_all(
+        num_actions * len(times), kernels.replay, map(call, times)
+    ):
+        assert position == lowered.table.offset[1:], "a program that hangs passed the proof"
+        yield Replay(lowered, starts, ends)

@@ -22,19 +22,27 @@ is (link S is both: what the last stage's forward leaves is what its backward ne
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from operator import ne, sub
+from typing import Any, NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, Action, Op
+from engine.plan import kernels
+from engine.plan.action import OPS, Action, Op
+from engine.plan.compiled import maker, run, run_all
 from engine.plan.drawing import draw
-from engine.plan.program import Program
+from engine.plan.program import Placement, Program
+from engine.plan.table import Arrays, Ints, Maker, filled, listed
 
 
 class ProgramError(ValueError):
     """A program that breaks a rule: which rank, position and action, and why, with the grid."""
 
     def __init__(self, program: Program, rank: int, position: int, reason: str) -> None:
-        row = program.actions[rank]
-        action = str(row[position]) if position < len(row) else "end of program"
+        found = program.table.part(rank, position, position + 1)
+        action = str(found[0]) if found else "end of program"
         self.rank, self.position, self.action, self.reason = rank, position, action, reason
         super().__init__(
             f"{program.schedule}: rank {rank}, position {position}, {action}: {reason}\n"
@@ -43,10 +51,10 @@ class ProgramError(ValueError):
 
 
 def link_needed(op: Op, stage: int, num_stages: int) -> int:
-    """The link that must be there before a compute op of a stage, for its microbatch."""
-    if op is Op.F:
-        return stage
-    return 2 * num_stages - stage - (op is not Op.W)
+    """The link that must be there before a compute op of a stage, or that a transfer moves."""
+    if op in (Op.F, Op.RECV_F, Op.SEND_F):
+        return stage + (op is Op.SEND_F)
+    return 2 * num_stages - stage - (op in (Op.B, Op.I, Op.RECV_B))
 
 
 def link_made(op: Op, stage: int, num_stages: int) -> int | None:
@@ -66,6 +74,47 @@ def fact_needed(action: Action, num_stages: int) -> Action | None:
     return Action(2 * num_stages - link, Op.I, action.microbatch)
 
 
+class Kinds(NamedTuple):
+    """Arrays by kind of action: of op o and stage s, at o x S + s.
+
+    The links of microbatch m are `width` numbers from `needed` and `made` on. A link whose maker
+    and user are on different ranks is a message, on an edge of the same number.
+    """
+
+    needed: Ints  # the link before a computation; of a transfer, that which it moves
+    made: Ints  # the link that a computation makes
+    receives: Ints  # 1 where what a computation needs is a message
+    edge: Ints  # of the message that a computation makes or a transfer moves; NONE without
+    user: Ints  # the rank that needs what a computation makes or a transfer moves
+
+
+@lru_cache(maxsize=64)
+def kinds_of(placement: Placement, width: int, made_by: Maker = filled) -> Kinds:
+    """`width` is the number of microbatches."""
+    num_stages = placement.num_stages
+    users = [*placement.ranks, *reversed(placement.ranks), *placement.ranks[:1]]  # of each link
+    crosses = [False, *(here != there for here, there in itertools.pairwise(users))]
+    kinds = Kinds(*(made_by(value, num_stages * len(OPS)) for value in (0, 0, 0, kernels.NONE, 0)))
+    for code, op in enumerate(OPS[: kernels.OPT]):
+        for stage in range(num_stages):
+            kind = code * num_stages + stage
+            needed = link_needed(op, stage, num_stages)
+            made = needed if code > kernels.W else link_made(op, stage, num_stages)
+            kinds.needed[kind], kinds.made[kind] = needed * width, (made or 0) * width
+            kinds.receives[kind] = crosses[needed] and code < kernels.W
+            kinds.edge[kind] = kernels.NONE if made is None or not crosses[made] else made
+            kinds.user[kind] = users[made or 0]
+    return kinds
+
+
+MOST_NS = 2**63 - 1
+
+
+def num_links(program: Program) -> int:
+    """One before each F and each I, and one before the last W."""
+    return 2 * program.num_stages + 1
+
+
 def check(program: Program, max_held: int | None = None) -> None:
     """Raise ProgramError unless each action is placed, happens once, and can run in this order.
 
@@ -73,166 +122,134 @@ def check(program: Program, max_held: int | None = None) -> None:
     microbatches over all its stages. The cost grows with the length of the program.
     """
     compute = program.compute_only()
-    _check_each_action_belongs(compute)
-    _check_exactly_once(compute)
-    _check_order(compute)
+    next(play([(compute, [0] * (compute.num_stages * len(OPS)))]))
     if max_held is not None:
         _check_memory(compute, max_held)
 
 
-def _check_each_action_belongs(program: Program) -> None:
-    for rank, row in enumerate(program.actions):
-        stages = frozenset(program.placement.stages_of(rank))
-        num_microbatches = program.num_microbatches
-        for position, (stage, _, microbatch) in enumerate(row):
-            if stage in stages and 0 <= microbatch < num_microbatches:
-                continue
-            if not 0 <= stage < program.num_stages:
-                reason = f"there are {program.num_stages} stages"
-            elif stage not in stages:
-                reason = f"stage {stage} is placed on rank {program.placement.ranks[stage]}"
-            else:
-                reason = f"there are {num_microbatches} microbatches"
-            raise ProgramError(program, rank, position, reason)
+def check_facts(compute: Program) -> None:
+    """Raise ProgramError unless each action is placed and each fact is made once.
+
+    What is proved of a table is proved once.
+    """
+    table, width = compute.table, compute.num_microbatches
+    if table.legal_in == (compute.placement, width):
+        return
+    made_by = maker(table.num_actions)
+    done = made_by(0, 3 * compute.num_stages * width, "b")  # F, then I, then W
+    index = _find_illegal(compute, table.made_by(made_by), width, done)
+    if index != kernels.NONE:
+        raise ProgramError(compute, *table.place(index), _why_illegal(compute, index))
+    if (missing := bytes(done).find(0)) >= 0:
+        half, cell = divmod(missing, compute.num_stages * width)
+        fact = Action(cell // width, _OF_HALF[half], cell % width)
+        rank = compute.placement.ranks[fact.stage]
+        position = table.offset[rank + 1] - table.offset[rank]
+        raise ProgramError(compute, rank, position, f"{fact} is never done")
+    table.legal_in = compute.placement, width
 
 
-_HALVES = {Op.F: (0,), Op.I: (1,), Op.W: (2,), Op.B: (1, 2)}
+def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> int:
+    num_actions, ranks = program.table.num_actions, program.placement.ranks
+    given = ranks if maker(num_actions) is listed else array("q", ranks)
+    return run(num_actions, kernels.find_illegal, arrays, given, width, done)
+
+
+_HALVES = {Op.F: (Op.F,), Op.I: (Op.I,), Op.W: (Op.W,), Op.B: (Op.I, Op.W)}
 _OF_HALF = (Op.F, Op.I, Op.W)
 
 
-def _check_exactly_once(program: Program) -> None:
-    num_microbatches = program.num_microbatches
-    num_cells = program.num_stages * num_microbatches
-    made = bytearray(3 * num_cells)  # F, then I, then W of every stage and microbatch
-    for rank, row in enumerate(program.actions):
-        for position, (stage, op, microbatch) in enumerate(row):
-            cell = stage * num_microbatches + microbatch
-            for half in _HALVES[op]:
-                if made[half * num_cells + cell]:
-                    fact = Action(stage, _OF_HALF[half], microbatch)
-                    raise ProgramError(program, rank, position, f"{fact} has been done before")
-                made[half * num_cells + cell] = 1
-    if (missing := made.find(0)) >= 0:
-        half, cell = divmod(missing, num_cells)
-        fact = Action(cell // num_microbatches, _OF_HALF[half], cell % num_microbatches)
-        rank = program.placement.ranks[fact.stage]
-        raise ProgramError(program, rank, len(program.actions[rank]), f"{fact} is never done")
+def _why_illegal(program: Program, index: int) -> str:
+    action, (rank, position) = program.table.at(index), program.table.place(index)
+    if not 0 <= action.stage < program.num_stages:
+        return f"there are {program.num_stages} stages"
+    if (owner := program.placement.ranks[action.stage]) != rank:
+        return f"stage {action.stage} is placed on rank {owner}"
+    if not 0 <= action.microbatch < program.num_microbatches:
+        return f"there are {program.num_microbatches} microbatches"
+    before = program.table.part(rank, 0, position)
+    done = {one._replace(op=half) for one in before for half in _HALVES[one.op]}
+    facts = [action._replace(op=half) for half in _HALVES[action.op]]
+    return f"{next(fact for fact in facts if fact in done)} has been done before"
+
+
+def columns_of(program: Program, *, is_proved: bool = False) -> tuple[Arrays, int]:
+    """The table of a program with columns for microbatches, and how many columns there are.
+
+    A microbatch is its own column, unless an action is of one that there is not. Raises
+    ProgramError where a stage is not on its rank, unless that is still to be proved.
+    """
+    table, arrays, width = program.table, program.table.arrays, program.num_microbatches
+    nothing = filled(0, 0, "b")
+    if _find_illegal(program, arrays, width, nothing) != kernels.NONE:
+        column = {m: column for column, m in enumerate(sorted(set(table.microbatch)))}
+        columns = array("i", map(column.__getitem__, table.microbatch))
+        arrays, width = (*arrays[:3], columns), len(column)
+        index = _find_illegal(program, arrays, width, nothing) if is_proved else kernels.NONE
+        if index != kernels.NONE:
+            raise ProgramError(program, *table.place(index), _why_illegal(program, index))
+    return arrays, width
+
+
+def peak_activations(program: Program) -> list[int]:
+    """Return the most activations that each rank holds at once, each of a stage's microbatch.
+
+    A forward adds one; the action that makes W true (B or W) releases it.
+    """
+    table, peaks = program.table, filled(0, len(program.table))
+    run(table.num_actions, kernels.find_peaks, table.offset, table.op, peaks)
+    return peaks.tolist()
 
 
 def _check_memory(program: Program, max_held: int) -> None:
-    for rank, row in enumerate(program.actions):
-        held = 0
-        for position, (_, op, _) in enumerate(row):
-            if op is Op.F:
-                held += 1
-                if held > max_held:
-                    reason = (
-                        f"holds the activations of {held} microbatches; at most {max_held} may be"
-                    )
-                    raise ProgramError(program, rank, position, reason)
-            elif op is not Op.I:
-                held -= 1
-
-
-def _check_order(program: Program) -> None:
-    """Every row can be run through: nothing waits for what comes later, here or in a circle."""
-    nothing = (0,) * program.num_stages
-    play(program, steps_of(program, dict.fromkeys(COMPUTE_OPS, nothing), frozenset()))
-
-
-Step = tuple[int, int, int, int, bool]
-"""What an op of a stage needs, makes and takes: the link that it needs, the link that it makes, its
-nanoseconds, the channel of the message that it makes (NO_INDEX where there is none), and whether it
-waits (W does not: what it needs is its rank's own, there before any message).
-
-Links are given for microbatch 0 in a table with a column for each microbatch. A plain tuple, since
-Python takes one apart faster than one with names.
-"""
-
-Steps = Mapping[Op, Sequence[Step]]
-"""By op and stage."""
-
-
-def steps_of(
-    program: Program, durations_ns: Mapping[Op, Sequence[int]], crossing: Container[int]
-) -> Steps:
-    """`durations_ns` by op and stage. A link that is `crossing` is a message on its own channel."""
-    num_stages, width = program.num_stages, program.num_microbatches
-
-    def step(op: Op, stage: int) -> Step:
-        needed, made = (link(op, stage, num_stages) for link in (link_needed, link_made))
-        channel = made if made is not None and made in crossing else NO_INDEX
-        column = num_links(program) - 1 if made is None else made  # nothing needs the last
-        assert needed is not None
-        took = durations_ns[op][stage]
-        return needed * width, column * width, took, channel, op is not Op.W
-
-    return {op: [step(op, stage) for stage in range(num_stages)] for op in COMPUTE_OPS}
-
-
-def num_links(program: Program) -> int:
-    """One before each F and each I, one before each W, and one for what W makes."""
-    return 2 * program.num_stages + 2
-
-
-Times = list[list[int]]
-"""By rank and position, in nanoseconds."""
+    for rank, peak in enumerate(peak_activations(program)):
+        if peak > max_held:
+            row = program.table.part(rank)
+            changes = ((a.op is Op.F) - (a.op in (Op.B, Op.W)) for a in row)
+            over = enumerate(itertools.accumulate(changes))
+            position, held = next((at, held) for at, held in over if held > max_held)
+            held_text = f"holds the activations of {held} microbatches"
+            reason = f"{held_text}; at most {max_held} are allowed"
+            raise ProgramError(program, rank, position, reason)
 
 
 def play(
-    program: Program, steps: Steps, transfer_ns: int = 0, *, overlaps: bool = True
-) -> tuple[Times, Times]:
-    """When each action of a compute-only program starts and ends, each as soon as it can.
+    cases: Sequence[tuple[Program, Ints]], transfer_ns: int = 0, *, overlaps: bool = True
+) -> Iterator[tuple[Ints, Ints]]:
+    """When each action of compute-only programs starts and ends, as soon as it can.
 
-    A rank walks on until it waits for what is not there, and again when that has been made, so that
-    each action is visited once. Raises ProgramError with the circle of waits when the rows can
-    never be finished.
+    Each program has its costs by kind in nanoseconds. Raises ProgramError unless each action of it
+    is placed and happens once; with the circle of waits where its rows can never be finished.
     """
-    width, rows = program.num_microbatches, program.actions
-    channel_free = [0] * num_links(program)
-    link_ready = [0] * width + [-1] * (width * (len(channel_free) - 1))
-    waiting: dict[int, int] = {}  # link -> the rank that stands before it: its stage's
-    ready = list(range(len(rows)))[::-1]
-    times: tuple[Times, Times] = [[] for _ in rows], [[] for _ in rows]
-
-    def walk(rank: int) -> Iterator[None]:  # millions of turns: calls little, names what it uses
-        free, start, end = 0, times[0][rank].append, times[1][rank].append
-        for stage, op, microbatch in rows[rank]:
-            needed, made, duration_ns, channel, waits = steps[op][stage]
-            there = link_ready[needed + microbatch]
-            if there < 0:
-                waiting[needed + microbatch] = rank
-                yield
-                there = link_ready[needed + microbatch]
-            if there > free and waits:
-                free = there
-            start(free)
-            free += duration_ns
-            end(free)
-            arrival = free
-            if channel >= 0:
-                busy = channel_free[channel]
-                arrival = (busy if busy > free else free) + transfer_ns  # noqa: FURB136  # faster
-                channel_free[channel] = arrival
-                if not overlaps:
-                    free = arrival
-            made += microbatch
-            link_ready[made] = arrival
-            if made in waiting:
-                ready.append(waiting.pop(made))
-
-    walks = [walk(rank) for rank in range(len(rows))]
-    while ready:
-        next(walks[ready.pop()], None)
-    position = list(map(len, times[0]))
-    if position != list(map(len, rows)):
-        raise _circle_of_waits(program, position)
-    return times
+    for compute in {id(compute): compute for compute, _ in cases}.values():
+        check_facts(compute)
+    size = sum(compute.table.num_actions for compute, _ in cases)
+    calls = (_call_of(*case, maker(size), transfer_ns, overlaps) for case in cases)
+    played = run_all(size, kernels.play, calls)
+    for (compute, _), (*_, walk, _, start, end) in zip(cases, played, strict=True):
+        offset = compute.table.offset
+        if any(map(ne, walk[0], offset[1:])):
+            raise _circle_of_waits(compute, list(map(sub, walk[0], offset)))
+        yield start, end
 
 
-def _as_input(action: Action) -> Action:
-    """A full backward as the I that it contains."""
-    return action._replace(op=Op.I) if action.op is Op.B else action
+def _call_of(
+    compute: Program, took: Ints, made_by: Maker, transfer_ns: int, overlaps: bool
+) -> tuple[Any, ...]:
+    """These are the arguments of `kernels.play`."""
+    table, width, links = compute.table, compute.num_microbatches, num_links(compute)
+    if table.num_actions * (max(took, default=0) + transfer_ns) > MOST_NS:
+        made_by = listed
+    now, blocked, stack = (made_by(value, len(table)) for value in (0, kernels.NONE, 0))
+    for rank in range(len(table)):
+        stack[~rank] = rank  # from the first on
+    arrays, ready = table.made_by(made_by), made_by(kernels.NONE, width * links)
+    ready[:width] = made_by(0, width)
+    walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
+    costs = list(took) if made_by is listed else array("q", took)
+    times = (made_by(0, table.num_actions) for _ in "se")
+    kinds = kinds_of(compute.placement, width, made_by)
+    return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
 
 
 def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:
@@ -245,7 +262,8 @@ def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:
         assert needed is not None  # else it would not be blocked
         owner = program.placement.ranks[needed.stage]
         left = program.actions[owner][position[owner] :]
-        if not any(needed == _as_input(action) for action in left):
+        full = needed._replace(op=Op.B) if needed.op is Op.I else needed
+        if needed not in left and full not in left:
             reason = f"needs {needed}, which is never done"
             return ProgramError(program, rank, position[rank], reason)
         place = "comes only later" if owner == rank else f"stands behind {left[0]} on rank {owner}"

@@ -1,22 +1,29 @@
 """Predicts what a program would do with given costs and transfers.
 
 The spans are the same type that the executor measures, so that every figure can be computed for a
-plan as for a run. The program is walked once and times are kept as plain lists, spans being made
-only when asked for: a plan of a million actions takes seconds, and time grows with its length.
+plan as for a run. The program is walked once and times are kept as arrays, spans being made only
+when asked for.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from operator import mul
 from typing import NamedTuple
 
-from engine.plan.action import Action, Op
+from engine.plan import kernels
+from engine.plan.action import OPS, Action, Op
+from engine.plan.compiled import run
+from engine.plan.kernels import NONE
 from engine.plan.lower import edge_of, outgoing
 from engine.plan.program import Placement, Program
-from engine.plan.rules import play, steps_of
+from engine.plan.rules import kinds_of, num_links, play
 from engine.plan.spans import Lane, Span
+from engine.plan.table import Ints, filled, listed
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,18 @@ class Durations:
     def by_op(self) -> dict[Op, tuple[int, ...]]:
         both = tuple(i + w for i, w in zip(self.input_ns, self.weight_ns, strict=True))
         return {Op.F: self.forward_ns, Op.I: self.input_ns, Op.W: self.weight_ns, Op.B: both}
+
+    def by_kind(self, num_stages: int) -> list[int]:
+        """By op and stage, as `engine.plan.rules.Kinds`. Raises ValueError on other stages."""
+        lengths = [len(half) for half in (self.forward_ns, self.input_ns, self.weight_ns)]
+        if lengths != [num_stages] * 3:
+            given = ", ".join(map(str, lengths))
+            raise ValueError(
+                f"durations of {given} stages (forward, input, weight) for a program of "
+                f"{num_stages}"
+            )
+        by_op, none = self.by_op(), (0,) * num_stages
+        return [ns for op in OPS for ns in by_op.get(op, none)]
 
 
 def uniform(placement: Placement, forward_ns: int, input_ns: int, weight_ns: int) -> Durations:
@@ -77,23 +96,39 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step that starts at 0 ns: when each action starts and ends, by rank and position."""
+    """One step that starts at 0 ns: when each action starts and ends, in the table's order."""
 
     program: Program  # its compute actions
     transfers: TransferModel
-    start_ns: list[list[int]]
-    end_ns: list[list[int]]
+    took_ns: list[int]  # by kind of action
+    starts_ns: Ints
+    ends_ns: Ints
+
+    @cached_property
+    def start_ns(self) -> list[list[int]]:
+        """By rank and position."""
+        return [list(self.starts_ns[begin:end]) for begin, end in self._rows]
+
+    @cached_property
+    def end_ns(self) -> list[list[int]]:
+        """By rank and position."""
+        return [list(self.ends_ns[begin:end]) for begin, end in self._rows]
+
+    @property
+    def _rows(self) -> list[tuple[int, int]]:
+        return list(itertools.pairwise(self.program.table.offset))
 
     @property
     def makespan_ns(self) -> int:
         """The time from the first start to the last end of a compute action."""
-        first = min((starts[0] for starts in self.start_ns if starts), default=0)
-        return max((ends[-1] for ends in self.end_ns if ends), default=0) - first
+        rows = [(begin, end) for begin, end in self._rows if end > begin]
+        first = min((self.starts_ns[begin] for begin, _ in rows), default=0)
+        return max((self.ends_ns[end - 1] for _, end in rows), default=0) - first
 
-    @property
+    @cached_property
     def compute_ns(self) -> int:
         """Summed over ranks."""
-        return sum(map(sum, self.end_ns)) - sum(map(sum, self.start_ns))
+        return sum(map(mul, self.program.num_of_kind, self.took_ns))
 
     @property
     def bubble_fraction(self) -> float:
@@ -112,28 +147,29 @@ class Simulation:
 
         What remains idle if every rank may begin the next step when it is done with this one.
         """
-        spans = zip(self.start_ns, self.end_ns, strict=True)
-        longest = max(ends[-1] - starts[0] for starts, ends in spans if starts)
+        rows = [(begin, end) for begin, end in self._rows if end > begin]
+        longest = max(self.ends_ns[end - 1] - self.starts_ns[begin] for begin, end in rows)
         return _idle_share(self.program.world_size * longest, self.compute_ns)
 
     def held_over_time(self, rank: int) -> list[Held]:
         """Each change of what a rank holds: a forward adds one, its B or W takes it away again."""
-        changes, held = [], 0
-        for position, action in enumerate(self.program.actions[rank]):
+        changes, held, begin = [], 0, self.program.table.offset[rank]
+        for index, action in enumerate(self.program.table.part(rank), begin):
             if action.op is Op.F:
                 held += 1
-                changes.append(Held(self.start_ns[rank][position], held))
+                changes.append(Held(self.starts_ns[index], held))
             elif action.op is not Op.I:
                 held -= 1
-                changes.append(Held(self.end_ns[rank][position], held))
+                changes.append(Held(self.ends_ns[index], held))
         return changes
 
     def spans(self) -> Iterator[Span]:
         """Compute by rank, then both ends of each transfer, all of step 0."""
-        for rank, row in enumerate(self.program.actions):
-            times = zip(row, self.start_ns[rank], self.end_ns[rank], strict=True)
-            for (stage, op, microbatch), start, end in times:
-                yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, end, 0)
+        for rank, (begin, end) in enumerate(self._rows):
+            times = self.starts_ns[begin:end], self.ends_ns[begin:end]
+            for action, start, over in zip(self.program.table.part(rank), *times, strict=True):
+                stage, op, microbatch = action
+                yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, over, 0)
         ranks, num_bytes = self.program.placement.ranks, self.transfers.message_bytes
         for send, start, end in self.messages():
             channel = edge_of(send)
@@ -147,20 +183,23 @@ class Simulation:
 
     def messages(self) -> Iterator[tuple[Action, int, int]]:
         """Each SEND with the times between which its message moves, by sender in its order."""
-        duration, placement = self.transfers.duration_ns, self.program.placement
-        sends = {
-            (op, stage): send
-            for op in (Op.F, Op.B, Op.I)
-            for stage in range(placement.num_stages)
-            if (send := outgoing(Action(stage, op, 0), self.program)) is not None
-        }
-        for row, ends in zip(self.program.actions, self.end_ns, strict=True):
-            free: dict[tuple[int, Op], int] = {}  # by stage and direction: one channel each
-            for (stage, op, microbatch), end in zip(row, ends, strict=True):
-                if (send := sends.get((op, stage))) is not None:
-                    start = max(end, free.get(send[:2], 0))
-                    free[send[:2]] = start + duration
-                    yield send._replace(microbatch=microbatch), start, start + duration
+        duration = self.transfers.duration_ns
+        for index, start in enumerate(self.move_messages()[0]):
+            if start >= 0:
+                send = outgoing(self.program.table.at(index), self.program)
+                assert send is not None
+                yield send, start, start + duration
+
+    def move_messages(self) -> tuple[Ints, Ints]:
+        """When each action's message begins to move, and which action's is before it; or NONE."""
+        table, links = self.program.table, num_links(self.program)
+        made_by = filled if isinstance(self.ends_ns, array) else listed
+        message = made_by(NONE, table.num_actions), made_by(NONE, table.num_actions)
+        channel, duration = (made_by(NONE, links), made_by(0, links)), self.transfers.duration_ns
+        edge = kinds_of(self.program.placement, self.program.num_microbatches, made_by).edge
+        arguments = table.made_by(made_by), edge, duration, self.ends_ns, channel, message
+        run(table.num_actions, kernels.move_messages, *arguments)
+        return message
 
 
 def _idle_share(capacity_ns: int, compute_ns: int) -> float:
@@ -171,36 +210,27 @@ def _idle_share(capacity_ns: int, compute_ns: int) -> float:
 def simulate(
     program: Program, durations: Durations, transfers: TransferModel = FREE_TRANSFERS
 ) -> Simulation:
-    """Run a legal program in time; transfers follow from the placement, whatever the program says.
+    """Run a program in time; transfers follow from the placement, whatever the program says.
 
-    Raises ProgramError if the program can never finish.
+    Raises ProgramError if the program is illegal, as `engine.plan.rules.check` does.
     """
-    compute = program.compute_only()
-    steps = steps_of(compute, durations.by_op(), _crossing_links(compute.placement))
-    times = play(compute, steps, transfers.duration_ns, overlaps=transfers.overlaps)
-    return Simulation(compute, transfers, *times)
+    return next(simulate_all([(program, durations)], transfers))
 
 
-def _crossing_links(placement: Placement) -> frozenset[int]:
-    """The links whose maker and user are on different ranks."""
-    way = [*placement.ranks, *reversed(placement.ranks)]  # of the stage that needs each link
-    pairs = enumerate(itertools.pairwise(way), start=1)
-    return frozenset(link for link, (here, there) in pairs if here != there)
+def simulate_all(
+    cases: Iterable[tuple[Program, Durations]], transfers: TransferModel = FREE_TRANSFERS
+) -> Iterator[Simulation]:
+    """Simulate programs, each with its durations: one with many, many with the same, or pairs.
 
-
-def peak_activations(program: Program) -> list[int]:
-    """Return the most activations that each rank holds at once, each of a stage's microbatch.
-
-    A forward adds one; the action that makes W true (B or W) releases it.
+    In the order given, on all cores where there is much to do. What is not kept of the simulations
+    takes no memory. Raises ProgramError at an illegal program, as `engine.plan.rules.check`.
     """
-    peaks = []
-    for row in program.actions:
-        held = peak = 0
-        for _, op, _ in row:
-            if op is Op.F:
-                held += 1
-                peak = max(peak, held)
-            elif op is Op.B or op is Op.W:
-                held -= 1
-        peaks.append(peak)
-    return peaks
+    pairs = list(cases)
+    computes = {id(program): program.compute_only() for program, _ in pairs}
+    timed = [
+        (computes[id(program)], durations.by_kind(program.num_stages))
+        for program, durations in pairs
+    ]
+    times = play(timed, transfers.duration_ns, overlaps=transfers.overlaps)
+    for (compute, took), both in zip(timed, times, strict=True):
+        yield Simulation(compute, transfers, took, *both)

@@ -23,16 +23,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.plan.footprint import (
-    Block,
-    Level,
-    Messages,
-    costs_of,
-    predict_peak,
-    received_before_computing,
-)
+from engine.plan.footprint import Messages, predict_peak, received_before_computing
 from engine.plan.program import Program
 from engine.plan.spans import Span
+from engine.run.action_costs import Block, Level, costs_of
 from engine.run.allocations import Change, record
 
 _STATUS = Path("/proc/self/status")

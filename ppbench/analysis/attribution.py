@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -41,9 +42,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import RECV_OPS, Action, Op
+from engine.plan.action import CODES, OPS, RECV_OPS, Op
 from engine.plan.program import Program
-from engine.plan.replay import Replay, replay
+from engine.plan.replay import Replay, of_kinds, replay_all
 from ppbench.analysis.costs import Costs, measured_costs, variation
 from ppbench.analysis.metrics import compute_spans
 from ppbench.analysis.transfers import messages
@@ -80,18 +81,18 @@ def attribute(
     """
     moved = messages(spans) if moved is None else moved
     costs = measured_costs(spans, moved, lowered.num_stages)
-    equal, moving = costs.balanced().compute_ns(lowered), costs.moving_ns(lowered)
-    mean = costs.compute_ns(lowered)
-    ideal, unequal = replay(lowered, equal, {}), replay(lowered, mean, {})
-    modelled = replay(lowered, mean, moving)
-    own = _own_times(spans, moved)
+    no_message = Costs(costs.by_stage, {})
+    by_kind = (Costs(costs.balanced().by_stage, {}), no_message, costs)
+    means = [of_kinds(lowered, one.by_kind(lowered)) for one in by_kind]
+    own = _own_times(spans, moved, lowered)
+    times = [*means, *(own[int(str(step))] for step in step_ns.index)]
+    ideal, unequal, modelled, *exact = replay_all(lowered, times)
     chain = [ideal.idle_ns(), unequal.idle_ns(), modelled.idle_ns()]
     by_step = {int(str(step)): of_step for step, of_step in compute_spans(spans).groupby("step")}
     rows: list[dict[str, int]] = []
-    for step, duration_ns in step_ns.items():
+    for (step, duration_ns), replayed in zip(step_ns.items(), exact, strict=True):
         number = int(str(step))
-        exact = replay(lowered, *own[number]).idle_ns()
-        rows += _rows(number, int(duration_ns), by_step[number], [*chain, exact])
+        rows += _rows(number, int(duration_ns), by_step[number], [*chain, replayed.idle_ns()])
     columns = ["step", "rank", "idle_ns", *PARTS, *PHASES]
     return Attribution(pd.DataFrame(rows, columns=columns), costs, modelled, moved)
 
@@ -117,21 +118,33 @@ def figures_of(
     }
 
 
-OwnTimes = tuple[dict[Action, int], dict[Action, int]]
-
-
-def _own_times(spans: pd.DataFrame, moved: pd.DataFrame) -> dict[int, OwnTimes]:
-    """Durations of computations, and moving times of the messages of SENDs, by step."""
-    own: dict[int, OwnTimes] = {int(step): ({}, {}) for step in spans["step"].unique()}
-    compute = compute_spans(spans)
-    duration = compute["end_ns"] - compute["start_ns"]
-    for step, stage, op, microbatch, ns in zip(
-        *(compute[c] for c in ("step", "stage", "op", "microbatch")), duration, strict=True
-    ):
-        own[step][0][Action(stage, Op(op), microbatch)] = ns
-    columns = ("step", "source", "direction", "microbatch", "moving_ns")
-    for step, stage, direction, microbatch, ns in zip(*(moved[c] for c in columns), strict=True):
-        own[step][1][Action(stage, Op(f"SEND_{direction}"), microbatch)] = ns
+def _own_times(spans: pd.DataFrame, moved: pd.DataFrame, lowered: Program) -> dict[int, array[int]]:
+    """Nanoseconds of each action of a lowered program, of a SEND those of its message, by step."""
+    compute, table = compute_spans(spans), lowered.table
+    taken = compute.assign(ns=compute["end_ns"] - compute["start_ns"])
+    sent = moved.assign(
+        op="SEND_" + moved["direction"], stage=moved["source"], ns=moved["moving_ns"]
+    )
+    columns = ["step", "op", "stage", "microbatch", "ns"]
+    timed = pd.concat([taken[columns].astype({"op": str}), sent[columns]])
+    shape = len(OPS), lowered.num_stages, lowered.num_microbatches
+    index = np.full(shape, NONE)
+    index[np.array(table.op), np.array(table.stage), np.array(table.microbatch)] = np.arange(
+        table.num_actions
+    )
+    code = timed["op"].map({op.value: code for op, code in CODES.items()})
+    places = np.array([code, timed["stage"], timed["microbatch"]], np.int64).T
+    known = ((places >= 0) & (places < shape)).all(axis=1)  # others are of no program's action
+    at = np.full(len(timed), NONE)
+    at[known] = index[tuple(places[known].T)]
+    own, is_computation = {}, np.array(table.op) < CODES[Op.SEND_F]
+    for step, rows in timed.groupby("step").indices.items():
+        chosen = rows[at[rows] != NONE]
+        ns, is_missing = np.zeros(table.num_actions, np.int64), is_computation.copy()
+        ns[at[chosen]], is_missing[at[chosen]] = timed["ns"].to_numpy()[chosen], False
+        if is_missing.any():
+            raise KeyError(table.at(int(is_missing.argmax())))
+        own[int(str(step))] = array("q", ns.tobytes())
     return own
 
 

@@ -25,6 +25,8 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import Change, Metric, Pair, Verdict, compare
 
 DURATION = Metric("duration_ns", higher_is_better=False, in_points=False)
+EVERYWHERE = -1
+"""The place of a class that is summed over all stages and ranks."""
 NEGLIGIBLE = 0.005
 """Share of a step below which the contribution of a class is not reported."""
 
@@ -43,7 +45,7 @@ class SpanClass:
     """Spans that do the same work: an op of a stage, a rank's optimizer, a channel."""
 
     kind: Kind
-    place: int  # the stage; the rank of an optimizer and of waiting; the sending stage
+    place: int  # the stage; the rank of an optimizer and of waiting; the sending stage; EVERYWHERE
     op: str = ""  # of computations
     target: int = -1  # the receiving stage of a transfer
 
@@ -130,6 +132,43 @@ def _durations(spans: pd.DataFrame) -> pd.Series:
 
 def _figure(durations: pd.Series, num_steps: int) -> Figure:
     return Figure(float(durations.median()), len(durations) / num_steps)
+
+
+def of_whole_pipeline(figures: Figures) -> Figures:
+    """The figures of a launch summed over stages and ranks, per step.
+
+    For sides whose stages are different slices of the model, and so do not compare one by one.
+    """
+    sums: dict[SpanClass, float] = {}
+    for spans, figure in figures.items():
+        whole = SpanClass(spans.kind, EVERYWHERE, spans.op)
+        sums[whole] = sums.get(whole, 0.0) + figure.per_step_ns
+    return {whole: Figure(ns, 1) for whole, ns in sums.items()}
+
+
+def with_whole_backwards(
+    base: Sequence[Figures], head: Sequence[Figures]
+) -> tuple[list[Figures], list[Figures]]:
+    """Join the two halves of the backward on a side whose other side does not split it."""
+    if _has_halves(base) == _has_halves(head):
+        return list(base), list(head)
+    return [_joined(figures) for figures in base], [_joined(figures) for figures in head]
+
+
+def _has_halves(side: Sequence[Figures]) -> bool:
+    return any(spans.op == Op.I.value for figures in side for spans in figures)
+
+
+def _joined(figures: Figures) -> Figures:
+    """B of each stage as the sum of its halves I and W, if it has both."""
+    joined = dict(figures)
+    for spans, half in figures.items():
+        other = SpanClass(Kind.compute, spans.place, Op.W.value)
+        if spans.op == Op.I.value and other in figures:
+            del joined[spans], joined[other]
+            whole = Figure(half.ns + figures[other].ns, half.num_per_step)
+            joined[SpanClass(Kind.compute, spans.place, Op.B.value)] = whole
+    return joined
 
 
 def breakdown(base: Sequence[Figures], head: Sequence[Figures], step_ns: float) -> list[Moved]:

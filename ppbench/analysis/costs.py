@@ -8,15 +8,17 @@ towards each other by the part that an analysis of variance attributes to chance
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.action import OPS, SEND_OPS, Action, Op
 from engine.plan.lower import Edge, edge_of
 from engine.plan.program import Program
 from ppbench.analysis.metrics import compute_spans
@@ -35,15 +37,15 @@ class Costs:
     by_stage: StageCosts
     by_channel: dict[Edge, int]
 
-    def compute_ns(self, program: Program) -> dict[Action, int]:
-        """Cost of every computation of a program."""
-        actions = (action for action in _actions(program) if action.op in COMPUTE_OPS)
-        return {action: self.by_stage[action.op][action.stage] or 0 for action in actions}
+    def by_kind(self, program: Program) -> array[int]:
+        """Nanoseconds by op and stage of a program, of a SEND those of its message."""
+        return array("q", itertools.chain(*(self._of_op(op, program.num_stages) for op in OPS)))
 
-    def moving_ns(self, lowered: Program) -> dict[Action, int]:
-        """The moving time of every SEND of a lowered program."""
-        sends = (a for a in _actions(lowered) if a.op in SEND_OPS)
-        return {send: self.by_channel.get(edge_of(send), 0) for send in sends}
+    def _of_op(self, op: Op, num_stages: int) -> Iterator[int]:
+        if op in SEND_OPS:
+            edges = (edge_of(Action(stage, op, 0)) for stage in range(num_stages))
+            return (self.by_channel.get(edge, 0) for edge in edges)
+        return (ns or 0 for ns in self.by_stage.get(op, (0,) * num_stages))
 
     def balanced(self) -> Costs:
         """The same work on equal stages."""
@@ -140,10 +142,6 @@ def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
     rows = zip(edges["source"], edges["target"], edges["moving_ns"], strict=True)
     by_channel = {Edge(int(source), int(target)): round(ns) for source, target, ns in rows}
     return Costs(by_stage, by_channel)
-
-
-def _actions(program: Program) -> Iterable[Action]:
-    return (action for row in program.actions for action in row)
 
 
 def _equal(of_op: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -15,9 +15,9 @@ import pandas as pd
 from engine.plan.action import Op
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.program import Program, from_json
-from engine.plan.replay import Replay, replay
+from engine.plan.replay import Replay, of_kinds, replay_all
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
-from engine.plan.simulate import peak_activations
 from ppbench.analysis.costs import (
     Costs,
     StageCosts,
@@ -131,7 +131,7 @@ def needs_halves(costs: Costs) -> bool:
 
 
 def _replayed(lowered: Program, costs: Costs) -> Replay:
-    return replay(lowered, costs.compute_ns(lowered), costs.moving_ns(lowered))
+    return next(replay_all(lowered, [of_kinds(lowered, costs.by_kind(lowered))]))
 
 
 def _answer(question: str, replayed: Replay) -> WhatIf:

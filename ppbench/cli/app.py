@@ -1,74 +1,92 @@
-"""The command line: every command by its name, in the order of `ppbench --help`.
+"""The command `ppbench`: it finds a command by its name, runs it, and words what it refuses.
 
-Each command's module imports little at its top; what it needs to run is imported by its functions,
-so that `--help` costs nothing.
+`ppbench --help` imports no command, since names, groups and sentences are in `commands.py`; the
+command `show` imports `show` alone, which in turn imports what it needs.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from ppbench import __version__
-from ppbench.cli import (
-    backfill,
-    bisect,
-    check,
-    compare,
-    env,
-    explain,
-    export,
-    figure,
-    history,
-    models,
-    noise,
-    overhead,
-    process,
-    report,
-    runs,
-    schedules,
-    simulate,
-    sweep,
-    traces,
-)
+from ppbench.cli import process
+from ppbench.cli.commands import COMMANDS
+from ppbench.cli.options import Command, Group
 from ppbench.console import print_notes
-from ppbench.errors import UsageError, encodable
+from ppbench.errors import ExitCode, UsageError, encodable
+
+if TYPE_CHECKING:  # typer exports no name for these
+    from typer._click import Command as AnyCommand
+    from typer._click import Context
+
+_ENTRIES = {entry.name: entry for entry in COMMANDS}
+_Refusal: type[Exception] = typer.BadParameter.__mro__[1]
+"""The type of the library's errors about arguments, which it does not export either."""
+
+
+class _Commands(Mapping[str, "AnyCommand"]):
+    """Every command by its name; each is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> AnyCommand:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ENTRIES)
+
+    def __len__(self) -> int:
+        return len(_ENTRIES)
+
+
+@functools.cache
+def _command(name: str) -> AnyCommand:
+    module, _, attribute = _ENTRIES[name].place.partition(":")
+    place = getattr(importlib.import_module(f"ppbench.cli.{module}"), attribute)
+    if isinstance(place, typer.Typer):
+        group = typer.main.get_group(place)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, cls=Command)(place)
+    return typer.main.get_command(alone)
+
+
+class _Ppbench(Group):
+    """The group of all commands. Its help, and the completion of names, import no command."""
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]  # they are the library's own
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
+
+    def list_commands(self, _: Context) -> list[str]:
+        return list(_ENTRIES)
+
+    def get_command(self, _: Context, cmd_name: str) -> AnyCommand | None:
+        """Return the command without its options, which is enough for help and completion."""
+        if (entry := _ENTRIES.get(cmd_name)) is None:
+            return None
+        return TyperCommand(cmd_name, help=entry.sentence, rich_help_panel=entry.group)
+
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, AnyCommand | None, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else self.commands[name], rest
+
 
 app = typer.Typer(
+    cls=_Ppbench,
     help="Benchmark and profile pipeline-parallel training in PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("sweep")(sweep.sweep)
-app.command("overhead")(overhead.overhead)
-app.command("ls")(runs.list_runs)
-app.command("query")(runs.query)
-app.command("compact")(runs.compact)
-app.command("show")(runs.show)
-app.command("explain")(explain.explain)
-app.command("report")(report.report)
-app.command("timeline")(report.timeline)
-app.command("trace")(export.trace)
-app.command("export")(export.export)
-app.command("figure")(figure.figure)
-app.command("env")(env.env)
-app.command("simulate")(simulate.simulate)
-app.add_typer(models.commands, name="models", no_args_is_help=True)
-app.add_typer(schedules.commands, name="schedules", no_args_is_help=True)
-others = typer.Typer()
-app.add_typer(others)
-others.command("noise")(noise.noise)
-others.command("compare")(compare.compare)
-others.command("check")(check.check)
-others.command("backfill")(backfill.backfill)
-others.command("bisect")(bisect.bisect)
-others.command("history")(history.history)
-others.command("import")(traces.import_traces)
 
 
 def main() -> NoReturn:
@@ -77,9 +95,28 @@ def main() -> NoReturn:
 
 
 def _invoke() -> int:
+    """Run the command of `sys.argv`. Raises UsageError for arguments that cannot be parsed."""
     _check_paths(sys.argv)
-    typer.main.get_command(app)(prog_name="ppbench")
-    return 0
+    try:
+        code = typer.main.get_command(app)(prog_name="ppbench", standalone_mode=False)
+    except _Refusal as refusal:
+        if (problem := _in_words(refusal)) is None:
+            return ExitCode.usage
+        raise UsageError(problem) from None
+    return code if isinstance(code, int) else ExitCode.ok
+
+
+def _in_words(refusal: Exception) -> str | None:
+    """The problem in the words of all other errors; None where the help is printed instead."""
+    text = str(refusal.format_message()) if hasattr(refusal, "format_message") else str(refusal)
+    text = " ".join(text.split())
+    if not text:
+        return None
+    text = text.removeprefix("Invalid value for ").replace(": Value error, ", ": ", 1)
+    context = getattr(refusal, "ctx", None)
+    where = "ppbench" if context is None else str(context.command_path)
+    text = f"{text[0].lower()}{text[1:]}".rstrip(".").replace(". Did you mean ", "; did you mean ")
+    return f"{where}: {text}{' S' if text.endswith('?') else '; s'}ee: {where} --help"
 
 
 def _check_paths(arguments: Sequence[str]) -> None:

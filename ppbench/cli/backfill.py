@@ -8,16 +8,18 @@ import typer
 
 from ppbench.cli.options import (
     RESULTS,
+    Columns,
     HowToPrint,
     Overrides,
     Results,
     RetryFailed,
+    Sort,
     SweepFile,
     going_on,
 )
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import View, render
 from ppbench.errors import UsageError
 
 Span = Annotated[
@@ -55,12 +57,15 @@ def backfill(
         bool, typer.Option("--dry-run", help="List the commits in order; measure none.")
     ] = False,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Measure past commits in work trees: newest, oldest, then the middle of the largest gap."""
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.backfill import backfill as measure
     from ppbench.statistics.verdicts import SPEED
 
+    view = View.of(columns, sort)
     if most is not None and every != 1:
         raise UsageError("--every and --max: both choose commits; give one of them")
     with going_on(), LiveProgress() as progress:
@@ -76,9 +81,9 @@ def backfill(
             is_dry_run=dry_run,
             progress=progress,
         )
-    columns = [*COMMIT_COLUMNS, "status"]
+    shown = [*COMMIT_COLUMNS, "status"]
     if not dry_run:
-        columns = [*COMMIT_COLUMNS, *result.axes, "num_launches", "status", SPEED]
-        columns += ["error"] if result.frame["error"].any() else []
-    print(render(result.frame, how, columns))
+        shown = [*COMMIT_COLUMNS, *result.axes, "num_launches", "status", SPEED]
+        shown += ["error"] if result.frame["error"].any() else []
+    print(render(result.frame, how, shown, view, ["commit"]))
     raise typer.Exit(result.exit_code)

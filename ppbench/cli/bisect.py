@@ -15,18 +15,21 @@ import typer
 
 from ppbench.cli.options import (
     RESULTS,
+    Columns,
     HowToPrint,
     Overrides,
     Results,
     RetryFailed,
+    Sort,
     SweepFile,
     command,
     going_on,
+    print_text,
     typed_command,
 )
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
-from ppbench.display.tables import as_records, render
+from ppbench.display.tables import EVERYTHING, View, as_records, render
 from ppbench.errors import first_line
 
 if TYPE_CHECKING:
@@ -57,11 +60,14 @@ def bisect(
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Find the first bad commit with as few launches as the noise allows."""
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.bisect import bisect as search
 
+    view = View.of(columns, sort)
     with going_on(), LiveProgress() as progress:
         result = search(
             good,
@@ -76,16 +82,23 @@ def bisect(
             retries_failed=retry_failed,
             progress=progress,
         )
-    print(bisection_text(result, how, good, bad, results))
+    print_text(bisection_text(result, how, good, bad, results, view), how)
     raise typer.Exit(result.exit_code)
 
 
-def bisection_text(result: BisectionResult, how: Format, good: str, bad: str, results: Path) -> str:
+def bisection_text(
+    result: BisectionResult,
+    how: Format,
+    good: str,
+    bad: str,
+    results: Path,
+    view: View = EVERYTHING,
+) -> str:
     """The output of `ppbench bisect`."""
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
     columns = [*COMMIT_COLUMNS, "num_launches", "status", result.metric, "chance"]
-    table = render(result.frame, how, columns)
+    table = render(result.frame, how, columns, view, ["commit", "chance"])
     if how is Format.csv:
         return table
     case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []

@@ -9,15 +9,20 @@ import typer
 
 from ppbench.cli.options import (
     RESULTS,
+    Columns,
     HowToPrint,
     IsRun,
     Metrics,
     NumLaunches,
     Results,
+    Sort,
+    check_store_of,
     command,
     going_on,
+    print_text,
 )
 from ppbench.display.formats import Format
+from ppbench.display.tables import View
 
 if TYPE_CHECKING:
     from ppbench.commits.sides import Side
@@ -32,6 +37,7 @@ Base = Annotated[
     str | None,
     typer.Option(metavar="REV", help="Default: where HEAD left the main branch."),
 ]
+Head = Annotated[str, typer.Option(metavar="REV", help="Default: the work tree as it is.")]
 Threshold = Annotated[
     str | None,
     typer.Option(metavar="SHARE", help="Largest regression that passes, such as 2%."),
@@ -45,9 +51,7 @@ Summary = Annotated[
 def check(
     file: HeadsSweep = None,
     base: Base = None,
-    head: Annotated[
-        str, typer.Option(metavar="REV", help="Default: the work tree as it is.")
-    ] = "worktree",
+    head: Head = "worktree",
     threshold: Threshold = None,
     metrics: Metrics = None,
     is_run: IsRun = False,
@@ -55,21 +59,24 @@ def check(
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs."""
     from ppbench.cli.comparison import gate_text, note_aside
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.check import check as check_sides
     from ppbench.commits.comparison import break_down
-    from ppbench.files import whole_file
 
+    largest = _share(threshold)
+    check_store_of(results, [head, base or ""], measures=is_run)
     num_launches = launches if is_run else None
     with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = check_sides(
             file,
             base=base,
             head=head,
-            threshold=threshold,
+            threshold=largest,
             metrics=metrics or (),
             launches=num_launches,
             results=results,
@@ -77,7 +84,7 @@ def check(
         )
     breakdowns = break_down(result.comparison, result.comparison.changed())
     again = command(
-        *("check", *([] if result.sweep_file is None else [_near(result.sweep_file)])),
+        *("check", *map(_near, filter(None, [result.sweep_file]))),
         base=_lasting_name(result.comparison.base),
         head=_lasting_name(result.comparison.head),
         threshold=threshold,
@@ -88,10 +95,23 @@ def check(
     )
     note_aside(result.comparison, how)
     if summary is not None:
-        with whole_file(summary, "--summary") as page:
-            page.write(f"{gate_text(result, breakdowns, Format.markdown, again)}\n".encode())
-    print(gate_text(result, breakdowns, how, again))
+        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
+    print_text(gate_text(result, breakdowns, how, again, View.of(columns, sort)), how)
     raise typer.Exit(result.exit_code)
+
+
+def _share(threshold: str | None) -> float | None:
+    """The largest regression that passes. Raises UsageError."""
+    from ppbench.config.sweep import read_share
+
+    return None if threshold is None else read_share("--threshold", threshold)
+
+
+def _write(summary: Path, text: str) -> None:
+    from ppbench.files import whole_file
+
+    with whole_file(summary, "--summary") as page:
+        page.write(f"{text}\n".encode())
 
 
 def _lasting_name(side: Side) -> str:

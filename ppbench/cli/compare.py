@@ -1,56 +1,199 @@
-"""`ppbench compare`."""
+"""`ppbench compare`: two sides case by case, or cases along one setting."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, IsRun, Metrics, NumLaunches, Results, going_on
+from ppbench.cli.options import (
+    REPORTS,
+    RESULTS,
+    Columns,
+    HowToPrint,
+    IsRun,
+    Metrics,
+    NumLaunches,
+    Results,
+    Sort,
+    check_store_of,
+    command,
+    going_on,
+    print_text,
+)
 from ppbench.display.formats import Format
 from ppbench.errors import ExitCode, UsageError
 
+if TYPE_CHECKING:
+    from ppbench.commits.comparison import Comparison
+    from ppbench.comparison.across import Across
+    from ppbench.display.tables import View
+    from ppbench.report.pages.comparison import ComparisonPage
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[BASE [HEAD]] [SWEEP]",
+        help="Revisions, runs, sweeps or results folders; HEAD is `worktree` if left out. A "
+        "sweep file (.toml) limits it to its cases. With --across: RUNS, which are run ids, sweeps "
+        "or sweep files, by default the last sweep.",
+    ),
+]
+Axis = Annotated[
+    str | None,
+    typer.Option(
+        "--across",
+        metavar="AXIS",
+        help="Compare cases that differ in this setting alone: schedule, ranks, seq_len, ...",
+    ),
+]
+BaseValue = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="VALUE",
+        help="With --across: the value that others are compared with; default: that with the most "
+        "partners, then the smallest number or the sweep's first.",
+    ),
+]
+AllPairs = Annotated[
+    bool, typer.Option("--all-pairs", help="With --across: compare each value with each.")
+]
+Page = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Also write the comparison as a page."),
+]
+
 
 def compare(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[BASE [HEAD]] [SWEEP]",
-            help="Revisions, runs, sweeps or results folders; HEAD is `worktree` if left out. A "
-            "sweep file (.toml) limits it to its cases.",
-        ),
-    ],
+    names: Names = None,
+    across: Axis = None,
+    base_value: BaseValue = None,
+    all_pairs: AllPairs = False,
     metrics: Metrics = None,
     is_run: IsRun = False,
     launches: NumLaunches = 5,
+    output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
-    """Compare two sides case by case: throughput, bubble, memory, and which spans changed."""
-    from ppbench.cli.comparison import comparison_text, note_aside
+    """Compare two sides, or the cases that differ in one setting: figures, and what changed."""
+    from ppbench.display.tables import View
+
+    words, view = names or [], View.of(columns, sort)
+    is_named = across is not None or any(not word.endswith(".toml") for word in words)
+    check_store_of(results, words, measures=is_run or not is_named)
+    result: Comparison | Across
+    if across is None:
+        _check_has_no_axis(words, base_value, all_pairs=all_pairs)
+        num_launches = launches if is_run else None
+        result, text = _sides(words, metrics, num_launches, results, how, view, output)
+    else:
+        if is_run:
+            raise UsageError(
+                "--run: measures two sides; with --across measure a sweep first: ppbench sweep "
+                "SWEEP --set measure.launches=5"
+            )
+        options = (base_value, all_pairs, metrics)
+        result, text = _along(across, words, options, results, how, view, output)
+    print_text(text, how)
+    if output is not None:
+        print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
+    raise typer.Exit(ExitCode.ok if result.has_verdict else ExitCode.insufficient)
+
+
+def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:
+    for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
+        if value:
+            raise UsageError(f"{option}: chooses values of a setting; name it with --across AXIS")
+    if not names:
+        raise UsageError(
+            "compare: nothing is named; give BASE [HEAD], two commits for example, or compare the "
+            "last sweep along a setting with --across schedule"
+        )
+
+
+def _sides(
+    words: Sequence[str],
+    metrics: Sequence[str] | None,
+    launches: int | None,
+    results: Path,
+    how: Format,
+    view: View,
+    output: Path | None,
+) -> tuple[Comparison, str]:
+    """Compare two sides; return the result and its text, and write its page."""
+    from ppbench.cli.comparison import comparison_text, note_aside, page_of_sides
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.comparison import break_down
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.commits.sides import WORKTREE
 
-    base, head, sweep = split_names(names)
-    with going_on(), LiveProgress(is_shown=is_run) as progress:
-        comparison = compare_sides(
+    base, head, sweep = split_names(words)
+    with going_on(), LiveProgress(is_shown=launches is not None) as progress:
+        result = compare_sides(
             base,
             head or WORKTREE,
             sweep=sweep,
             metrics=metrics or (),
-            launches=launches if is_run else None,
+            launches=launches,
             results=results,
             progress=progress,
         )
-    wanted = comparison.series() if how is Format.json else comparison.changed()
-    text = comparison_text(comparison, break_down(comparison, wanted), how)
-    note_aside(comparison, how)
-    print(text)
-    raise typer.Exit(ExitCode.ok if comparison.has_verdict else ExitCode.insufficient)
+    wanted = result.series() if how is Format.json else result.changed()
+    breakdowns = break_down(result, wanted)
+    if output is not None:
+        again = command("compare", *words, metric=metrics, results=results, output=output)
+        _write(output, page_of_sides(result, break_down(result, result.changed()), again))
+    note_aside(result, how)
+    return result, comparison_text(result, breakdowns, how, view)
+
+
+def _along(
+    axis: str,
+    words: Sequence[str],
+    options: tuple[str | None, bool, Sequence[str] | None],
+    results: Path,
+    how: Format,
+    view: View,
+    output: Path | None,
+) -> tuple[Across, str]:
+    """Compare cases along an axis; return the result and its text, and write its page."""
+    from ppbench.cli.comparison import across_text, note_aside, page_of_axis
+    from ppbench.comparison.across import compare_across
+
+    base, all_pairs, metrics = options
+    result = compare_across(
+        axis, words, base=base, all_pairs=all_pairs, metrics=metrics or (), results=results
+    )
+    wanted = result.series() if how is Format.json else result.changed()
+    if output is not None:
+        again = command(
+            *("compare", *words),
+            across=axis,
+            base=base,
+            all_pairs=all_pairs,
+            metric=metrics,
+            results=results,
+            output=output,
+        )
+        _write(output, page_of_axis(result, result.break_down(result.changed()), again))
+    note_aside(result, how)
+    return result, across_text(result, result.break_down(wanted), how, view)
+
+
+def _write(path: Path, page: ComparisonPage) -> None:
+    """Write the page; one in the folder of reports is added to their index."""
+    from ppbench.report.pages.comparison import write_comparison
+    from ppbench.report.pages.templates import listed
+
+    with listed(path, REPORTS):
+        write_comparison(path, page)
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

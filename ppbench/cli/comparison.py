@@ -6,67 +6,203 @@ raw figure under its own name, with the verdicts in the five words of `statistic
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
-from ppbench.analysis.breakdown import DURATION, Kind, Moved
-from ppbench.commits.comparison import Breakdown, Comparison, Line, ends
-from ppbench.commits.gate import NOTHING, WORDS, GatedLine, GateResult, entry_text
+from ppbench.analysis.breakdown import Moved
+from ppbench.commits.comparison import Comparison, Series
+from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.sides import SHORT, Side
+from ppbench.comparison.across import Across, Contrast
+from ppbench.comparison.axes import key_of
+from ppbench.comparison.lines import Breakdown, Compared, Line, ends
+from ppbench.comparison.notes import launches_wanted
 from ppbench.console import note
-from ppbench.display.fields import field_of
+from ppbench.display.cases import axis_text
+from ppbench.display.changes import (
+    BY_AXIS,
+    BY_COMMIT,
+    change_text,
+    figure_text,
+    moved_sentences,
+    verdict_text,
+)
+from ppbench.display.fields import Field, field_of, words
 from ppbench.display.formats import Format
-from ppbench.display.tables import as_records, escaped, render
-from ppbench.display.units import MISSING, MS, TOKENS_PER_S, counted
-from ppbench.statistics.significance import Ratio
-from ppbench.statistics.verdicts import Change, Metric, Verdict
+from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
+from ppbench.display.units import counted
+from ppbench.report.pages.comparison import ComparisonPage
+from ppbench.statistics.verdicts import Verdict
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
 _GATE_COLUMNS = ("allowed", "gate")
+_NAMING = ("case", "figure", "change_text")
+"""Columns that are never moved above the table, and left out last."""
 _DETAILS = ["case", "metric", "fingerprint", "p", "floor", "num_base", "num_head"]
-_PER = {
-    Kind.compute: "per microbatch",
-    Kind.optimizer: "per step",
-    Kind.transfer: "per message",
-    Kind.waiting: "per step",
-}
-_MOST_NAMED = 6
 
 
-def comparison_text(comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format) -> str:
+def comparison_text(
+    comparison: Comparison,
+    breakdowns: Sequence[Breakdown[Series]],
+    how: Format,
+    view: View = EVERYTHING,
+) -> str:
     """The output of `ppbench compare`."""
     if how is Format.json:
         return _as_json(_comparison_values(comparison, breakdowns))
     if how is Format.csv:
-        return render(comparison.frame, how, [])
+        return render(comparison.frame, how, [], view)
     parts = [
         _heads(comparison, how),
-        _table([_row(line) for line in comparison.lines], how) or f"nothing to compare: {NOTHING}",
+        _table([_row(line) for line in comparison.lines], comparison.lines, how, view)
+        or f"nothing to compare: {NOTHING}",
         *(section.text(how) for section in (*_moved(breakdowns), _notes(comparison))),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
+def across_text(
+    across: Across,
+    breakdowns: Sequence[Breakdown[Contrast]],
+    how: Format,
+    view: View = EVERYTHING,
+) -> str:
+    """The output of `ppbench compare --across`."""
+    if how is Format.json:
+        return _as_json(_across_values(across, breakdowns))
+    if how is Format.csv:
+        return render(across.frame, how, [], view)
+    moved = [
+        _Section(
+            ", ".join(["What changed", breakdown.series.pair, *breakdown.series.common]),
+            moved_sentences(breakdown.moved, BY_AXIS),
+        )
+        for breakdown in breakdowns
+    ]
+    empty = f"nothing to compare: no two cases differ in {key_of(across.axis)} alone"
+    parts = [
+        _across_heads(across, how),
+        _across_table(across, how, view) or empty,
+        *(section.text(how) for section in (*moved, _notes(across))),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _across_heads(across: Across, how: Format) -> str:
+    values = [
+        f"{axis_text(across.axis, value)}{' (base)' if value == across.base else ''}"
+        for value in across.axis_values
+    ]
+    changes = [line.change for line in across.lines]
+    launches = {num for change in changes for num in (change.num_base, change.num_head)}
+    each = f", {counted(min(launches), 'launch')} of each case" if len(launches) == 1 else ""
+    lines = [
+        f"across  {key_of(across.axis)}: {', '.join(values)}",
+        f"runs    {_plain(across.title)}{each}",
+        *([f"all     {across.shared}"] if across.shared else []),
+    ]
+    return "\n".join(f"- {_code(line)}" if how is Format.markdown else line for line in lines)
+
+
+def _across_table(across: Across, how: Format, view: View) -> str:
+    """A table with a few rows per pair; its settings are stacked beside them, to stay narrow."""
+    if not across.lines:
+        return ""
+    if view.sort:
+        rows = [_row(line) for line in across.lines]
+        return _sorted_table(pd.DataFrame(rows), across.lines, how, view)
+    is_stacked = how is Format.table
+    rows = []
+    for contrast in across.series():
+        lines = [_row(line) for line in across.lines if line.series == contrast]
+        names = list(contrast.parts) if is_stacked else [contrast.text]
+        blank = dict.fromkeys(lines[0], "")
+        lines += [blank] * (len(names) - len(lines))
+        machines = [contrast.fingerprint]
+        for place, line in enumerate(lines):
+            own = {"case": names[place : place + 1], "fingerprint": machines[place : place + 1]}
+            rows.append({**line, **{name: "".join(cell) for name, cell in own.items()}})
+    frame = pd.DataFrame(rows, columns=[*_COLUMNS, "launches"])
+    alike = {name for name in ("fingerprint", "launches") if len({*frame[name], ""}) == 2}
+    if len(across.series()) == 1 and not across.series()[0].common:
+        alike.add("case")
+    shown = _with_values(across, [str(n) for n in frame if n not in alike])
+    return render(frame, how, shown, view, [*_NAMING, "verdict"])
+
+
+def _with_values(across: Across, columns: Sequence[str]) -> dict[str, Field]:
+    """The columns; with a single pair of values, its sides are headed by them."""
+    fields = {str(name): field_of(str(name)) for name in columns}
+    pairs = {(line.series.base_value, line.series.head_value) for line in across.lines}
+    if len(pairs) == 1:
+        for name, value in zip(("base", "head"), *pairs, strict=True):
+            fields[name] = words(axis_text(across.axis, value), is_number=True)
+    return fields
+
+
+def page_of_axis(
+    across: Across, breakdowns: Sequence[Breakdown[Contrast]], command: str
+) -> ComparisonPage:
+    """The content of the page of `ppbench compare --across`."""
+    values = ", ".join(axis_text(across.axis, value) for value in across.axis_values)
+    facts = [
+        ("setting", key_of(across.axis)),
+        ("values", values),
+        ("runs", across.title),
+        *([("all", across.shared)] if across.shared else []),
+    ]
+    sides = [
+        (
+            axis_text(across.axis, line.series.base_value),
+            axis_text(across.axis, line.series.head_value),
+        )
+        for line in across.lines
+    ]
+    title = f"Along {key_of(across.axis)}: {values}"
+    runs = across.store.table("runs", across.run_ids)
+    return ComparisonPage(title, facts, sides, across, breakdowns, BY_AXIS, runs, command)
+
+
+def page_of_sides(
+    comparison: Comparison, breakdowns: Sequence[Breakdown[Series]], command: str
+) -> ComparisonPage:
+    """The content of the page of `ppbench compare BASE HEAD`."""
+    both = (("base", comparison.base), ("head", comparison.head))
+    facts = [(word, f"{_plain(side.title)}, {_counts(side)}") for word, side in both]
+    names = (comparison.base.name, comparison.head.name)
+    stores = {side.store.folder: side.store for _, side in both}
+    tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
+    runs = pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
+    sides = [names] * len(comparison.lines)
+    title = f"{names[0]} and {names[1]}"
+    return ComparisonPage(title, facts, sides, comparison, breakdowns, BY_COMMIT, runs, command)
+
+
 def gate_text(
-    result: GateResult, breakdowns: Sequence[Breakdown], how: Format, command: str
+    result: GateResult,
+    breakdowns: Sequence[Breakdown[Series]],
+    how: Format,
+    command: str,
+    view: View = EVERYTHING,
 ) -> str:
     """The output of `ppbench check`; `command` repeats the check."""
     if how is Format.json:
         return _as_json(_gate_values(result, breakdowns, command))
     if how is Format.csv:
-        return render(result.frame, how, [])
+        return render(result.frame, how, [], view)
     is_page = how is Format.markdown
     rows = [{**_row(gated.line), **_gate_cells(gated)} for gated in result.lines]
+    lines = [gated.line for gated in result.lines]
     comparison = result.comparison
     sections = (*_moved(breakdowns), _reasons(result), _accepted(result, how), _notes(comparison))
     parts = [
         f"## {escaped(headline(result))}" if is_page else headline(result),
         _heads(comparison, how),
-        _table(rows, how),
+        _table(rows, lines, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
         *((_again(command), _details_of(result)) if is_page else ()),
@@ -86,11 +222,15 @@ def headline(result: GateResult) -> str:
         f"{counted(len(result.failed), 'case')} failed at head" if result.failed else "",
         f"{counted(len(result.missing), 'case')} not judged" if result.missing else "",
         f"{counted(len(result.accepted), 'regression')} accepted" if result.accepted else "",
-        f"{counted(len(result.unclear), 'metric')} unclear, which passes" if result.unclear else "",
+        f"{counted(len(result.unclear), 'metric')} unclear" if result.unclear else "",
     ]
     reasons = "; ".join(part for part in parts if part) or "nothing worse than allowed"
     compared = f"({counted(num_cases, 'case')} compared)"
-    return f"ppbench check: {WORDS[result.exit_code]}: {reasons} {compared}"
+    text = f"ppbench check: {result.word}: {reasons} {compared}"
+    if result.word != NOT_DECIDED:
+        return text
+    num = launches_wanted([gated.line for gated in result.unclear])
+    return f"{text}; exits with 0; to decide it: --run --launches {num} on a quiet machine"
 
 
 def _heads(comparison: Comparison, how: Format) -> str:
@@ -117,7 +257,7 @@ def _code(text: str) -> str:
     return f"`{_plain(text).replace('`', chr(39))}`"
 
 
-def _row(line: Line) -> dict[str, str]:
+def _row(line: Line[Any]) -> dict[str, str]:
     metric, change = line.metric, line.change
     return {
         "case": line.series.text,
@@ -133,14 +273,16 @@ def _row(line: Line) -> dict[str, str]:
 
 def _gate_cells(gated: GatedLine) -> dict[str, str]:
     if not gated.is_gated:
-        return {"allowed": "", "gate": "shown"}
+        return {"allowed": "", "gate": "not gated"}
     word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
     if gated.line.change.verdict in (Verdict.unclear, Verdict.insufficient):
         word = gated.line.change.verdict
     return {"allowed": _allowed(gated), "gate": word}
 
 
-def _table(rows: Sequence[dict[str, str]], how: Format) -> str:
+def _table(
+    rows: Sequence[dict[str, str]], lines: Sequence[Line[Any]], how: Format, view: View
+) -> str:
     """A table that names each case once, and machines only where there are several.
 
     A case or machine that is the only one has no column: it is named above the table.
@@ -149,12 +291,44 @@ def _table(rows: Sequence[dict[str, str]], how: Format) -> str:
         return ""
     gate_columns = _GATE_COLUMNS if "gate" in rows[0] else ()
     frame = pd.DataFrame(rows, columns=[*_COLUMNS, *gate_columns, "launches"])
+    if view.sort:
+        return _sorted_table(frame, lines, how, view)
     hidden = {name for name in ("fingerprint", "case") if len(set(frame[name])) == 1}
     if "fingerprint" not in hidden:
         hidden.discard("case")
     again = frame.duplicated(["case", "fingerprint"])
     frame.loc[again, ["case", "fingerprint"]] = ""
-    return render(frame, how, [str(name) for name in frame if name not in hidden])
+    shown = [str(name) for name in frame if name not in hidden]
+    return render(frame, how, shown, view, [*_NAMING, "gate" if gate_columns else "verdict"])
+
+
+def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line[Any]], how: Format, view: View) -> str:
+    """A table in another order: every row names its case; figures and changes sort as numbers."""
+    column = view.order(list(map(str, frame.columns)))
+    numbers = {
+        "base": [line.change.base for line in lines],
+        "head": [line.change.head for line in lines],
+        "change_text": [_estimate(line) for line in lines],
+        "launches": [line.change.num_base for line in lines],
+    }
+    keys = pd.DataFrame({"key": numbers.get(str(column), frame[column])})
+    order = sort_rows(keys, "key", is_descending=view.sort.startswith("-")).index
+    shown = [str(name) for name in frame if name != "fingerprint" or len(set(frame[name])) > 1]
+    essential = [*_NAMING, "verdict", *(["gate"] if "gate" in frame else [])]
+    return render(frame.iloc[list(order)], how, shown, replace(view, sort=""), essential)
+
+
+def _estimate(line: Line[Any]) -> float | None:
+    """The change as a number: a difference for metrics in points, else a ratio."""
+    change = line.change
+    found = change.difference if line.metric.in_points else change.ratio
+    if found is not None:
+        return found.estimate
+    if change.base is None or change.head is None:
+        return None
+    if line.metric.in_points:
+        return change.head - change.base
+    return change.head / change.base if change.base else None
 
 
 @dataclass(frozen=True)
@@ -179,13 +353,13 @@ class _Section:
         return "\n".join(f"{self.prefix}{line}" for line in self.lines)
 
 
-def _moved(breakdowns: Sequence[Breakdown]) -> list[_Section]:
+def _moved(breakdowns: Sequence[Breakdown[Series]]) -> list[_Section]:
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     return [
         _Section(
             f"What changed in {breakdown.series.text}"
             + (f" on {breakdown.series.fingerprint}" if has_several else ""),
-            moved_sentences(breakdown),
+            moved_sentences(breakdown.moved),
         )
         for breakdown in breakdowns
     ]
@@ -229,14 +403,14 @@ def _allowed(gated: GatedLine) -> str:
     return f"{gated.threshold * 100:.3g} {'points' if gated.line.metric.in_points else '%'}"
 
 
-def note_aside(comparison: Comparison, how: Format) -> None:
+def note_aside(comparison: Compared[Any], how: Format) -> None:
     """Note what a table in CSV has no place for."""
     if how is Format.csv:
         for text in comparison.notes:
             note(f"note: {text}")
 
 
-def _notes(comparison: Comparison) -> _Section:
+def _notes(comparison: Compared[Any]) -> _Section:
     return _Section("Notes", comparison.notes, "note: ", is_quoted=True)
 
 
@@ -253,7 +427,7 @@ def _to_paste(result: GateResult, how: Format) -> str:
         for gated in result.regressions
     )
     first = "commit first, then name that commit and " if is_dirty else ""
-    advice = f"If this is intended, {first}put it into the accept file (see docs/tracking.md):"
+    advice = f"If this is intended, {first}put it into the accept file (see docs/howto/ci-gate.md):"
     if how is Format.markdown:
         return _details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
     return f"{advice}\n\n{entries}"
@@ -273,144 +447,51 @@ def _details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-_SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
-_AMOUNTS = {Verdict.faster: "less", Verdict.slower: "more"}
-
-
-def figure_text(metric: Metric, value: float | None) -> str:
-    return MISSING if value is None else field_of(metric.name).cell(value)
-
-
-def verdict_text(metric: Metric, verdict: Verdict) -> str:
-    """Return the verdict in words that fit the metric: a bubble is `more`, not `slower`."""
-    is_speed = field_of(metric.name).unit in _SPEEDS
-    return verdict if is_speed else _AMOUNTS.get(verdict, verdict)
-
-
-def change_text(metric: Metric, change: Change) -> str:
-    """`-7.7 % [-8.1, -7.2]`; without an interval where the change was not tested."""
-    if metric.in_points and change.difference is not None:
-        return _with_interval(change.difference, " points", lambda value: value)
-    if change.ratio is not None and not metric.in_points:
-        return _with_interval(change.ratio, " %", lambda value: value - 1)
-    if change.base is None or change.head is None:
-        return "–"
-    if metric.in_points:
-        return f"{_signed(change.head - change.base)} points"
-    return f"{_signed(change.head / change.base - 1)} %" if change.base else "–"
-
-
-def _with_interval(ratio: Ratio, unit: str, less: Callable[[float], float]) -> str:
-    estimate, low, high = (_signed(less(end)) for end in (ratio.estimate, ratio.low, ratio.high))
-    return f"{estimate}{unit} [{low}, {high}]"
-
-
-def _signed(fraction: float) -> str:
-    return f"{fraction * 100:+z.1f}"
-
-
-def moved_sentences(breakdown: Breakdown) -> list[str]:
-    """Sentences on the spans that moved: causes by their share of a step, then idle time."""
-    moved = [part for part in breakdown.moved if part.has_moved]
-    causes = [part for part in moved if part.of.kind is not Kind.waiting]
-    waits = [part for part in moved if part.of.kind is Kind.waiting]
-    if not any(part.is_tested for part in breakdown.moved):
-        return _untested(breakdown.moved)
-    sentences = [_cause_sentence(group) for group in _by_place(causes)]
-    if not causes:
-        sentences = ["no compute, optimizer or transfer time changed significantly"]
-    return sentences + ([_waiting_sentence(waits, has_causes=bool(causes))] if waits else [])
-
-
-def _untested(moved: Sequence[Moved]) -> list[str]:
-    causes = [part for part in moved if part.of.kind is not Kind.waiting]
-    groups = _by_place(causes[:_MOST_NAMED])
-    first = "not tested, which takes 3 launches per side; the largest differences:"
-    return [first, *(_cause_sentence(group, "differs") for group in groups)]
-
-
-def _by_place(causes: Sequence[Moved]) -> list[list[Moved]]:
-    """Group the ops of a stage, and sort the groups by their contribution."""
-    groups: dict[tuple[Kind, int, int], list[Moved]] = {}
-    for part in causes:
-        groups.setdefault((part.of.kind, part.of.place, part.of.target), []).append(part)
-    return sorted(
-        groups.values(), key=lambda group: -abs(sum(part.contribution_ns for part in group))
-    )
-
-
-def _cause_sentence(group: Sequence[Moved], verb: str = "changed") -> str:
-    """`compute of stage 2 changed: F 20.1 -> 21.7 ms per microbatch, +8.0 % [+7.8, +8.2]; ...`."""
-    total_ms = sum(part.contribution_ns for part in group) / 1e6
-    parts = [_times(part, is_first=index == 0) for index, part in enumerate(group)]
-    whole = f"{total_ms:+z,.2f} ms of its rank's time per step"
-    return f"{_name(group[0])} {verb}: {'; '.join(parts)}; in total {whole}"
-
-
-def _name(part: Moved) -> str:
-    match part.of.kind:
-        case Kind.compute:
-            return f"compute of stage {part.of.place}"
-        case Kind.optimizer:
-            return f"optimizer of rank {part.of.place}"
-        case Kind.transfer:
-            return f"transfer from stage {part.of.place} to {part.of.target}"
-        case Kind.waiting:
-            return f"waiting of rank {part.of.place}"
-
-
-def _times(part: Moved, *, is_first: bool) -> str:
-    change, op = part.change, f"{part.of.op} " if part.of.op else ""
-    per = f" {_PER[part.of.kind]}" if is_first else ""
-    times = f"{op}{_ms(change.base)} -> {_ms(change.head)} ms{per}"
-    return f"{times}, {change_text(DURATION, change)}"
-
-
-def _ms(duration_ns: float | None) -> str:
-    """Milliseconds with three digits, or all those before the point."""
-    if duration_ns is None:
-        return "–"
-    ms = duration_ns / 1e6
-    return f"{ms:,.1f}" if ms >= 10 else f"{ms:.3g}"
-
-
-def _waiting_sentence(waits: Sequence[Moved], *, has_causes: bool) -> str:
-    ordered = sorted(waits, key=lambda part: part.of.place)
-    times = (
-        f"rank {part.of.place} {_ms(part.change.base)} -> {_ms(part.change.head)}"
-        for part in ordered
-    )
-    idle = f"idle ms per step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
-    if len(waits) > _MOST_NAMED:
-        idle += f" and {len(waits) - _MOST_NAMED} more"
-    if has_causes:
-        return f"idle time changed as a consequence; {idle}"
-    return f"only idle time changed, so the order of actions or the host between them did; {idle}"
-
-
 def _as_json(values: dict[str, object]) -> str:
     return json.dumps(values, indent=2, allow_nan=False)
 
 
 def _comparison_values(
-    comparison: Comparison, breakdowns: Sequence[Breakdown]
+    comparison: Comparison, breakdowns: Sequence[Breakdown[Series]]
 ) -> dict[str, object]:
     return {
         "base": _side_values(comparison.base),
         "head": _side_values(comparison.head),
         "changes": as_records(comparison.frame),
         "moved": [
-            _moved_values(breakdown, part) for breakdown in breakdowns for part in breakdown.moved
+            {
+                "case_id": breakdown.series.case_id,
+                "fingerprint": breakdown.series.fingerprint,
+                **_moved_values(part),
+            }
+            for breakdown in breakdowns
+            for part in breakdown.moved
         ],
         "notes": list(comparison.notes),
     }
 
 
+def _across_values(across: Across, breakdowns: Sequence[Breakdown[Contrast]]) -> dict[str, object]:
+    return {
+        "axis": across.axis,
+        "base": across.base,
+        "values": list(across.axis_values),
+        "runs": across.title,
+        "changes": as_records(across.frame),
+        "moved": [
+            {**breakdown.series.values(), **_moved_values(part)}
+            for breakdown in breakdowns
+            for part in breakdown.moved
+        ],
+        "notes": list(across.notes),
+    }
+
+
 def _gate_values(
-    result: GateResult, breakdowns: Sequence[Breakdown], command: str
+    result: GateResult, breakdowns: Sequence[Breakdown[Series]], command: str
 ) -> dict[str, object]:
     return {
-        "verdict": WORDS[result.exit_code],
+        "verdict": result.word,
         "exit_code": result.exit_code,
         **_comparison_values(result.comparison, breakdowns),
         "changes": as_records(result.frame),
@@ -430,11 +511,9 @@ def _side_values(side: Side) -> dict[str, object]:
     }
 
 
-def _moved_values(breakdown: Breakdown, part: Moved) -> dict[str, object]:
+def _moved_values(part: Moved) -> dict[str, object]:
     spans, change = part.of, part.change
     return {
-        "case_id": breakdown.series.case_id,
-        "fingerprint": breakdown.series.fingerprint,
         "kind": str(spans.kind),
         "op": spans.op or None,
         "place": spans.place,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import REPORTS, RESULTS, Results, Run, print_path
+from ppbench.cli import completion
+from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults, print_path
 from ppbench.console import note
 from ppbench.display.formats import TRACKERS, ExportFormat, Format
 from ppbench.display.tables import render
@@ -40,7 +41,7 @@ def trace(
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Write Perfetto's protobuf, FILE.pftrace.")
     ] = False,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
 ) -> None:
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
     from ppbench.export.chrome import chrome_trace
@@ -63,11 +64,19 @@ def trace(
 def export(
     how: Annotated[ExportFormat, typer.Option("--format", help="Output format.")],
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; default: all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Runs; default: all.", autocompletion=completion.runs
+        ),
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="NAME", help="runs (the default), steps, ranks, ..."),
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="runs (the default), steps, ranks, ...",
+            autocompletion=completion.tables,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -75,7 +84,7 @@ def export(
             "-o", "--output", metavar="FILE", help="Output file; default: standard output."
         ),
     ] = None,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
 ) -> None:
     """Export a table of the store, or figures for a benchmark tracker."""
     text = (
@@ -137,7 +146,7 @@ def _for_tracker(
             note(f"left out, since otava takes no gaps: {made.left_out}")
         note(f"# otava.yaml, to be read with: otava analyze ppbench\n{made.config}")
         return made.text
-    runs = trackers.of_one_commit(store.named(names) if names else store.last_sweep(), how)
+    runs = trackers.of_one_commit(store.named(names) if names else store.last_sweep().runs, how)
     if commit := trackers.commit_text(runs):
         note(f"figures of commit {commit}")
     return trackers.bencher(runs) if how is ExportFormat.bencher else trackers.github(runs)

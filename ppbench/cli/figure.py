@@ -7,13 +7,29 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, LastSweepRuns, Results, print_path
+from ppbench.cli import completion
+from ppbench.cli.options import RESULTS, LastSweepRuns, StoredResults, print_path
 from ppbench.display.formats import Theme
+
+
+def _known(ctx: typer.Context, name: str) -> str:
+    """Refuse an unknown figure before anything else is asked for."""
+    if not ctx.resilient_parsing:
+        from ppbench import figures
+
+        figures.check_name(name)
+    return name
 
 
 def figure(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="timeline, throughput, bubble, memory, ...")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            callback=_known,
+            help="timeline, throughput, bubble, memory, ...",
+            autocompletion=completion.figures,
+        ),
     ],
     output: Annotated[
         Path,
@@ -34,7 +50,7 @@ def figure(
         bool, typer.Option("--planned", help="For timelines: the plan under each step.")
     ] = False,
     path: Annotated[bool, typer.Option("--path", help="For timelines: the critical path.")] = False,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
 ) -> None:
     """Draw one figure into a file."""
     from ppbench import figures
@@ -45,7 +61,7 @@ def figure(
 
     suffix = check_suffix(output, IMAGE_SUFFIXES)
     store = Store(results)
-    chosen = Chosen(store, store.every_run() if runs else store.last_sweep())
+    chosen = Chosen(store, store.every_run() if runs else store.last_sweep().runs)
     options = {"step": step, "planned": planned, "path": path}
     given = {name: value for name, value in options.items() if value}
     drawing = figures.draw(name, chosen, runs or None, theme, **given)

@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import REPORTS, RESULTS, HowToPrint, Results, command, option_words
+from ppbench.cli.options import (
+    REPORTS,
+    RESULTS,
+    Columns,
+    HowToPrint,
+    Sort,
+    StoredResults,
+    command,
+    option_words,
+    print_text,
+)
 from ppbench.console import note
 from ppbench.display.fields import figure
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode, shortened
 from ppbench.files import is_stream
@@ -39,6 +49,9 @@ Where = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."),
 ]
+HasAll = Annotated[
+    bool, typer.Option("--all", help="Include commits off HEAD's first-parent line.")
+]
 HasDirty = Annotated[
     bool, typer.Option("--dirty", help="Include work trees with uncommitted changes.")
 ]
@@ -56,16 +69,16 @@ def history(
         str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
     ] = "tokens_per_s",
     where: Where = None,
-    has_all: Annotated[
-        bool, typer.Option("--all", help="Include commits off HEAD's first-parent line.")
-    ] = False,
+    has_all: HasAll = False,
     has_dirty: HasDirty = False,
     repo: Repo = None,
     page: Page = None,
     has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
@@ -73,6 +86,7 @@ def history(
     from ppbench.report.pages.templates import listed
     from ppbench.store import Store
 
+    view = View.of(columns, sort)
     result = read_history(
         metric,
         where=where or (),
@@ -91,8 +105,8 @@ def history(
         with listed(path, reports):
             write_history(path, Store(results), HistoryPage(*shown))
     is_shown = result.has_figures or how in (Format.json, Format.csv)
-    if text := history_text(result, how) if is_shown else "":  # CSV without a row is empty
-        print(text)
+    if text := history_text(result, how, view) if is_shown else "":  # CSV without a row is empty
+        print_text(text, how)
     for text in (*result.notes, *_backfills(result.analyses, store_options)):
         note(f"note: {text}")
     if path is not None:
@@ -124,7 +138,7 @@ def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str
                 )
 
 
-def history_text(result: History, how: Format) -> str:
+def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench history`."""
     match how:
         case Format.json:
@@ -136,12 +150,12 @@ def history_text(result: History, how: Format) -> str:
             }
             return json.dumps({**whole, "series": series}, indent=2, allow_nan=False)
         case Format.csv:
-            return render(result.frame, how, [])
+            return render(result.frame, how, [], view)
         case Format.table | Format.markdown:
-            return "\n\n".join(_tables(result, how))
+            return "\n\n".join(_tables(result, how, view))
 
 
-def _tables(result: History, how: Format) -> Iterator[str]:
+def _tables(result: History, how: Format, view: View) -> Iterator[str]:
     import pandas as pd
 
     yield f"{result.metric.name} over commits, {result.line}"
@@ -150,14 +164,15 @@ def _tables(result: History, how: Format) -> Iterator[str]:
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
-    yield render(pd.DataFrame(rows), how, shown)
+    yield render(pd.DataFrame(rows), how, shown, view, ["case", "level", "state"])
     steps = [
         _step_row(number, analysis.series, step, result.metric)
         for number, analysis in numbered
         for step in analysis.steps
     ]
     if steps:
-        yield render(pd.DataFrame(steps), how, STEPS)
+        whole = View(remedy="--format markdown shows all")
+        yield render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"])
     elif any(analysis.series.num_measured > 1 for analysis in result.analyses):
         yield "no change found"
 

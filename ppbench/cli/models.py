@@ -7,38 +7,44 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import HowToPrint
+from ppbench.cli.options import Columns, Command, Group, HowToPrint, Sort
 from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import View, render
 from ppbench.errors import ExitCode
 
-commands = typer.Typer(help="Check which architectures can be split exactly.")
+commands = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Check which architectures can be split exactly."
+)
 COLUMNS = [
     *("architecture", "status", "dtype", "loss_difference", "gradient_difference"),
     *("num_parameters", "seconds", "reason"),
 ]
 
 
-@commands.command("check")
+@commands.command("check", cls=Command)
 def check(
     architectures: Annotated[
         list[str] | None,
         typer.Option("--arch", metavar="NAME", help="Architecture; repeatable. Default: all."),
     ] = None,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""
     import pandas as pd
 
     from ppbench.run.sweep.model_check import check_architectures
 
+    view = View.of(columns, sort)
+    view.check(COLUMNS)
     with live_status() as show:
         checks = check_architectures(
             architectures or [], lambda progress: show(progress.text, progress.text)
         )
-    print(render(pd.DataFrame(map(asdict, checks)), how, COLUMNS))
+    print(render(pd.DataFrame(map(asdict, checks)), how, COLUMNS, view))
     verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
     if how is Format.table:
         print(verdict)

@@ -6,10 +6,20 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, Overrides, Results, SweepFile, going_on
+from ppbench.cli.options import (
+    RESULTS,
+    Columns,
+    HowToPrint,
+    Overrides,
+    Results,
+    Sort,
+    SweepFile,
+    going_on,
+)
+from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import View, render
 
 
 def noise(
@@ -20,6 +30,8 @@ def noise(
     overrides: Overrides = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Measure launch-to-launch noise on this machine, and store it as the floor for comparisons."""
     from rich.console import Console
@@ -27,12 +39,15 @@ def noise(
     from ppbench.commits.noise import noise as measure
     from ppbench.run.sweep.progress import display_for
 
-    columns = ["num_launches", "deviation", "deviation_low", "deviation_high", "floor"]
+    view = View.of(columns, sort)
+    figures = ["num_launches", "deviation", "deviation_low", "deviation_high", "floor"]
     display, settings = display_for(Console(stderr=True)), overrides or []
     with going_on():
         result = measure(
             file, launches=launches, overrides=settings, results=results, display=display
         )
-    shown = [*(result.axes or WORKLOAD), *columns, "detectable_change"]
-    print("" if result.frame.empty else render(result.frame, how, shown))
+    shown = [*(result.axes or WORKLOAD), *figures, "detectable_change"]
+    for text in result.notes:
+        note(f"note: {text}")
+    print("" if result.frame.empty else render(result.frame, how, shown, view))
     raise typer.Exit(result.exit_code)

@@ -5,16 +5,43 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from ppbench.display.formats import Format
-from ppbench.errors import SweepInterruptedError
+from ppbench.cli import completion
+from ppbench.console import wrapped
+from ppbench.display.formats import Assets, Format
+from ppbench.errors import SweepInterruptedError, no_runs_in
 from ppbench.files import is_stream
+
+if TYPE_CHECKING:  # typer exports no name for these
+    from typer._click import Context, Parameter
+
+
+class Command(TyperCommand):
+    """A command whose help shows a flag as a flag: without a type, as it takes no value."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return without_types_of_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows flags like that of `Command`."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return without_types_of_flags(super().get_params(ctx))
+
+
+def without_types_of_flags(parameters: list[Parameter]) -> list[Parameter]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and getattr(parameter, "metavar", None) is None:
+            parameter.metavar = ""
+    return parameters
 
 
 class Launcher(StrEnum):
@@ -26,23 +53,99 @@ class Launcher(StrEnum):
 
 
 Results = Annotated[Path, typer.Option("--results", help="Results folder: the store.")]
+"""The store of a command that measures, and makes it where there is none."""
+
+
+def check_exists(store: Path) -> None:
+    """Raise the one error for a store that a command reads and that is not there."""
+    if not store.exists():
+        raise no_runs_in(store)
+
+
+def check_store_of(store: Path, names: Iterable[str], *, measures: bool) -> None:
+    """Like `check_exists`, unless the sides bring a store of their own or are measured now."""
+    if not measures and not any(name and Path(name).is_dir() for name in names):
+        check_exists(store)
+
+
+def _existing(ctx: typer.Context, store: Path) -> Path:
+    if not ctx.resilient_parsing:
+        check_exists(store)
+    return store
+
+
+StoredResults = Annotated[
+    Path, typer.Option("--results", callback=_existing, help="Results folder: the store.")
+]
+"""The store of a command that reads it."""
 HowToPrint = Annotated[Format, typer.Option("--format", help="Output format.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique prefix, or `last`.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--columns",
+        metavar="A,B,...",
+        help="Show these columns, by their names.",
+        autocompletion=completion.columns,
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        metavar="[-]COLUMN",
+        help="Sort by a column; with - the other way.",
+        autocompletion=completion.columns,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id, a unique beginning or end of it, or `last`.",
+        autocompletion=completion.runs,
+    ),
+]
 LastSweepRuns = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUN]...", help="Runs; by default those of the last sweep."),
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Runs; by default those of the last sweep.",
+        autocompletion=completion.runs,
+    ),
 ]
-SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="The sweep file, TOML.")]
+SweepFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SWEEP",
+        help="The sweep file, TOML, or the name of one that ships.",
+        autocompletion=completion.sweeps,
+    ),
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Output file.")]
+PageAssets = Annotated[
+    Assets,
+    typer.Option(
+        "--assets",
+        help="The plotting library: in each page, or one file beside the pages that share it.",
+    ),
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Measure failed commits again.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting or an axis."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting or an axis.",
+        autocompletion=completion.settings,
+    ),
 ]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
-        "--metric", metavar="NAME", help="tokens_per_s, bubble_fraction, ...; repeatable."
+        "--metric",
+        metavar="NAME",
+        help="tokens_per_s, bubble_fraction, ...; repeatable.",
+        autocompletion=completion.metrics,
     ),
 ]
 IsRun = Annotated[
@@ -55,7 +158,12 @@ NumLaunches = Annotated[
     ),
 ]
 ScheduleName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A schedule, or csv:PATH for a program in a file.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A schedule, or csv:PATH for a program in a file.",
+        autocompletion=completion.schedules,
+    ),
 ]
 Ranks = Annotated[
     int | None, typer.Option("-p", "--ranks", metavar="P", help="Ranks; a csv:PATH has its own.")
@@ -117,6 +225,11 @@ def going_on() -> Iterator[None]:
         yield
     except SweepInterruptedError as error:
         raise SweepInterruptedError(f"{error}. Go on with: {typed_command()}") from None
+
+
+def print_text(text: str, how: Format = Format.table) -> None:
+    """Print a command's result; at a terminal, sentences below and above tables are wrapped."""
+    print(wrapped(text, sys.stdout) if how is Format.table else text)
 
 
 def print_path(text: str | Path, output: Path | None = None) -> None:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import HowToPrint, Overrides, SweepFile
+from ppbench.cli.options import Columns, HowToPrint, Overrides, Sort, SweepFile
 from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import View, render
 from ppbench.errors import ExitCode, LaunchError
 
 COLUMNS = [
@@ -33,6 +33,8 @@ def overhead(
         typer.Option("--rounds", metavar="N", min=6, max=2000, help="Steps measured of each kind."),
     ] = 100,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Measure the overhead of the flight recorder, of spans and of torch.profiler."""
     import pandas as pd
@@ -42,6 +44,8 @@ def overhead(
     from ppbench.run.sweep.overhead import Rounds, measure_overhead
 
     read = read_sweep(file, overrides or [], default_device())
+    view = View.of(columns, sort)
+    view.check([*(read.axes or WORKLOAD), *COLUMNS])
     finished: list[Rounds] = []
     exit_code = ExitCode.ok
     with live_status() as show:
@@ -57,5 +61,5 @@ def overhead(
             note(f"error: {error}")
             exit_code = ExitCode.failed_runs
     frame = pd.DataFrame([case.row() for case in finished])
-    print(render(frame, how, [*(read.axes or WORKLOAD), *COLUMNS]))
+    print(render(frame, how, [*(read.axes or WORKLOAD), *COLUMNS], view))
     raise typer.Exit(exit_code)

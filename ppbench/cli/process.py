@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from ppbench.console import wrapped
 from ppbench.errors import (
     ExitCode,
     PpbenchError,
@@ -74,9 +75,9 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         except SystemExit as end:  # raised by the library that parses arguments
             if isinstance(end.code, str):
                 _say(end.code)
-            elif end.code == ExitCode.interrupted:  # the library's code for KeyboardInterrupt
-                _say("stopped")
             code = end.code if isinstance(end.code, int) else ExitCode.usage if end.code else 0
+        if code == ExitCode.interrupted:  # the library's code for KeyboardInterrupt
+            _say("stopped")
         sys.stdout.flush()
     except KeyboardInterrupt:
         _say("stopped")
@@ -135,7 +136,7 @@ def _say(text: str) -> None:
         sys.stdout.flush()
     except OSError:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # to the end
-    print(text, file=sys.stderr, flush=True)
+    print(wrapped(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 class _Interrupts:

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.markup import escape
 
-from ppbench.console import note
+from ppbench.console import note, wrapped
 from ppbench.display.units import counted
 
 _SHOWN = ("waiting for ", "warning: ", "setup: ")
@@ -58,6 +58,7 @@ class LiveProgress:
             self.say(f"  {line}")
 
     def say(self, text: str) -> None:
+        text = wrapped(text, self._console.file)
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, line: str) -> None:

@@ -7,25 +7,46 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import REPORTS, RESULTS, LastSweepRuns, Output, Results, print_path
+from ppbench.cli import completion
+from ppbench.cli.browser import Open, open_page
+from ppbench.cli.options import (
+    REPORTS,
+    RESULTS,
+    LastSweepRuns,
+    Output,
+    PageAssets,
+    StoredResults,
+    print_path,
+)
+from ppbench.display.formats import Assets
 from ppbench.errors import UsageError
 
 
 def report(
     runs: LastSweepRuns = None,
     output: Output = None,
-    results: Results = RESULTS,
+    assets: PageAssets = Assets.inline,
+    open_it: Open = False,
+    results: StoredResults = RESULTS,
 ) -> None:
     """Write an HTML report of runs."""
     from ppbench.report.pages.report import report_runs
     from ppbench.store import Store
 
-    print_path(report_runs(Store(results), runs or [], output, REPORTS))
+    path = report_runs(Store(results), runs or [], output, REPORTS, assets)
+    print_path(path)
+    if open_it:
+        open_page(path)
 
 
 def timeline(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, stacked on one time axis.")
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs, stacked on one time axis.",
+            autocompletion=completion.runs,
+        ),
     ],
     step: Annotated[
         str, typer.Option("--step", metavar="K|median|slowest", help="The step of each run.")
@@ -34,11 +55,12 @@ def timeline(
         bool, typer.Option("--planned", help="Add the planned step under each measured one.")
     ] = False,
     output: Output = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    assets: PageAssets = Assets.inline,
+    open_it: Open = False,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Draw in the terminal instead.")
     ] = False,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
 ) -> None:
     """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""
     if terminal and (output or open_it):
@@ -49,10 +71,12 @@ def timeline(
     from ppbench.report.pages.timeline import timeline_of_runs
     from ppbench.store import Store
 
-    path = timeline_of_runs(Store(results), runs, output, REPORTS, choice=step, has_plan=planned)
+    path = timeline_of_runs(
+        Store(results), runs, output, REPORTS, choice=step, has_plan=planned, assets=assets
+    )
     print_path(path)
     if open_it:
-        typer.launch(str(path))
+        open_page(path)
 
 
 def _draw(names: list[str], step: str, has_plan: bool, results: Path) -> None:

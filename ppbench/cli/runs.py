@@ -6,19 +6,34 @@ These commands import nothing that draws, simulates or launches: listings are fa
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, Results, Run
+from ppbench.cli.options import (
+    RESULTS,
+    Columns,
+    HowToPrint,
+    Run,
+    Sort,
+    StoredResults,
+    check_exists,
+    print_text,
+)
+from ppbench.config.case import Case
 from ppbench.console import note
-from ppbench.display.fields import WORKLOAD, words
+from ppbench.display.fields import WORKLOAD, Direction, field_of, figure, words
 from ppbench.display.formats import Format
-from ppbench.display.tables import as_records, facts, render
-from ppbench.errors import UsageError, first_line
+from ppbench.display.tables import View, as_records, facts, render
+from ppbench.display.units import NO_UNIT
+from ppbench.errors import first_line, no_runs_in
 from ppbench.runtimes import ENGINE
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ppbench.results import RunDetails
 
 BULKY = ("program", "environment")
@@ -53,6 +68,9 @@ STEP_COLUMNS = [
     *("bubble_fraction", "loss", "is_outlier"),
 ]
 FAILURE_COLUMNS = ("error", "last_actions")
+NO_FIGURES = ("load_window_s", "clock_offset_ns")
+PROGRAMS = (Format.json, Format.csv)
+_WHOLE = View(remedy="--columns shows them, and --format json all")
 
 
 def list_runs(
@@ -68,8 +86,10 @@ def list_runs(
         int | None,
         typer.Option("--limit", metavar="N", min=0, help="Only the newest N; 0: all."),
     ] = None,
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """List the runs in the store, oldest first; a table shows the newest 200."""
     from ppbench.store import TABLES, Store, read_conditions
@@ -78,48 +98,64 @@ def list_runs(
     is_for_people = how in (Format.table, Format.markdown)
     most = limit if limit is not None else MOST_LISTED if is_for_people else 0
     every = [column.name for column in TABLES["runs"] if column.name not in BULKY]
+    view = View.of(columns, sort)
     store = Store(results)
-    runs = store.runs(LISTED if is_for_people else every, conditions, most + 1 if most else None)
+    wanted = view.within(every, LISTED if is_for_people else every)
+    runs = store.runs(wanted, conditions, most + 1 if most else None)
     if runs.empty:
-        is_there = bool(conditions) and not store.runs(["run_id"]).empty
-        note(
-            f"{results}: no run meets the conditions"
-            if is_there
-            else f"{results}: no runs here yet; start with: ppbench sweep FILE"
-        )
+        if not conditions or store.runs(["run_id"]).empty:
+            raise no_runs_in(results)
+        note(f"{results}: no run meets the conditions")
         if how is Format.table:
             return
     if most and len(runs) > most:
         note(f"{results}: the newest {most:,}; --limit 0 lists all")
         runs = runs.tail(most)
-    is_shown = {
-        "error": runs["error"].notna().any(),
-        "cautions": runs["cautions"].fillna("").ne("").any(),
-        "runtime": runs["runtime"].ne(ENGINE).any(),
-    }
-    print(render(runs, how, [name for name in LISTED if is_shown.get(name, True)]))
+    if how is Format.table:
+        view = replace(view, short_ids=store.short_ids())
+    shown = list(map(str, runs)) if columns else [name for name in LISTED if _is_shown(runs, name)]
+    print(render(runs, how, shown, view))
+
+
+def _is_shown(runs: pd.DataFrame, name: str) -> bool:
+    """Whether a column says anything: errors and cautions if there are any, other runtimes."""
+    match name:
+        case "error":
+            return bool(runs["error"].notna().any())
+        case "cautions":
+            return bool(runs["cautions"].fillna("").ne("").any())
+        case "runtime":
+            return bool(runs["runtime"].ne(ENGINE).any())
+        case _:
+            return True
 
 
 def query(
     text: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the store's tables.")],
-    results: Results = RESULTS,
+    results: StoredResults = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
     from pandas.api.types import is_numeric_dtype
 
     from ppbench.store import ConsoleNote, sql
 
-    if not results.is_dir():
-        raise UsageError(f"{results}: no such folder; name the store with --results")
+    check_exists(results)
     frame = sql.query(results, text, ConsoleNote())
-    columns = {
+    fields = {
         str(name): words(str(name), is_number=is_numeric_dtype(frame[name])) for name in frame
     }
-    print(render(frame, how, columns))
+    print(render(frame, how, fields, View.of(columns, sort), list(fields)))
 
 
-def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
+def compact(
+    results: StoredResults = RESULTS,
+    how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
+) -> None:
     """Merge the store's many small files into few large ones, which are read much faster."""
     import dataclasses
 
@@ -128,20 +164,30 @@ def compact(results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
     from ppbench.store import ConsoleNote, Store
 
     done = [dataclasses.asdict(table) for table in Store(results).compact(ConsoleNote())]
-    frame = pd.DataFrame(done, columns=COMPACTED)
+    frame, view = pd.DataFrame(done, columns=COMPACTED), View.of(columns, sort)
     if how in (Format.table, Format.markdown):
         total = {"table": "all", **frame.drop(columns="table").sum().to_dict()}
         frame = pd.concat([frame, pd.DataFrame([total])], ignore_index=True)
-    print(render(frame, how, COMPACTED))
+    print(render(frame, how, COMPACTED, view))
 
 
-def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -> None:
-    """Show everything that is stored of a run: figures, ranks, steps."""
+def show(
+    run: Run,
+    results: StoredResults = RESULTS,
+    how: HowToPrint = Format.table,
+    columns: Columns = None,
+) -> None:
+    """Show everything that is stored of a run: figures, ranks, settings, steps."""
     from ppbench.results import details_of
     from ppbench.store import Store
 
-    details = details_of(Store(results), run)
-    if how is Format.json:
+    details, view = details_of(Store(results), run), View.of(columns, None)
+    frames = (details.stages, details.ranks, details.steps)
+    known = [*details.row, *(str(name) for frame in frames for name in frame)]
+    asked = view.names(list(dict.fromkeys(known)))
+    if asked:
+        print("\n\n".join(_asked(details, how, asked)))
+    elif how is Format.json:
         tables = {"ranks": details.ranks, "steps": details.steps, "flight": details.flight}
         data = {
             "run": details.row,
@@ -151,11 +197,23 @@ def show(run: Run, results: Results = RESULTS, how: HowToPrint = Format.table) -
     elif how is Format.csv:
         print(facts(details.row, how))
     else:
-        print("\n\n".join(_details(details, how)))
+        print_text("\n\n".join(_details(details, how)), how)
+
+
+def _asked(details: RunDetails, how: Format, names: Sequence[str]) -> Iterator[str]:
+    """The facts and the tables of a run, of the asked columns alone."""
+    facts_of_run = {name: details.row[name] for name in names if name in details.row}
+    if facts_of_run:
+        yield facts(facts_of_run if how in PROGRAMS else _readable(facts_of_run), how)
+    for frame, key in ((details.stages, "stage"), (details.ranks, "rank"), (details.steps, "step")):
+        shown = [name for name in names if name in frame and name not in facts_of_run]
+        if shown and not frame.empty:
+            shown = list(dict.fromkeys([key, *shown]))
+            yield render(frame[shown], how, shown)
 
 
 def _details(details: RunDetails, how: Format) -> list[str]:
-    """The text of a run: how it failed, if it did, then its figures and tables."""
+    """The text of a run: how it failed, if it did, its figures, tables, settings and the rest."""
     failure = _failure(details, how) if details.row["status"] != "ok" else []
     hidden = {*BULKY, *(FAILURE_COLUMNS if failure else []), *details.unknown_settings}
     known = {
@@ -163,9 +221,13 @@ def _details(details: RunDetails, how: Format) -> list[str]:
         for key, value in details.row.items()
         if value not in (None, "") and key not in hidden
     }
-    parts = [*failure, facts(known, how)]
+    settings = set(Case().settings())
+    measured = {key: known[key] for key in known if key not in settings and _is_figure(key)}
+    asked_for = {key: known[key] for key in known if key in settings}
+    rest = {key: known[key] for key in known if key not in measured and key not in asked_for}
+    parts = [*failure, *([facts(_readable(measured), how)] if measured else [])]
     if not details.stages.empty:
-        parts.append(render(details.stages, how, list(map(str, details.stages))))
+        parts.append(render(details.stages, how, list(map(str, details.stages)), _WHOLE))
     for frame, columns in (
         (details.ranks, RANK_COLUMNS),
         (details.ranks, MEMORY_COLUMNS),
@@ -175,9 +237,26 @@ def _details(details: RunDetails, how: Format) -> list[str]:
     ):
         filled = [name for name in columns if frame[name].notna().any()]
         if len(filled) > 1:
-            parts.append(render(frame, how, filled))
+            parts.append(render(frame, how, filled, _WHOLE))
     notes = details.ranks["telemetry_note"].dropna().unique()
+    parts += [facts(group, how) for group in (asked_for, rest) if group]
     return parts + [f"note: {text}" for text in notes if text]
+
+
+def _is_figure(column: str) -> bool:
+    """Whether a column of a run is a result with a direction or a unit."""
+    field = field_of(column)
+    return column not in NO_FIGURES and (
+        field.direction is not Direction.neither or field.unit is not NO_UNIT
+    )
+
+
+def _readable(values: Mapping[str, object]) -> dict[str, object]:
+    """Figures in their usual units; other facts as they are."""
+    return {
+        key: figure(key, value) if _is_figure(key) and not isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def _failure(details: RunDetails, how: Format) -> list[str]:

@@ -10,16 +10,21 @@ import typer
 
 from ppbench.cli.options import (
     UNIT_COST,
+    Columns,
+    Command,
     Cost,
+    Group,
     HowToPrint,
     Microbatches,
     Ranks,
     ScheduleName,
+    Sort,
     StagesPerRank,
     print_path,
+    print_text,
 )
 from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.tables import EVERYTHING, View, facts, render
 from ppbench.display.units import counted
 from ppbench.errors import UsageError, nearest
 from ppbench.files import whole_file
@@ -29,7 +34,9 @@ if TYPE_CHECKING:
     from engine.plan.schedules.registry import Schedule
     from ppbench.prediction import Prediction
 
-commands = typer.Typer(help="List, draw, check and export schedules.")
+commands = typer.Typer(
+    cls=Group, no_args_is_help=True, help="List, draw, check and export schedules."
+)
 STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
@@ -43,8 +50,10 @@ _ABOUT_EXAMPLE = (
 )
 
 
-@commands.command("list")
-def list_schedules(how: HowToPrint = Format.table) -> None:
+@commands.command("list", cls=Command)
+def list_schedules(
+    how: HowToPrint = Format.table, columns: Columns = None, sort: Sort = None
+) -> None:
     """List the schedules with their constraints, bubble and peak activations."""
     import pandas as pd
 
@@ -60,14 +69,19 @@ def list_schedules(how: HowToPrint = Format.table) -> None:
             "source": "a file in torch's CSV form",
         }
     )
-    if how is Format.json:
+    view = View.of(columns, sort)
+    if how is Format.json and view == EVERYTHING:
         print(json.dumps(rows, indent=2))
         return
     frame = pd.DataFrame(rows).convert_dtypes()
     frame["aliases"] = frame["aliases"].map(", ".join, na_action="ignore")
-    print(render(frame, how, COLUMNS))
+    is_below = how is Format.table and not view.columns
+    print(render(frame, how, [c for c in COLUMNS if not is_below or c != "constraint"], view))
+    if is_below:  # in full, which a cell has no room for
+        constraints = {str(row["name"]): row["constraint"] for row in rows if row["constraint"]}
+        print(f"\nconstraints:\n{facts(constraints, how)}\n")
     if how is Format.table:
-        print(_ABOUT_EXAMPLE)
+        print_text(_ABOUT_EXAMPLE)
 
 
 def _listed(schedule: Schedule) -> dict[str, object]:
@@ -91,7 +105,7 @@ def _listed(schedule: Schedule) -> dict[str, object]:
     }
 
 
-@commands.command("draw")
+@commands.command("draw", cls=Command)
 def draw(
     name: ScheduleName,
     ranks: Ranks = None,
@@ -107,7 +121,6 @@ def draw(
 
     from ppbench.prediction import (
         ProgramRequest,
-        num_computations,
         predict,
         program_of,
         read_costs,
@@ -115,13 +128,8 @@ def draw(
     from ppbench.report.timeline import terminal
 
     costs = read_costs(cost)
-    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
-    num_actions = num_computations(program)
-    if num_actions > MOST_DRAWN:
-        raise UsageError(
-            f"{num_actions:,} actions are too many to draw; at most {MOST_DRAWN:,}; use fewer "
-            "ranks, stages or microbatches, or ask for figures alone: ppbench simulate"
-        )
+    request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
+    program = program_of(request, MOST_DRAWN)
     prediction = predict(program, costs)
     text = terminal.draw_prediction(prediction, Console(highlight=False))
     if html is not None:
@@ -158,7 +166,7 @@ def _write_page(path: Path, prediction: Prediction) -> None:
     )
 
 
-@commands.command("check")
+@commands.command("check", cls=Command)
 def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.csv", help="A program in torch's CSV form.")
@@ -173,9 +181,9 @@ def check(
     ] = None,
 ) -> None:
     """Check a program in torch's CSV form, and prove that it cannot hang."""
+    from engine.plan.schedules.registry import CSV_PREFIX
     from ppbench.prediction import (
         UNIT_COSTS,
-        num_computations,
         placement_word,
         predict,
         program_of_file,
@@ -185,8 +193,8 @@ def check(
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    program = program_of_file(file, max_held)
-    num_actions = num_computations(program)
+    program = program_of_file(Path(str(file).removeprefix(CSV_PREFIX)), max_held)
+    num_actions = program.num_computations
     num_transfers = sum(map(len, with_transfers(program).actions)) - num_actions
     counts = [
         counted(program.world_size, "rank"),
@@ -196,13 +204,13 @@ def check(
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS))
-    print(
+    print_text(
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
 
 
-@commands.command("export")
+@commands.command("export", cls=Command)
 def export(
     name: ScheduleName,
     output: Annotated[

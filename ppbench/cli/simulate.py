@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli import completion
 from ppbench.cli.options import (
     UNIT_COST,
+    Columns,
     Cost,
     HowToPrint,
     Microbatches,
     Ranks,
+    Sort,
     StagesPerRank,
 )
+from ppbench.display.fields import field_of
 from ppbench.display.formats import Format
-from ppbench.display.tables import facts, render
+from ppbench.display.tables import EVERYTHING, View, facts, render
 from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
@@ -33,11 +37,21 @@ COMPARED = [
     *("peak_activations", "num_actions"),
 ]
 
+ChosenSchedule = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="A schedule, csv:PATH, or all to compare them.",
+        autocompletion=completion.schedules,
+    ),
+]
+HasHeld = Annotated[
+    bool, typer.Option("--held", help="With --format json: include the activations over time.")
+]
+
 
 def simulate(
-    schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="A schedule, csv:PATH, or all to compare them.")
-    ],
+    schedule: ChosenSchedule,
     ranks: Ranks = None,
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
@@ -59,21 +73,24 @@ def simulate(
             help="Overlap transfers with compute (default), or block the sender.",
         ),
     ] = True,
-    held: Annotated[
-        bool, typer.Option("--held", help="With json: the activations over time.")
-    ] = False,
+    held: HasHeld = False,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
     from ppbench.prediction import ProgramRequest, predict, program_of, read_costs, read_transfers
 
     transfers = read_transfers(latency, bandwidth, message_bytes, overlaps=overlap)
     costs = read_costs(cost)
+    view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
     if held and how is not Format.json:
         raise UsageError("--held: is printed only with --format json; add it")
+    if schedule != ALL and view != EVERYTHING:
+        raise UsageError("--columns, --sort: are for --schedule all; leave them out")
     if schedule == ALL:
-        print(_compared(request, costs, transfers, how, has_held=held))
+        print(_compared(request, costs, transfers, how, view, has_held=held))
         return
     prediction = predict(program_of(request), costs, transfers)
     if how in (Format.table, Format.markdown):
@@ -94,7 +111,7 @@ def _for_people(prediction: Prediction) -> dict[str, object]:
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
     takes = f"{amount(transfers.duration_s)} s, {overlap}" if transfers.duration_s else "free"
     return {
-        **{key.replace("_", " "): value for key, value in prediction.shape().items()},
+        **{field_of(key).label: value for key, value in prediction.shape().items()},
         "cost, s": costs_text(prediction.costs),
         "transfer": takes,
         "makespan": f"{amount(prediction.makespan_s)} s",
@@ -106,7 +123,13 @@ def _for_people(prediction: Prediction) -> dict[str, object]:
 
 
 def _compared(
-    request: ProgramRequest, costs: Times, transfers: Transfers, how: Format, *, has_held: bool
+    request: ProgramRequest,
+    costs: Times,
+    transfers: Transfers,
+    how: Format,
+    view: View,
+    *,
+    has_held: bool,
 ) -> str:
     """A row per registered schedule: its figures, or why it cannot have this shape."""
     import pandas as pd
@@ -116,7 +139,7 @@ def _compared(
 
     rows: list[dict[str, object]] = []
     refusals: list[UsageError] = []
-    is_json = how is Format.json
+    is_json = how is Format.json and view == EVERYTHING
     for name in SCHEDULES:
         named = request._replace(schedule=name)
         try:
@@ -132,7 +155,7 @@ def _compared(
     if is_json:
         return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
     frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
-    return render(frame, how, [*COMPARED, *(["reason"] if refusals else [])])
+    return render(frame, how, [*COMPARED, *(["reason"] if refusals else [])], view)
 
 
 def _row(prediction: Prediction, how: Format) -> dict[str, object]:

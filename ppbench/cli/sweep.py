@@ -2,92 +2,147 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli import completion
+from ppbench.cli.browser import Open, open_page
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
+    Columns,
     HowToPrint,
     Launcher,
     Overrides,
+    PageAssets,
     Results,
+    Sort,
     SweepFile,
     command,
     going_on,
     option_words,
+    print_text,
 )
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
-from ppbench.display.formats import Format
-from ppbench.display.tables import render
+from ppbench.display.formats import Assets, Format
+from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ppbench.config.sweep import Sweep
     from ppbench.run.sweep.control import SweepResult
     from ppbench.run.sweep.plan import Choice
+    from ppbench.run.sweep.progress import Display
+    from ppbench.store import Store
 
 FIGURES = [
     *("tokens_per_s", "step_ns", "planned_step_ns", "bubble_fraction", "bubble_fraction_theory"),
     *("peak_memory_bytes", "cautions"),
 ]
 
+ReportsFolder = Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cases without running them.")]
+Rerun = Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")]
+RetryFailedCases = Annotated[bool, typer.Option("--retry-failed", help="Run failed cases again.")]
+OnlyCases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="KEY=VALUE",
+        help="Run only the cases that match.",
+        autocompletion=completion.settings,
+    ),
+]
+IsLive = Annotated[
+    bool,
+    typer.Option("--live", help="Rewrite the report as cases end; open, it refreshes itself."),
+]
+ChosenLauncher = Annotated[
+    Launcher,
+    typer.Option("--launcher", help="Run here, as one of several nodes, or as a Slurm job."),
+]
+
 
 def sweep(
     file: SweepFile,
     results: Results = RESULTS,
-    reports: Annotated[Path, typer.Option("--reports", help="Folder for HTML reports.")] = REPORTS,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cases without running them.")
-    ] = False,
+    reports: ReportsFolder = REPORTS,
+    no_report: NoReport = False,
+    assets: PageAssets = Assets.inline,
+    open_it: Open = False,
+    is_live: IsLive = False,
+    dry_run: DryRun = False,
     overrides: Overrides = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="Run finished cases again.")] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed cases again.")
-    ] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="KEY=VALUE", help="Run only the cases that match."),
-    ] = None,
-    launcher: Annotated[
-        Launcher,
-        typer.Option("--launcher", help="Run here, as one of several nodes, or as a Slurm job."),
-    ] = Launcher.local,
+    rerun: Rerun = False,
+    retry_failed: RetryFailedCases = False,
+    only: OnlyCases = None,
+    launcher: ChosenLauncher = Launcher.local,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Run every case of a sweep file and write a report."""
+    from rich.console import Console
+
     from ppbench.config.reader import read_sweep
     from ppbench.config.sweep import parse_only
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.plan import Choice
+    from ppbench.run.sweep.progress import doing
 
+    view = View.of(columns, sort) if dry_run else _view_of_runs(columns, sort)
     choice = Choice(rerun, retry_failed, parse_only(only or []))
-    if launcher is not Launcher.local and (
-        reports != REPORTS or no_report or how is not Format.table
-    ):
-        raise UsageError(
-            f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
-            "--reports, --no-report and --format out; use `ppbench report` and `ppbench ls` "
-            "afterwards"
-        )
-    read = read_sweep(file, overrides or [], default_device())
+    writes_page = reports != REPORTS or no_report or open_it or is_live
+    if writes_page or how is not Format.table:
+        _check_prints(launcher)
+    if no_report and (open_it or is_live):
+        option = "--open: opens" if open_it else "--live: rewrites"
+        raise UsageError(f"{option} the report, which --no-report leaves out; drop one")
+    with doing(f"reading {file}", Console(stderr=True)):
+        read = read_sweep(file, overrides or [], default_device())
     if launcher is not Launcher.local:
         options = option_words(set=overrides)
         _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
     elif dry_run:
-        _list_cases(read, choice, how)
+        list_cases(read, choice, how, view)
     else:
         folder = None if no_report else reports
-        raise typer.Exit(_sweep_here(read, overrides, results, folder, choice, how))
+        shown = (how, assets, view)
+        raise typer.Exit(
+            _sweep_here(
+                read, overrides, results, folder, choice, shown, open_it=open_it, is_live=is_live
+            )
+        )
 
 
-def _list_cases(read: Sweep, choice: Choice, how: Format) -> None:
+def _view_of_runs(columns: Sequence[str] | None, sort: str | None) -> View:
+    """The view of a table of runs. Raises UsageError before anything is measured."""
+    from ppbench.store import TABLES
+
+    view = View.of(columns, sort)
+    view.check([column.name for column in TABLES["runs"]])
+    return view
+
+
+def _check_prints(launcher: Launcher) -> None:
+    """Raise UsageError for a launcher that has no use for options of the report and the table."""
+    if launcher is not Launcher.local:
+        raise UsageError(
+            f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
+            "--reports, --no-report, --open, --live and --format out; use `ppbench report` and "
+            "`ppbench ls` afterwards"
+        )
+
+
+def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING) -> None:
     """Print the chosen cases, none of them run."""
     import dataclasses
 
@@ -96,7 +151,7 @@ def _list_cases(read: Sweep, choice: Choice, how: Format) -> None:
 
     chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
     note_stages(chosen)
-    print(render(planned_cases(chosen), how, ["case_id", *(chosen.axes or WORKLOAD)]))
+    print(render(planned_cases(chosen), how, ["case_id", *(chosen.axes or WORKLOAD)], view))
 
 
 def _sweep_here(
@@ -105,20 +160,22 @@ def _sweep_here(
     results: Path,
     reports: Path | None,
     choice: Choice,
-    how: Format,
+    shown: tuple[Format, Assets, View],
+    *,
+    open_it: bool,
+    is_live: bool,
 ) -> ExitCode:
     """Run what is missing, print a table of all runs, and write a report if `reports` is given."""
     import dataclasses
 
     from rich.console import Console
 
-    from ppbench.report.pages.report import write_report
-    from ppbench.report.pages.templates import update_index
     from ppbench.run.sweep.control import note_stages, run_sweep
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import Store, check_writable
 
-    store = Store(results)
+    how, assets, view = shown
+    store, display = Store(results), display_for(Console(stderr=True))
     check_writable(results, "--results")
     if reports is not None:
         check_writable(reports, "--reports")
@@ -129,18 +186,93 @@ def _sweep_here(
         results=results,
         reports=reports,
         no_report=reports is None,
+        assets=None if assets is Assets.inline else assets,
     )
-    done = run_sweep(read, store, choice, display_for(Console(stderr=True)), again)
+    asked = (read, store, choice)
+    with contextlib.ExitStack() as held:
+        live: Display = display
+        if reports is not None and is_live:
+            live = held.enter_context(_live(display, asked, reports, again, assets, open_it))
+        done = run_sweep(*asked, live, again)
     path = None
     if reports is not None:
-        path = reports / f"{read.name}-{done.plan.sweep_id}.html"
-        text = Path(read.file).read_text(encoding="utf-8")
-        write_report(path, store, done.frame, title=read.name, command=again, sweep_text=text)
-        update_index(reports, note)
-    print(render(done.frame, how, _shown_columns(done)))
+        with display.doing("writing the report"):
+            path = _write_page(reports, store, done, again, assets)
+    _print_runs(done, how, view)
     if path is not None:
-        print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
+        _name_page(path, how, is_to_open=open_it and not is_live)
     return ExitCode.ok if done.is_ok else ExitCode.failed_runs
+
+
+def _print_runs(done: SweepResult, how: Format, view: View) -> None:
+    """Print the table of all runs; for people, the answer below it."""
+    import dataclasses
+
+    if how is Format.table:
+        view = dataclasses.replace(view, short_ids=done.store.short_ids())
+    has_failed = bool((done.frame["status"] != "ok").any())
+    print(render(done.frame, how, _shown_columns(done), view, ["status"] if has_failed else []))
+    if how is Format.table and (answer := _answer(done)):
+        print_text(f"\n{answer}\n")
+
+
+def _answer(done: SweepResult) -> str:
+    """Which case is best and how sure that is, in the report's words; empty for a single case."""
+    from ppbench.display.cases import varying_axes
+    from ppbench.report.pages.conclusions import conclude
+    from ppbench.report.pages.judgement import judge
+
+    axes = varying_axes(done.frame)
+    judged = judge(done.frame, axes)
+    if judged.first is None or judged.first.rival is None:
+        return ""
+    sentence = conclude(judged, done.frame).sentence
+    return "\n".join(filter(None, [sentence.text, sentence.advice, sentence.command]))
+
+
+def _name_page(path: Path, how: Format, *, is_to_open: bool) -> None:
+    print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
+    if is_to_open:
+        open_page(path)
+
+
+@contextlib.contextmanager
+def _live(
+    display: Display,
+    asked: tuple[Sweep, Store, Choice],
+    reports: Path,
+    command: str,
+    assets: Assets,
+    opens: bool,
+) -> Iterator[Display]:
+    """Have the report written while the sweep runs; it is opened at once, if at all."""
+    from ppbench.cli.live import live_page, reporting
+
+    page, run_ids = live_page(*asked, reports, command, assets)
+    with reporting(display, page, run_ids) as live:
+        if opens:
+            open_page(Path(page.path))
+        yield live
+
+
+def _write_page(
+    reports: Path, store: Store, done: SweepResult, command: str, assets: Assets
+) -> Path:
+    """Write the report of all runs of the sweep, and the index of reports."""
+    from ppbench.cli.live import report_path
+    from ppbench.report.pages.live import forget
+    from ppbench.report.pages.report import write_report
+    from ppbench.report.pages.templates import update_index
+
+    read = done.plan.sweep
+    path = report_path(reports, read, done.plan.sweep_id)
+    text = Path(read.file).read_text(encoding="utf-8")
+    write_report(
+        path, store, done.frame, title=read.name, command=command, sweep_text=text, assets=assets
+    )
+    forget(path)
+    update_index(reports, note)
+    return path
 
 
 def _shown_columns(done: SweepResult) -> list[str]:

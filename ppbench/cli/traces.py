@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import RESULTS, HowToPrint, Results
+from ppbench.cli.options import RESULTS, Columns, HowToPrint, Results, Sort
 from ppbench.cli.runs import list_runs
 from ppbench.console import note
 from ppbench.display.formats import Format
@@ -61,6 +61,8 @@ def import_traces(
     settings: Settings = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
+    columns: Columns = None,
+    sort: Sort = None,
 ) -> None:
     """Store a training run from its ranks' torch.profiler traces."""
     from ppbench.external import traces as external
@@ -86,7 +88,7 @@ def import_traces(
         )
     if corrected := _corrections(done):
         note(corrected)
-    list_runs([f"run_id={done.run_id}"], None, results, how)
+    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
 
 
 def _corrections(done: Imported) -> str | None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
-from ppbench.commits.comparison import (
-    SHOWN,
-    compare_sides,
-    noise_folders,
-    of_sweep,
-    places_of,
-    read_metrics,
-)
+from ppbench.commits.comparison import compare_sides, noise_folders, of_sweep, places_of
 from ppbench.commits.gate import (
     GATED,
     Accepted,
@@ -35,6 +30,7 @@ from ppbench.commits.sides import (
     find_side,
     revision_side,
 )
+from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
@@ -63,12 +59,13 @@ def check(
     results, gated = Path(results), read_metrics(metrics, GATED)
     named = None if sweep is None else read_tracked(sweep)
     begun = datetime.now(UTC)
+    again = partial(_again, base, head, results)
     if launches is not None:
         try:
             base, head = measure_sides(named, base, head, launches, results, progress)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
-    first, last, planned, places = _sides(named, base, head, results)
+    first, last, planned, places = _sides(named, base, head, results, again)
     if launches is not None:
         first, last = both_fresh(first, last, begun)
     # The file that was found may have other cases by now: only a named one chooses cases.
@@ -78,19 +75,30 @@ def check(
     limits = limits_of(planned, default, accepted, has_all=named is not None)
     shown = read_metrics([*metrics, *SHOWN])
     folders = noise_folders(results, first, last)
-    return judge(compare_sides(first, last, shown, folders, limits.floor_of), gated, limits)
+    compared = compare_sides(first, last, shown, folders, limits.floor_of, again=again(planned))
+    return judge(compared, gated, limits)
+
+
+def _again(base: str | None, head: str, results: Path, sweep: Sweep | None) -> str:
+    """The check that measures both sides first."""
+    named = None if head == WORKTREE else head
+    return check_command(None if sweep is None else sweep.file, base, named, results)
 
 
 def _sides(
-    named: Sweep | None, base: str | None, head: str, results: Path
+    named: Sweep | None,
+    base: str | None,
+    head: str,
+    results: Path,
+    again: Callable[[Sweep | None], str],
 ) -> tuple[Side, Side, Sweep | None, Places]:
     """Both sides, the sweep whose thresholds hold, and where names are looked up."""
-    sweep, places = named, places_of(named, results)
+    sweep, places = named, replace(places_of(named, results), check=again(named))
     last = find_side(head, places)
     if sweep is None:
         sweep, notes = _sweep_of(last)
         last = replace(last, notes=(*last.notes, *notes))
-        places = places if sweep is None else places_of(sweep, results)
+        places = replace(places_of(sweep, results), check=again(sweep))
     first = _base(base, last, places)
     if set(first.runs["run_id"]) & set(last.runs["run_id"]):
         raise UsageError(

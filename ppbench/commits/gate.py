@@ -32,8 +32,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.comparison import Comparison, Line, Series
-from ppbench.commits.launches import keys_of
+from ppbench.commits.comparison import Comparison, Series
+from ppbench.comparison.launches import keys_of
+from ppbench.comparison.lines import Line
 from ppbench.config.case import Case, Measure, setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import AND, EVERYTHING, Only, Sweep, Track, parse_only, read_fraction
@@ -192,6 +193,7 @@ WORDS = {
     ExitCode.insufficient: "not enough data",
     ExitCode.failed_runs: "failed",
 }
+NOT_DECIDED = "not decided"
 NOTHING = "no case was measured on both sides on the same machine"
 NOT_AT_HEAD = "not measured at head"
 OTHER_MACHINES = "measured on different machines"
@@ -253,7 +255,7 @@ def limits_of(
 class GatedLine:
     """A line of the comparison with the gate's judgement."""
 
-    line: Line
+    line: Line[Series]
     threshold: float
     worse: float | None  # a fraction, or points as one; negative: better
     is_gated: bool
@@ -309,7 +311,7 @@ class GateResult:
             "not judged": len(self.missing),
         }
         parts = [f"{num} {name}" for name, num in counts.items() if num]
-        return f"<GateResult {WORDS[self.exit_code]}: {', '.join(parts) or 'nothing worse'}>"
+        return f"<GateResult {self.word}: {', '.join(parts) or 'nothing worse'}>"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -333,6 +335,12 @@ class GateResult:
         ]
 
     @property
+    def word(self) -> str:
+        """The result in a word; a result that passes because nothing is sure is not decided."""
+        is_open = self.exit_code is ExitCode.ok and self.unclear
+        return NOT_DECIDED if is_open else WORDS[self.exit_code]
+
+    @property
     def exit_code(self) -> ExitCode:
         """The exit code; a fault that was found comes before a case that could not be judged."""
         if self.regressions:
@@ -351,7 +359,7 @@ def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Ga
 
 
 def _gated(
-    line: Line, comparison: Comparison, gated: Sequence[Metric], limits: Limits
+    line: Line[Series], comparison: Comparison, gated: Sequence[Metric], limits: Limits
 ) -> GatedLine:
     threshold, worse = limits.threshold_of(line.series), worse_by(line)
     conditions = limits.conditions_of(line.series, comparison.axes)
@@ -363,7 +371,7 @@ def _gated(
     return replace(judged, accepted=next(covering, None))
 
 
-def worse_by(line: Line, end: str = "estimate") -> float | None:
+def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
     """By which fraction, or points as one, head is worse; None where no estimate was made.
 
     `end` may also be `low` or `high`, the ends of the interval.

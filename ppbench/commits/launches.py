@@ -1,80 +1,34 @@
-"""Finds the rows of `runs` that are launches of the same case, so that their figures compare.
+"""Looks up the launches of a commit in a store, which costs far less than a start.
 
 Launches are found by what they measured, not by the key with which sweeps resume: that includes
 files of the tree and the code that measures, which differ between the commits that are compared.
-Looking them up costs far less than a start, which takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
+from ppbench.comparison.launches import (
+    COLUMNS,
+    SETTINGS,
+    Key,
+    fresh,
+    key_text,
+    keys_of,
+    newest_launches,
+)
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import NOT_FINITE, WHERE_NOT_FINITE, without_not_finite
-from ppbench.display.units import is_missing
+from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
 from ppbench.run.machine.environment import read_environment
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
-
-SETTINGS = tuple(
-    f"measure_{name}"
-    for name in ("warmup_steps", "max_warmup_steps", "steps", "verify", "profile_steps")
-)
-"""The measurement settings that figures depend on."""
-MEASURED_ALIKE = ("case_id", "fingerprint", *SETTINGS)
-"""The columns that must be equal for figures to compare."""
-STATE = ("commit", "is_dirty", "changes")
-"""The columns that identify the tree that was measured."""
-COLUMNS = (
-    *("run_id", "launch", "status", "error", "cautions", *WHERE_NOT_FINITE),
-    *("created_at", "code", *STATE, *MEASURED_ALIKE),
-)
-"""The columns of `runs` that the functions of this file need."""
-FRESH_S = 3600.0
-Key = tuple[str, ...]
-
-
-def newest_launches(runs: pd.DataFrame, *, by_state: bool = False) -> pd.DataFrame:
-    """Return the newest row of each launch; one with a NaN or infinite number has failed.
-
-    Interrupted runs do not count. `runs` are those of one side, or with `by_state` of many commits,
-    in the order of time.
-    """
-    whole = without_not_finite(runs[runs["status"] != "interrupted"])
-    key = [*(STATE if by_state else ()), *MEASURED_ALIKE, "launch"]
-    return whole.drop_duplicates(key, keep="last")
-
-
-def keys_of(runs: pd.DataFrame) -> list[Key]:
-    """Return the values of `MEASURED_ALIKE` of each row, as text; empty where null."""
-    columns = (map(_key_text, runs[name]) for name in MEASURED_ALIKE)
-    return list(zip(*columns, strict=True))
-
-
-def fresh(runs: pd.DataFrame, now: datetime) -> pd.DataFrame:
-    """Return the runs made within `FRESH_S` before `now`, by the same code as the newest.
-
-    Between sessions a machine drifts by more than launches differ within one.
-    """
-    made = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601")
-    late = runs[made >= now - timedelta(seconds=FRESH_S)]
-    codes = late["code"].map(_key_text)
-    return late if late.empty else late[codes == codes.iloc[-1]]
-
-
-def _key_text(cell: object) -> str:
-    """The text of a cell; an integer reads the same in a column with nulls, which is of floats."""
-    if is_missing(cell) or cell is pd.NA:
-        return ""
-    return str(int(cell)) if isinstance(cell, float) else str(cell)
-
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)
 
@@ -191,17 +145,17 @@ class StoredLaunches:
     def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
         """The runs of the sweep's cases with the same uncommitted changes."""
         is_case = pd.Series([key in self._places for key in keys_of(runs)], runs.index, dtype=bool)
-        return runs[is_case & (runs["changes"].map(_key_text) == commit.changes)]
+        return runs[is_case & (runs["changes"].map(key_text) == commit.changes)]
 
     def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:
             return runs
-        codes = runs["code"].map(_key_text)
+        codes = runs["code"].map(key_text)
         return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
 
     def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
         figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
-        return Launch(str(row["run_id"]), str(row["status"]), _key_text(row["error"]), figures)
+        return Launch(str(row["run_id"]), str(row["status"]), key_text(row["error"]), figures)
 
 
 def fingerprint_of(case: Case) -> str:

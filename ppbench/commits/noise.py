@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from ppbench.commits.advice import sweep_command
+from ppbench.commits.gate import THRESHOLD
+from ppbench.comparison.lines import listed
+from ppbench.comparison.notes import cautions
 from ppbench.config.reader import read_sweep
-from ppbench.display.cases import without_not_finite
+from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode
 from ppbench.run.machine.environment import default_device
@@ -35,6 +40,7 @@ class NoiseResult:
     axes: tuple[str, ...]  # settings in which the cases differ
     num_planned: int  # launches of all cases
     num_ok: int
+    notes: tuple[str, ...] = ()  # cautions of the launches, and floors that are large
 
     def __repr__(self) -> str:
         launches = f"{self.num_ok} of {self.num_planned} launches ok"
@@ -63,7 +69,8 @@ def noise(
     settings = [*overrides, f"measure.launches={launches}"]
     read, store = read_sweep(Path(sweep), settings, default_device()), Store(Path(results))
     check_writable(store.folder, "--results")
-    done = run_sweep(read, store, Choice(), display)
+    to_repeat = sweep_command(str(sweep), settings, store.folder)
+    done = run_sweep(read, store, Choice(), display, to_repeat=to_repeat)
     runs = without_not_finite(done.frame)
     good = runs[runs["status"] == "ok"]
     rows = [
@@ -71,10 +78,25 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
-    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good))
+    texts = (*cautions(good), *_large_floors(rows, read.axes)) if rows else ()
+    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good), texts)
 
 
-def _store_noise(results: Path, runs: pd.DataFrame) -> dict[str, object]:
+def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -> Iterable[str]:
+    """Name the cases in which changes of the size that the gate allows cannot be seen."""
+    large = [
+        f"{case_text(pd.Series(row), axes)} ({row['floor']:.1%})"
+        for row in rows
+        if row["floor"] > THRESHOLD
+    ]
+    if large:
+        yield (
+            f"the floor is above the usual threshold of {THRESHOLD:.0%}: {listed(large)}: smaller "
+            "changes are not found on this machine; measure it again while nothing else runs"
+        )
+
+
+def _store_noise(results: Path, runs: pd.DataFrame) -> dict[Hashable, Any]:
     """Store the noise of one case's runs, and return its row."""
     last = runs.iloc[-1]
     levels = {name: _level(metric, runs) for name, metric in METRICS.items()}

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.launches import COLUMNS, keys_of, newest_launches
 from ppbench.commits.order import (
     Order,
     exclude,
@@ -31,6 +30,7 @@ from ppbench.commits.order import (
     with_gaps,
 )
 from ppbench.commits.sides import SHORT
+from ppbench.comparison.launches import COLUMNS, keys_of, newest_launches
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing

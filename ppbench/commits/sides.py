@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.launches import COLUMNS, fresh, newest_launches
-from ppbench.config.case import Case
+from ppbench.commits.advice import COMPARE, SWEEP
+from ppbench.comparison.launches import SIDE_COLUMNS, fresh, newest_launches
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -27,13 +27,6 @@ from ppbench.store import LAST, Condition, Store
 WORKTREE = "worktree"
 SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
-_COLUMNS = (
-    *COLUMNS,
-    *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
-    *Case().settings(),
-    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),
-)
-"""The columns of `runs` that sides and their comparison need."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,14 @@ class Side:
     commit: str | None = None  # of all its runs, with or without uncommitted changes
     is_clean: bool = False  # whether it is a commit without changes
     notes: tuple[str, ...] = ()
+
+    @property
+    def revision(self) -> str | None:
+        """The name under which git knows it; None if there is none."""
+        if self.is_clean or self.name == WORKTREE:
+            return self.name
+        is_dirty = pd.concat([self.runs, self.failed])["is_dirty"].eq(True).any()
+        return None if self.commit is None or is_dirty else self.commit[:SHORT]
 
     def of_cases(self, case_ids: Iterable[str]) -> Side:
         wanted = set(case_ids)
@@ -80,6 +81,19 @@ class Places:
 
     store: Store
     folder: Path  # in the work tree of the repository that is tracked
+    sweep: str = SWEEP  # the sweep file, as it would be typed
+    compare: str = COMPARE  # measures both sides
+    check: str = ""  # the gate that measures both sides, if it is the gate that asks
+
+    def advice_for_commit(self, sha: str) -> str:
+        """The command that measures a commit."""
+        short = sha[:SHORT]
+        backfill = f"ppbench backfill {short}..{short} {self.sweep} --launches 5"
+        return self.check or f"{backfill}, or both sides with: {self.compare}"
+
+    def advice_for_changes(self) -> str:
+        """The command that measures the work tree with its changes."""
+        return self.check or f"ppbench sweep {self.sweep} --set measure.launches=5"
 
     def repository(self) -> Repository:
         """Raises RepositoryError where there is none."""
@@ -92,7 +106,7 @@ class Places:
             return None
 
     def runs(self, where: Sequence[Condition] = ()) -> pd.DataFrame:
-        return self.store.runs(_COLUMNS, where)
+        return self.store.runs(SIDE_COLUMNS, where)
 
 
 @dataclass(frozen=True)
@@ -196,7 +210,7 @@ def _is_folder(*parts: str) -> bool:
 
 def _folder_side(name: str) -> Side:
     store = Store(Path(name))
-    runs = store.runs(_COLUMNS)
+    runs = store.runs(SIDE_COLUMNS)
     if runs.empty:
         raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
     num = runs["commit"].nunique()
@@ -240,9 +254,8 @@ def _commit_side(
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}{also}; measure it with: ppbench "
-            f"backfill {sha[:SHORT]}..{sha[:SHORT]} SWEEP --launches 5, or both sides with: "
-            "ppbench compare BASE HEAD SWEEP --run"
+            f"{title}: not measured in {places.store.folder}{also}; measure it with: "
+            f"{places.advice_for_commit(sha)}"
         )
     return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
 
@@ -268,8 +281,8 @@ def worktree_side(places: Places) -> Side:
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
     if newest_launches(mine).empty:
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}; measure it with: ppbench sweep SWEEP "
-            "--set measure.launches=5"
+            f"{title}: not measured in {places.store.folder}; measure it with: "
+            f"{places.advice_for_changes()}"
         )
     return _side(WORKTREE, title, places.store, mine, state.commit)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
+from engine.model.local_files import LOCAL_KINDS, local_files
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program
@@ -40,7 +40,6 @@ from ppbench.config.toml import brief, printable
 from ppbench.runtimes import ENGINE
 
 NUM_BYTE_VALUES = 256
-LOCAL_SOURCES = ("text", "json", "parquet")
 _TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=2"
 _NEED_DATASETS = ("json", "parquet", "hf")
 
@@ -61,7 +60,7 @@ def problems_of_settings(
     if has_program and (is_of_this_tree or not case.emulated_costs):
         yield from _of_emulation(case, measure)
     yield from _of_learning_rate(case)
-    if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_SOURCES:
+    if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_KINDS:
         yield from _of_source(case)
 
 
@@ -80,7 +79,7 @@ def is_known_by_name(case: Case) -> bool:
     """Whether the model's fit to the case depends on no file."""
     source = case.data_source.partition(":")[0]
     is_program = case.schedule.startswith(CSV_PREFIX)
-    return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_SOURCES
+    return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_KINDS
 
 
 def _of_schedule(case: Case) -> Iterator[Problem]:
@@ -210,13 +209,31 @@ def _of_learning_rate(case: Case) -> Iterator[Problem]:
 
 
 def _of_source(case: Case) -> Iterator[Problem]:
-    kind, _, path = case.data_source.partition(":")
-    if kind in LOCAL_SOURCES and not local_files(case.data_source):
-        message = f"no such file: {printable(path)} (relative to the working directory)"
-        yield Problem("data.source", message)
+    kind = case.data_source.partition(":")[0]
+    if kind in LOCAL_KINDS and (reason := look_at_files(case.data_source)[0]):
+        yield Problem("data.source", f"{reason} (relative to the working directory)")
     if kind in _NEED_DATASETS and find_spec("datasets") is None:
-        message = f"{kind} needs the datasets package; install it with: pip install 'ppbench[hf]'"
+        message = (
+            f"{kind} needs the datasets package; install it with, in ppbench's folder: "
+            "pip install -e '.[hf]'"
+        )
         yield Problem("data.source", message)
+
+
+@functools.lru_cache(maxsize=16)
+def look_at_files(source: str) -> tuple[str, int]:
+    """Why a local source cannot be read, empty if it can; and the bytes of all its files.
+
+    The answer is kept for the many cases of a grid; each sweep that is read forgets it.
+    """
+    try:
+        files = local_files(source)
+        for file in files:
+            file.open("rb").close()
+    except OSError as error:
+        return f"{printable(str(error.filename))}: cannot be read: {error.strerror}", 0
+    reason = "" if files else f"no such file: {printable(source.partition(':')[2])}"
+    return reason, sum(file.stat().st_size for file in files)
 
 
 def _of_positions(case: Case, facts: Facts, is_max_seq_len_set: bool) -> Iterator[Problem]:
@@ -267,26 +284,10 @@ def _of_text_size(case: Case, facts: Facts) -> Iterator[Problem]:
     kind, _, path = case.data_source.partition(":")
     if kind != "text" or _tokenizer_size(case, facts) is not None:
         return
-    size = sum(file.stat().st_size for file in local_files(case.data_source))
+    size = look_at_files(case.data_source)[1]
     if size <= (1 if case.seq_len == VARIABLE else case.seq_len):
         message = f"{printable(path)} has {size} bytes; seq_len {case.seq_len} needs more"
         yield Problem("data.source", message)
-
-
-def local_files(source: str) -> list[Path]:
-    """The files of a local source, whose path may be a pattern; empty for other sources."""
-    kind, _, name = source.partition(":")
-    if kind not in LOCAL_SOURCES:
-        return []
-    path = Path(name)
-    try:
-        if path.is_file():
-            return [path]
-        matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-        return sorted(file for file in matches if file.is_file())
-    # A name that is too long, has a null byte or is the root; a pattern of a thousand folders.
-    except (OSError, ValueError, IndexError, RecursionError):
-        return []
 
 
 TORCH_SCHEDULES: Final = {

@@ -46,6 +46,11 @@ def _known_schedule(value: object) -> object:
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
+        if value.endswith(".csv") and Path(value).is_file():
+            raise ValueError(
+                f"unknown schedule {brief(value)}; for the program in this file write "
+                f'"{CSV_PREFIX}{value}"'
+            ) from None
         raise ValueError(
             f"unknown schedule {brief(value)}{nearest(value, known_names())}"
         ) from None

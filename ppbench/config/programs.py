@@ -31,10 +31,10 @@ from pydantic import ValidationError
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
 from engine.model.presets import PRESETS
-from engine.plan.action import SEND_OPS
+from engine.plan.action import OPS, SEND_OPS, Action
 from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.program import Program
-from engine.plan.replay import replay
+from engine.plan.replay import of_kinds, replay_all
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, build_program
 from engine.plan.simulate import Durations, Simulation, simulate, uniform
 from ppbench.config.case import Case
@@ -125,12 +125,14 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
 
     `lowered` is the case's program with its transfers.
     """
-    links, by_op = link_ns_of(case), durations_of(case).by_op()
-    actions = [action for row in lowered.actions for action in row]
-    compute_ns = {a: by_op[a.op][a.stage] for a in actions if a.op in by_op}
-    sends = [a for a in actions if a.op in SEND_OPS] if links else []
-    moving_ns = {send: links[min(edge_of(send))] for send in sends}
-    return replay(lowered, compute_ns, moving_ns).makespan_ns
+    links, num_stages = link_ns_of(case), lowered.num_stages
+    took = durations_of(case).by_kind(num_stages)
+    for code, op in enumerate(OPS if links else ()):
+        for stage in range(num_stages) if op in SEND_OPS else ():
+            hop = min(edge_of(Action(stage, op, 0)))
+            if 0 <= hop < len(links):
+                took[code * num_stages + stage] = links[hop]
+    return next(replay_all(lowered, [of_kinds(lowered, took)])).makespan_ns
 
 
 def simulated(case: Case, program: Program | None = None) -> Simulation:

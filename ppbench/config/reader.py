@@ -1,6 +1,7 @@
 """Reads a sweep file: parse, override, check, expand into frozen cases.
 
     text --tomllib--> tree --(--set)--> tree --schema--> settings x grid - exclude --> cases
+                                          the settings of [[override]] in place of the file's own
     cases, facts of their models --feasibility--> cases that can run
 
 Every refusal names file, line, key, value and what is allowed, before anything is written or
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,13 @@ from pydantic import ValidationError
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
-from ppbench.config.case import Case, Measure, Planned, Slurm, Torchrun, setting_of
-from ppbench.config.feasibility import is_known_by_name, problems_of_fit, problems_of_settings
+from ppbench.config.case import EMULATED, Case, Measure, Planned, Slurm, Torchrun, setting_of
+from ppbench.config.feasibility import (
+    is_known_by_name,
+    look_at_files,
+    problems_of_fit,
+    problems_of_settings,
+)
 from ppbench.config.kinds import AUTO, first_twice
 from ppbench.config.programs import (
     digest_of,
@@ -31,6 +38,7 @@ from ppbench.config.programs import (
     read_costs,
 )
 from ppbench.config.schema import CostsFile, SweepFile, TrackSection, known_keys, shared_keys
+from ppbench.config.shipped import find_sweep
 from ppbench.config.sweep import (
     LISTS,
     Sweep,
@@ -40,6 +48,7 @@ from ppbench.config.sweep import (
     parse_assignment,
     read_threshold,
 )
+from ppbench.config.synonyms import SYNONYMS, setting_named
 from ppbench.config.toml import (
     Place,
     Source,
@@ -81,29 +90,34 @@ _CASE_FIELDS = {
 def read_sweep(
     file: Path, overrides: Sequence[str], default_device: str, *, is_of_this_tree: bool = True
 ) -> Sweep:
-    """Read a sweep file and expand it into cases.
+    """Read a sweep file, or the shipped sweep of that name, and expand it into cases.
 
     `overrides` are `KEY=VALUE` with a dotted key and a TOML value; `default_device` is the meaning
     of `device = "auto"` here. Without `is_of_this_tree` the cases run in a tree with other files,
     and no file that they name is checked. Raises UsageError for a file that cannot be read or an
     override that cannot be parsed, SweepFileError for everything in the file.
     """
+    file = find_sweep(file) if is_of_this_tree else file
     text = read_text(file)
     tree = parse(file, text)
+    _resolve_synonyms(Source(str(file), text, frozenset()), tree)
     pairs = [parse_assignment("--set", override, shared_keys()) for override in overrides]
     for key, value in pairs:
         _override(tree, key, value)
     source = Source(str(file), text, frozenset(key for key, _ in pairs))
     grid = _flat(source, tree.pop("grid", {}), ("grid",))
     exclude = _read_exclude(source, tree.pop("exclude", []))
+    overridden = [key.removeprefix("grid.") for key, _ in pairs]
+    overriding = _read_overrides(source, tree.pop("override", []), grid, overridden)
     if "name" not in tree:
         tree["name"] = _name_from(source, file)
     checked = _validated(source, tree)
     settings = _flattened(checked)
     launch = checked["launch"]
     axes = _checked_axes(source, grid)
-    _check_costs(source, settings, axes)
-    cases = tuple(_expand(settings, axes, exclude, default_device))
+    for values in ({}, *(override.values for override in overriding)):
+        _check_costs(source, {**settings, **values}, axes)
+    cases = tuple(_expand(settings, axes, exclude, overriding, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     _check_unique(source, cases, axes)
@@ -112,12 +126,33 @@ def read_sweep(
         str(tree["name"]),
         str(file),
         cases,
-        tuple(key.replace(".", "_") for key in axes),
+        tuple(key.replace(".", "_") for key in (*axes, *_varied(overriding, cases))),
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
         _track_of(source, TrackSection(**checked["track"])),
         facts,
     )
+
+
+def _resolve_synonyms(source: Source, tree: Tree) -> None:
+    """Rename `ranks` and `microbatches` to the settings that they mean, wherever settings are."""
+    places: list[tuple[Place, object]] = [((), tree), (("grid",), tree.get("grid"))]
+    for name, inner in (("exclude", None), ("override", "set"), ("override", "where")):
+        tables = tree.get(name)
+        for index, table in enumerate(tables if isinstance(tables, list) else ()):
+            path: Place = (name, index) if inner is None else (name, index, inner)
+            holder = table if inner is None or not isinstance(table, dict) else table.get(inner)
+            places.append((path, holder))
+    for path, table in places:
+        if not isinstance(table, dict):
+            continue
+        for word, key in SYNONYMS.items():
+            if word in table and key in table:
+                problem = f"is given twice: {word} is another word for {key}"
+                raise source.error((*path, word), problem)
+        renamed = {setting_named(name): value for name, value in table.items()}
+        table.clear()
+        table.update(renamed)
 
 
 def _track_of(source: Source, section: TrackSection) -> Track:
@@ -241,6 +276,76 @@ def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
     return excluded
 
 
+@dataclass(frozen=True)
+class _Override:
+    """Settings of the cases that have one of the allowed values of every key of `where`."""
+
+    where: Mapping[str, Sequence[object]]
+    values: Mapping[str, object]
+
+    def holds_for(self, point: Mapping[str, object]) -> bool:
+        return all(point[key] in allowed for key, allowed in self.where.items())
+
+
+def _read_overrides(
+    source: Source, tables: object, grid: Mapping[str, object], set_here: Sequence[str]
+) -> list[_Override]:
+    """The overrides of the file, without the keys that the command line sets."""
+    if not isinstance(tables, list):
+        raise source.error(("override",), "expected [[override]], an array of tables")
+    overrides = []
+    for index, table in enumerate(tables):
+        path = ("override", index)
+        if not isinstance(table, dict) or set(table) != {"where", "set"}:
+            problem = "expected where = {KEY = VALUE, ...} and set = {KEY = VALUE, ...}"
+            raise source.error(path, f"{problem}, got {shown(table)}")
+        flat = {name: _flat(source, table[name], (*path, name)) for name in ("where", "set")}
+        for name, settings in flat.items():
+            if not settings:
+                raise source.error((*path, name), "is empty; expected KEY = VALUE")
+        if axis := next((key for key in flat["set"] if key in grid), ""):
+            place = source.path_in((*path, "set"), axis)
+            raise source.error(place, "is an axis of [grid], which sets it for every case")
+        where = {k: _allowed(source, k, v, (*path, "where")) for k, v in flat["where"].items()}
+        values = {k: _checked_value(source, k, v, (*path, "set")) for k, v in flat["set"].items()}
+        kept = {key: value for key, value in values.items() if key not in set_here}
+        overrides.append(_Override(where, kept))
+    return overrides
+
+
+def _allowed(source: Source, key: str, value: object, table: Place) -> list[object]:
+    """The values of a condition: one, or any of a list."""
+    listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
+    return [_checked_value(source, key, element, table) for element in listed]
+
+
+def _with_overrides(
+    point: Mapping[str, object], overriding: Sequence[_Override]
+) -> dict[str, object]:
+    """The settings of a case after the overrides that hold for it, each on those before it.
+
+    Times of emulated stages are for emulated cases only: `--set device=cpu` measures a case that
+    the file emulates.
+    """
+    changed = dict(point)
+    for override in overriding:
+        if override.holds_for(changed):
+            changed |= override.values
+    if changed["device"] == EMULATED:
+        return changed
+    return {key: point[key] if _is_in(key, "emulated") else v for key, v in changed.items()}
+
+
+def _varied(overriding: Sequence[_Override], cases: Sequence[Planned]) -> list[str]:
+    """The overridden keys in which the cases differ, but for the times of emulated stages."""
+    keys = dict.fromkeys(key for override in overriding for key in override.values)
+    return [
+        key
+        for key in keys
+        if not _is_in(key, "emulated") and len({setting_of(*case, key) for case in cases}) > 1
+    ]
+
+
 def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
     listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
     num_cases = math.prod(len(values) for values in listed.values() if values)
@@ -282,7 +387,8 @@ def _validated(source: Source, tree: Tree) -> dict[str, Any]:
         path = tuple(first["loc"])
         raise source.error(
             path,
-            _misplaced(path, first["input"]) or describe(first, SweepFile, ("grid", "exclude")),
+            _misplaced(path, first["input"])
+            or describe(first, SweepFile, ("grid", "exclude", "override")),
         ) from None
 
 
@@ -307,6 +413,7 @@ def _expand(
     settings: dict[str, object],
     axes: dict[str, list[object]],
     exclude: list[dict[str, object]],
+    overriding: Sequence[_Override],
     default_device: str,
 ) -> Iterator[Planned]:
     """The cases of the grid; values were checked one by one, since no check spans two keys."""
@@ -314,6 +421,9 @@ def _expand(
     excluded = _by_keys(exclude)
     for values in itertools.product(*axes.values()):
         point = {**settings, **dict(zip(axes, values, strict=True))}
+        if point["device"] == AUTO:
+            point["device"] = default_device
+        point = _with_overrides(point, overriding)
         if point["device"] == AUTO:
             point["device"] = default_device
         name = str(point["schedule"])
@@ -394,6 +504,7 @@ def _check_possible(
 
     Models are inspected only if everything else is valid.
     """
+    look_at_files.cache_clear()
     problems = [problems_of_settings(*case, is_of_this_tree=is_of_this_tree) for case in planned]
     _refuse(source, axes, planned, [next(of_case, None) for of_case in problems])
     if not is_of_this_tree:
@@ -425,7 +536,8 @@ def _refuse(
     assert problem is not None
     keys = _axes_at_fault(first, planned, problems, list(axes))
     reason, line_end, drawing = problem.message.partition("\n")
-    combination = _combination(planned[first], keys, has_valid_cases=None in problems)
+    remedy = _remedy(planned[first], problem, has_valid_cases=None in problems)
+    combination = _combination(planned[first], keys, remedy)
     message = f"{reason}{combination}{line_end}{drawing}"
     raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
@@ -450,15 +562,20 @@ def _axes_at_fault(
     return _distinguishing(planned[first], others, axes)
 
 
-def _combination(planned: Planned, keys: Sequence[str], *, has_valid_cases: bool) -> str:
-    """The values of a case on these axes, to end a message with; empty without axes.
+def _remedy(planned: Planned, problem: Problem, *, has_valid_cases: bool) -> str:
+    """What to do about a case: check a program file, or leave the case out if others are valid."""
+    schedule = planned[0].schedule
+    if problem.key == "schedule" and schedule.startswith(CSV_PREFIX):
+        path = shlex.quote(schedule.removeprefix(CSV_PREFIX))
+        return f"; mend the file until this accepts it: ppbench schedules check {path}"
+    return "; leave it out with [[exclude]], or change the grid" if has_valid_cases else ""
 
-    Suggests `[[exclude]]` if other combinations are valid.
-    """
+
+def _combination(planned: Planned, keys: Sequence[str], remedy: str) -> str:
+    """The values of a case on these axes, to end a message with; empty without axes."""
     if not keys:
         return ""
     values = ", ".join(f"{key} = {_value(setting_of(*planned, key))}" for key in keys)
-    remedy = "; leave it out with [[exclude]], or change the grid" if has_valid_cases else ""
     return f" (in the combination {values}{remedy})"
 
 

@@ -63,7 +63,7 @@ SweepFile = create_model(
     **_sections(),
     track=(TrackSection, TrackSection()),
 )
-"""A whole sweep file but for `[grid]` and `[[exclude]]`, which name other keys."""
+"""A whole sweep file but for `[grid]`, `[[exclude]]` and `[[override]]`, which name other keys."""
 
 _EMULATED = _fields(Case, "emulated")
 CostsFile = create_model(

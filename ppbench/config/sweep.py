@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from engine.model.descriptions import Facts, Identity
 from ppbench.config.case import Case, Measure, Planned, Slurm, Torchrun, setting_of
 from ppbench.config.schema import SweepFile, known_keys
+from ppbench.config.synonyms import setting_named
 from ppbench.config.toml import (
     brief,
     cut,
@@ -125,7 +126,9 @@ def parse_assignment(option: str, text: str, places: Sequence[str] = ()) -> tupl
     if not separator or not key:
         problem = "expected KEY=VALUE, such as train.microbatch_size=2"
         raise UsageError(f"{option} {cut(printable(text))}: {problem}")
-    bare, known = key.removeprefix("grid."), [*known_keys(), *places]
+    is_axis = key.startswith("grid.")
+    bare, known = setting_named(key.removeprefix("grid.")), [*known_keys(), *places]
+    key = f"grid.{bare}" if is_axis else bare
     if bare in places and bare != key:
         raise UsageError(f"{option} {cut(printable(text))}: {bare} cannot be an axis; drop grid.")
     if bare not in known:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from ppbench.config.synonyms import SYNONYMS, written_as
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str:
     namesake = next((name for name in names if name.rpartition(".")[2] == leaf), key)
     same = [name for name in names if name.startswith(f"{section}.")]
     sections = dict.fromkeys(f"{n.partition('.')[0]}.KEY" for n in names if "." in n)
+    names += [word for word, meant in SYNONYMS.items() if meant in names]
     return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
 
 
@@ -219,7 +221,13 @@ class Source:
         return SweepFileError(self.file, line, key, problem)
 
     def path_of(self, key: str, axes: Mapping[str, object]) -> Place:
-        return self.path_in(("grid",) if key in axes else (), key)
+        """The path of a setting: in the grid, at the top, or else in an override."""
+        path = self.path_in(("grid",) if key in axes else (), key)
+        overrides = self.tree.get("override")
+        if holds(self.tree, path) or self.is_overridden(path) or not isinstance(overrides, list):
+            return path
+        places = (self.path_in(("override", i, "set"), key) for i in range(len(overrides)))
+        return next((place for place in places if holds(self.tree, place)), path)
 
     def is_overridden(self, path: Place) -> bool:
         key = ".".join(step for step in path if isinstance(step, str))
@@ -337,8 +345,8 @@ def line_of_long_key(text: str) -> int | None:
 def holds(tree: object, path: Place) -> bool:
     """Whether a tree of tables and arrays has something at `path`."""
     for step in path:
-        if isinstance(tree, dict) and step in tree:
-            tree = tree[step]
+        if isinstance(tree, dict) and (word := written_as(str(step), tree)) is not None:
+            tree = tree[word]
         elif isinstance(tree, list) and isinstance(step, int):
             if step >= len(tree):
                 return False

@@ -15,7 +15,7 @@ import pandas as pd
 from pandas.api.types import is_bool
 
 from ppbench.cautions import Caution
-from ppbench.config.case import Case
+from ppbench.config.case import TIMES, Case
 from ppbench.display.units import is_missing
 from ppbench.runtimes import ENGINE
 
@@ -64,7 +64,7 @@ _PLURALS = {
 _SECTIONS = ("model_", "data_", "train_", "launch_", "transfer_", "emulated_")
 _FOLLOW_SCHEDULE = ("stages_per_rank", "program_digest")
 """Settings that usually depend on the schedule."""
-_NOT_GIVEN = "[]"  # an empty list, such as the stage times of a run that is not emulated
+NOT_GIVEN = "[]"  # an empty list, such as the stage times of a run that is not emulated
 _NAMED_BY_VALUE = ("schedule", "device", "model_preset", "model_dtype", "train_optimizer")
 _USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
 
@@ -72,12 +72,18 @@ _USUAL = ("schedule", "world_size", "num_microbatches", "seq_len")
 def varying_axes(runs: pd.DataFrame) -> tuple[str, ...]:
     """Return the settings that differ between the runs, in the order of `Case`.
 
-    Settings that differ only because the schedules do are left out.
+    Settings that differ only because the schedules do are left out, and so are the times of
+    emulated stages where the other settings say which times a case has.
     """
     varying = [name for name in SETTINGS if len(runs[name].astype(str).unique()) > 1]
     by_schedule = runs.groupby("schedule")
     implied = [n for n in _FOLLOW_SCHEDULE if by_schedule[n].nunique().max() == 1]
-    return tuple(name for name in varying if name not in implied)
+    varying = [name for name in varying if name not in implied]
+    others = [name for name in varying if name not in TIMES]
+    if others and "device" in others:
+        by_others = runs.groupby(others, dropna=False)
+        varying = [n for n in varying if n in others or by_others[n].nunique().max() > 1]
+    return tuple(varying)
 
 
 def work_axes(axes: Axes) -> tuple[str, ...]:
@@ -96,14 +102,15 @@ def axis_text(axis: str, value: object) -> str:
         return str(value)
     section = next((s for s in _SECTIONS if axis.startswith(s)), "")
     name = axis.removeprefix(section).replace("_", " ")
-    if is_bool(value):
+    if is_bool(value) or value == "":
         return name if value else f"no {name}"
     return f"{name} {value}"
 
 
 def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
     """Format the given settings of a run or case: `2 ranks, 8 microbatches, 128 tokens`."""
-    return ", ".join(axis_text(axis, row[axis]) for axis in axes if row[axis] != _NOT_GIVEN)
+    given = (axis for axis in axes if row[axis] not in (NOT_GIVEN, ""))
+    return ", ".join(axis_text(axis, row[axis]) for axis in given)
 
 
 def case_text(row: pd.Series, axes: Axes) -> str:
@@ -123,7 +130,7 @@ def cautions_of(row: Mapping[Hashable, Any] | pd.Series) -> list[str]:
     return [] if is_missing(names) else [name for name in str(names).split(",") if name]
 
 
-def is_oversubscribed(row: pd.Series) -> bool:
+def is_oversubscribed(row: Mapping[Hashable, Any] | pd.Series) -> bool:
     """Whether ranks shared cores, which makes the run's bubble and step time meaningless."""
     return Caution.oversubscribed.name in cautions_of(row)
 
@@ -178,8 +185,9 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     groups = measured.groupby("case_id", sort=False)
     cases = groups[list(SETTINGS)].first()
     cases[list(FIGURES)] = groups[list(FIGURES)].median()
+    rows = measured[["cautions"]].to_dict("records")
     for has_caution in (is_oversubscribed, is_not_finite):
-        carriers = measured.loc[[has_caution(row) for _, row in measured.iterrows()], "case_id"]
+        carriers = measured.loc[[has_caution(row) for row in rows], "case_id"]
         cases[has_caution.__name__] = cases.index.isin(carriers)
     cases["num_launches"] = groups.size()  # two sweeps may number launches alike
     cases[["low", "high", "spread"]] = _spreads(measured)

@@ -1,7 +1,7 @@
 """The catalogue of figures: heading, unit, direction and meaning of every column that is shown.
 
-Tables, pages, charts, exports and `docs/figures.md` take them from here. JSON and CSV keep the
-store's own names and raw values.
+Tables, pages, charts, exports and `docs/reference/figures.md` take them from here. JSON and CSV
+keep the store's own names and raw values.
 
     "step_ns": number("step", ",.1f", MS, lower)
                       |       |      |   |
@@ -121,6 +121,21 @@ def _at_most(length: int) -> Callable[[object], str]:
 
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
 """The settings that identify a run where no sweep file says which vary."""
+DISPENSABLE = (
+    *("created_at", "launches", "num_launches", "fingerprint", "gaps", "unmeasured", "author_date"),
+    *("commit", "subject", "sweep_name", "seconds", "aliases", "source", "bubble_max_stage_span"),
+    *("num_rounds", "profiler_ratio_low", "profiler_ratio_high", "flight_ratio_low"),
+    *("flight_ratio_high", "spans_ratio_low", "spans_ratio_high"),
+    *("deviation_low", "deviation_high", "ratio_low", "ratio_high"),
+    *("bubble_idle_over_ideal", "num_actions", "num_parameters", "dtype"),
+    *("bubble_fraction_theory", "verdict", "allowed", "base", "head", "model_preset", "runtime"),
+    *("planned_step_ns", "launch", "step_ns", "cautions", "error"),
+)
+"""Columns that a table leaves out first where it has no room, the least important first."""
+IDENTIFYING = ("commit", "launch")
+"""Columns that are none of the settings, and without which rows that differ would look alike."""
+SPEAKING = ("schedule", "device", "model_preset", "status")
+"""Columns whose values speak for themselves: they need no name where all rows share them."""
 COMMIT_COLUMNS = ("author_date", "commit", "subject")
 """The columns that identify a commit in a table of commits."""
 SETTINGS: dict[str, Field] = {
@@ -134,6 +149,8 @@ SETTINGS: dict[str, Field] = {
     "device": words("device"),
 }
 """Settings that are shown as columns; others are headed by their names."""
+CIRCUMSTANCES = (*SETTINGS, "sweep_name", "status", "commit", "fingerprint", "created_at")
+"""Columns that describe a run and are none of its figures."""
 STORED: dict[str, Field] = {
     "run_id": words("run"),
     "case_id": words("case"),
@@ -180,10 +197,10 @@ STORED: dict[str, Field] = {
     "bubble_fraction": number("bubble", ".1f", PERCENT, lower),
     "bubble_fraction_theory": number("theory", ".1f", PERCENT, lower),
     "modelled_bubble_fraction": number("modelled bubble", ".1f", PERCENT, lower),
-    "bubble_idle_over_ideal": number("idle / ideal", ".1f", PERCENT, lower),
-    "bubble_max_stage_span": number("by longest span", ".1f", PERCENT, lower),
+    "bubble_idle_over_ideal": number("idle over ideal", ".1f", PERCENT, lower),
+    "bubble_max_stage_span": number("bubble of the longest stage", ".1f", PERCENT, lower),
     "bubble_mean": number("idle", ".1f", PERCENT, lower),
-    "bubble_structure": number("structure", ".1f", PERCENT, lower),
+    "bubble_structure": number("schedule", ".1f", PERCENT, lower),
     "bubble_imbalance": number("imbalance", ".1f", PERCENT, lower),
     "bubble_transfer": number("transfer", ".1f", PERCENT, lower),
     "bubble_jitter": number("jitter", ".1f", PERCENT, lower),
@@ -298,6 +315,13 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "of rank-time", ".2f", PERCENT, lower, "the part's share of step time x ranks"
         ),
         "edge": words("stages", "sending and receiving stage of a message"),
+        "mean_step_ns": number(
+            "mean step",
+            ",.1f",
+            MS,
+            lower,
+            "mean over the measured steps, with which the modelled step is compared",
+        ),
         "what_if": words("what if", "costs or schedule with which the step is modelled"),
         "change": number(
             "change", "+.1f", PERCENT, lower, "difference from the step as modelled, or the level"
@@ -334,6 +358,11 @@ COMPUTED: dict[str, dict[str, Field]] = {
     },
     "Two sides (`compare`, `check`)": {
         "case": words("case", "settings in which the case differs from the others"),
+        "axis": words("setting", "setting along which cases are compared"),
+        "base_value": words("base", "value of the setting on the side of base"),
+        "head_value": words("head", "value of the setting on the side of head"),
+        "base_case_id": words("case of base", "hash of the workload of base"),
+        "head_case_id": words("case of head", "hash of the workload of head"),
         "metric": words("metric", "column of `runs` that is compared"),
         "figure": words("figure", "heading of the metric"),
         "base": words("base", "median over launches of base", is_number=True),
@@ -356,7 +385,9 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "verdict": words("verdict", "`faster`, `slower`, `same`, `unclear` or `insufficient`"),
         "launches": words("launches", "launches of base, of head; or of a series", is_number=True),
         "p": number(
-            "p, corrected", ".2g", meaning="p-value of the difference, corrected for several cases"
+            "p (Holm)",
+            ".2g",
+            meaning="p-value of the difference, corrected for several cases by Holm's method",
         ),
         "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
         "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
@@ -375,9 +406,9 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "commits": words(
             "commits", "measured commits, or those that may have made a change", is_number=True
         ),
-        "failed": words("did not run", "launches that failed", is_number=True),
+        "failed": words("failed launches", "launches that failed", is_number=True),
         "gaps": words(
-            "not measured",
+            "unmeasured commits",
             "commits between the first and last that are not measured",
             is_number=True,
         ),
@@ -385,7 +416,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "state": words("state", "whether the series changed, is steady, or cannot be judged"),
         "interval": words("interval", "95 % interval of the change"),
         "unmeasured": words(
-            "not measured", "those of its possible commits without a launch", is_number=True
+            "unmeasured commits", "those of its possible commits without a launch", is_number=True
         ),
         "since": words("after", "last commit that certainly lacks the change"),
         "last": words("up to", "first commit that certainly has the change"),
@@ -393,7 +424,9 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "after": words("after", "last commit that certainly lacks the change"),
         "up_to": words("up to", "first commit that certainly has the change"),
         "num_commits": number("commits", ".0f", meaning="commits that may have made the change"),
-        "num_unmeasured": number("not measured", ".0f", meaning="those of them without a launch"),
+        "num_unmeasured": number(
+            "unmeasured commits", ".0f", meaning="those of them without a launch"
+        ),
         "low": number("change, low", "+.2f", PERCENT, meaning="lower end of the change's interval"),
         "high": number(
             "change, high", "+.2f", PERCENT, meaning="upper end of the change's interval"
@@ -401,7 +434,10 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "is_in_points": words("in points", "whether the change is in percentage points"),
         "is_better": words("is better", "whether the change is for the better; null: no direction"),
         "chance": number(
-            "chance", ".1f", PERCENT, meaning="probability that the commit is the first bad one"
+            "probability",
+            ".1f",
+            PERCENT,
+            meaning="probability that the commit is the first bad one",
         ),
     },
     "Noise (`noise`)": {

@@ -1,4 +1,4 @@
-"""The page `docs/figures.md`, made from the catalogue: `python -m ppbench.display.figures_page`."""
+"""The page on figures, made from the catalogue: `python -m ppbench.display.figures_page`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ppbench.display.fields import COMPUTED, SETTINGS, field_of, meaning_of
 from ppbench.display.tables import escaped
 
-_COMMAND = "python -m ppbench.display.figures_page > docs/figures.md"
+_COMMAND = "python -m ppbench.display.figures_page > docs/reference/figures.md"
 _INTRODUCTION = """\
 # Figures
 
@@ -21,7 +21,7 @@ Every column that ppbench shows, as terminal, reports, charts and exports have i
 
 `ppbench compare` and `ppbench check` judge `tokens_per_s`, `bubble_fraction`, `peak_memory_bytes`
 and `step_ns`. Bubbles are compared by their difference, in percentage points, all else by ratio.
-The store's columns with their types are in [results/README.md](../results/README.md).
+The store's columns with their types are in [Columns of the store](columns.md).
 """
 _HEADER = "| column | heading | unit | better | meaning |\n|---|---|---|---|---|"
 _TITLES = {

@@ -28,6 +28,13 @@ class ExportFormat(StrEnum):
 TRACKERS = (ExportFormat.bencher, ExportFormat.github, ExportFormat.otava)
 
 
+class Assets(StrEnum):
+    """Where a page has the plotting library: in itself, or in a file that pages share."""
+
+    inline = "inline"
+    shared = "shared"
+
+
 class Theme(StrEnum):
     """The background of a picture."""
 

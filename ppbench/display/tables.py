@@ -1,45 +1,150 @@
 """Tables as text, in the four formats that every listing takes.
 
 `table` and `markdown` are for people: chosen columns, figures in their usual units. `json` and
-`csv` are for programs: every column, raw, under the store's own names.
+`csv` are for programs: every column, raw, under the store's own names. `--columns` and `--sort`
+apply to all four.
+
+A `table` fits the terminal: what is equal in all rows is said once above it, ids are shortened to
+what is unique, and what has no room is left out (`fitting`) and named below.
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ppbench.display.fields import Field, field_of
+from ppbench.config.synonyms import SYNONYMS, column_named
+from ppbench.display.fields import (
+    CIRCUMSTANCES,
+    DISPENSABLE,
+    IDENTIFYING,
+    SETTINGS,
+    SPEAKING,
+    Direction,
+    Field,
+    field_of,
+)
+from ppbench.display.fitting import Column, Layout, fit
 from ppbench.display.formats import Format
-from ppbench.errors import printable
+from ppbench.errors import UsageError, nearest, printable
 
 if TYPE_CHECKING:  # pandas and rich are imported when something is rendered
     import pandas as pd
-    from rich.console import JustifyMethod
 
 PAGE_WIDTH = 100
-"""Columns of text that a table in a file or a pipe fits, if its values allow."""
-_GAPS = {3: (0, 1, 0, 1), 2: (0, 1, 0, 0)}  # between columns, and the padding that makes it
-_MARGIN = 1
+"""Columns of text of a table in a file or a pipe."""
+_MOST_LISTED = 60
+"""Most names that an error about an unknown one lists."""
+_LEAST_VALUE = 20
+_ELLIPSIS = "…"
 
 
-def render(frame: pd.DataFrame, how: Format, columns: Sequence[str] | Mapping[str, Field]) -> str:
+@dataclass(frozen=True)
+class View:
+    """The columns and the order of rows that a reader asks of a table."""
+
+    columns: tuple[str, ...] = ()
+    sort: str = ""
+    short_ids: Mapping[str, str] = field(default_factory=dict)
+    """What is shown of the ids of runs."""
+    remedy: str = "--columns shows them"
+    """How to see the columns that have no room."""
+
+    @classmethod
+    def of(cls, columns: Iterable[str] | None, sort: str | None, **more: object) -> View:
+        """The view of the options `--columns a,b`, which may be repeated, and `--sort [-]a`."""
+        names = [name.strip() for text in columns or () for name in text.split(",")]
+        return cls(tuple(filter(None, names)), (sort or "").strip(), **more)  # type: ignore[arg-type]
+
+    def names(self, known: Sequence[str]) -> list[str]:
+        """The asked columns under their stored names. Raises UsageError for an unknown one."""
+        found = [_column(name, known, "--columns") for name in self.columns]
+        return list(dict.fromkeys(found))
+
+    def order(self, known: Sequence[str]) -> str | None:
+        """The stored name of the column to sort by. Raises UsageError for an unknown one."""
+        return _column(self.sort.removeprefix("-"), known, "--sort") if self.sort else None
+
+    def check(self, known: Sequence[str]) -> None:
+        """Raise UsageError for an unknown column, before anything is measured."""
+        self.within(known, ())
+
+    def within(self, known: Sequence[str], shown: Sequence[str]) -> list[str]:
+        """The columns to read of a table that usually shows some: these or the asked ones."""
+        order = self.order(known)
+        return list(dict.fromkeys([*(self.names(known) or shown), *([order] if order else [])]))
+
+
+EVERYTHING = View()
+
+
+def _column(name: str, known: Sequence[str], option: str) -> str:
+    """The column that a name means: its stored name, a synonym, or its heading if that is clear."""
+    stored = column_named(name)
+    if stored in known:
+        return stored
+    headed = [column for column in known if field_of(column).label.lower() == name.lower()]
+    if len(headed) == 1:
+        return headed[0]
+    words = [*known, *(word for word, meant in SYNONYMS.items() if meant in known)]
+    listed = words if len(words) <= _MOST_LISTED else [*words[:_MOST_LISTED], "..."]
+    raise UsageError(f'{option}: unknown column "{name}"{nearest(name, words, listed)}')
+
+
+def render(
+    frame: pd.DataFrame,
+    how: Format,
+    columns: Sequence[str] | Mapping[str, Field],
+    view: View = EVERYTHING,
+    essential: Sequence[str] = (),
+) -> str:
     """Return the table as text. People see `columns`; programs get all of the frame's.
 
-    Columns are shown as the catalogue says, unless they are given with their fields.
+    Columns are shown as the catalogue says, unless they are given with their fields. `view` may
+    choose others. `essential` columns name the row together with the first: they stay in the table
+    and are the last to be left out.
     """
-    fields = columns if isinstance(columns, Mapping) else {name: field_of(name) for name in columns}
+    known = list(map(str, frame.columns))
+    frame, asked = _sorted(frame, view, known), view.names(known)
+    given = columns if isinstance(columns, Mapping) else {name: field_of(name) for name in columns}
+    fields = {name: given.get(name) or field_of(name) for name in asked} if asked else given
     match how:
         case Format.json:
-            return json.dumps(as_records(frame), indent=2, allow_nan=False)
+            return json.dumps(as_records(frame[asked or known]), indent=2, allow_nan=False)
         case Format.csv:
-            return frame.to_csv(index=False).rstrip("\n")
+            return frame[asked or known].to_csv(index=False).rstrip("\n")
         case Format.markdown:
             return _markdown(frame, fields)
         case Format.table:
-            return _table(frame, fields)
+            return _table(frame, fields, view, [*essential, *asked])
+
+
+def _sorted(frame: pd.DataFrame, view: View, known: Sequence[str]) -> pd.DataFrame:
+    column = view.order(known)
+    if column is None:
+        return frame
+    return sort_rows(frame, column, is_descending=view.sort.startswith("-"))
+
+
+def sort_rows(frame: pd.DataFrame, column: str, *, is_descending: bool) -> pd.DataFrame:
+    """Sort the rows: numbers before texts, missing values last in both directions."""
+    import pandas as pd
+
+    values = frame[column]
+    numbers = pd.to_numeric(values, errors="coerce")
+    keys = pd.DataFrame(
+        {
+            "is_missing": values.isna(),
+            "is_text": numbers.isna(),
+            "number": -numbers if is_descending else numbers,
+            "text": values.astype(str).rank(ascending=not is_descending),
+        }
+    )
+    order = keys.reset_index(drop=True).sort_values([str(key) for key in keys], kind="stable")
+    return frame.iloc[list(order.index)]
 
 
 def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
@@ -76,65 +181,193 @@ def escaped(cell: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
-def _table(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
-    """Draw a table that fits the terminal, or a page: headings wrap, columns move closer.
-
-    Cells never wrap, even if they make the table wider.
-    """
-    from rich import box
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(
+    frame: pd.DataFrame, fields: Mapping[str, Field], view: View, kept: Sequence[str]
+) -> str:
+    """Draw a table that fits the terminal, with what all rows share above it."""
+    limit = page_width()
     cells = _cells(frame, fields)
-    headings = [field.heading for field in fields.values()]
-    filled = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    console = Console(highlight=False)
-    limit = console.width if console.is_terminal else PAGE_WIDTH
-    for gap in _GAPS:
-        widths = _widths(headings, filled or [0] * len(headings), limit - gap * len(headings))
-        total = _MARGIN + sum(widths) + gap * len(headings)
-        if total <= limit:
-            break
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_GAPS[gap])
-    for field, width in zip(fields.values(), widths, strict=True):
-        side: JustifyMethod = "right" if field.is_number else "left"
-        table.add_column(field.heading, justify=side, width=width, vertical="bottom")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console = Console(highlight=False, width=total)
-    with console.capture() as capture:
-        console.print(table)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(line for line in lines if line)
-
-
-def _widths(headings: Sequence[str], filled: Sequence[int], limit: int) -> list[int]:
-    """Return widths that add up to the limit, if wrapping the longest headings achieves it.
-
-    `filled` are the widths of the cells.
-    """
-    widths = [max(len(heading), width) for heading, width in zip(headings, filled, strict=True)]
-    least = [
-        max([width, *map(len, heading.split())])
-        for heading, width in zip(headings, filled, strict=True)
+    texts = dict(zip(fields, map(list, zip(*cells, strict=True)), strict=True)) if cells else {}
+    if "run_id" in texts:
+        texts["run_id"] = [view.short_ids.get(run_id, run_id) for run_id in texts["run_id"]]
+    essential = [next(iter(fields)), *kept]
+    implied = _implied(texts)
+    columns = [
+        _column_of(
+            name,
+            fields[name],
+            texts.get(name, []),
+            len(fields) - place,
+            essential,
+            is_implied=name in implied,
+        )
+        for place, name in enumerate(fields)
     ]
-    while _MARGIN + sum(widths) > limit and widths != least:
-        place = max(range(len(widths)), key=lambda column: widths[column] - least[column])
-        lines = textwrap.wrap(headings[place], max(widths[place] - 1, least[place]))
-        widths[place] = max([least[place], *map(len, lines)])
-    return widths
+    shared = _shared(columns, texts, limit)
+    columns = [column for column in columns if column.name not in shared]
+    layout = fit(columns, limit)
+    caption = ", ".join(
+        _said_once(name, fields[name], frame[name].iloc[0]) for name in shared if texts[name][0]
+    )
+    left_out = [
+        _both_names(column.name, fields[column.name])
+        for column in columns
+        if column not in layout.columns
+    ]
+    note = f"no room for {', '.join(left_out)}; {view.remedy}" if left_out else ""
+    parts = [_filled(caption, limit), _drawn(layout, fields, texts), _filled(note, limit)]
+    return "\n".join(part for part in parts if part)
 
 
-def facts(values: dict[str, object], how: Format) -> str:
-    """Render facts by their names, one per line."""
+def _both_names(name: str, field: Field) -> str:
+    """The heading that a reader knows and the name that `--columns` takes, if they differ."""
+    is_same = field.label.lower().replace(" ", "_").replace("-", "_") == name
+    return name if is_same else f"{field.label} ({name})"
+
+
+def _shared(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], limit: int) -> list[str]:
+    """The columns that are equal in all rows: figures only where the table has no room.
+
+    Of a single row it is the settings, where there is no room.
+    """
+    optional = [column.name for column in columns if not column.is_essential]
+    has_room = len(fit(columns, limit).columns) == len(columns)
+    if (num_rows := len(columns[0].widths)) < 2:
+        return [name for name in optional if name in CIRCUMSTANCES and num_rows and not has_room]
+    equal = [name for name in optional if len(set(texts[name])) == 1]
+    settings = [name for name in equal if field_of(name).direction is Direction.neither]
+    left = [column for column in columns if column.name not in settings]
+    empty = [name for name in equal if not texts[name][0]]
+    fits = len(fit(left, limit).columns) == len(left)
+    return list(dict.fromkeys([*settings, *empty])) if fits else equal
+
+
+def page_width() -> int:
+    """The columns of the terminal, or of a page where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console.width if console.is_terminal else PAGE_WIDTH
+
+
+def _filled(text: str, limit: int) -> str:
+    return textwrap.fill(text, limit, initial_indent=" ", subsequent_indent=" ") if text else ""
+
+
+def _column_of(
+    name: str,
+    field: Field,
+    texts: Sequence[str],
+    place: int,
+    essential: Sequence[str],
+    *,
+    is_implied: bool,
+) -> Column:
+    """A column whose importance falls to the right, above that of all which is dispensable.
+
+    A setting in which the rows differ comes between: they would look alike without it. A setting
+    that another one implies goes before all of these.
+    """
+    from rich.cells import cell_len
+
+    rank = len(DISPENSABLE) + place  # places begin at 1
+    if is_implied:
+        rank = DISPENSABLE.index("commit")
+    elif name in DISPENSABLE:
+        is_varying = name in (*SETTINGS, *IDENTIFYING) and len(set(texts)) > 1
+        rank = len(DISPENSABLE) if is_varying else DISPENSABLE.index(name)
+    return Column(
+        name,
+        field.heading,
+        tuple(map(cell_len, texts)),
+        rank,
+        is_text=not field.is_number,
+        is_essential=name in essential,
+    )
+
+
+def _implied(texts: Mapping[str, Sequence[str]]) -> set[str]:
+    """The settings that part the rows just as a setting to their left does."""
+    seen: set[tuple[int, ...]] = set()
+    implied = set()
+    for name in filter(SETTINGS.__contains__, texts):
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts[name]))}
+        parts = tuple(numbers[text] for text in texts[name])
+        if parts in seen:
+            implied.add(name)
+        seen.add(parts)
+    return implied
+
+
+def _said_once(name: str, field: Field, value: object) -> str:
+    """A value that all rows share, with its name unless it speaks for itself."""
+    is_figure = bool(field.digits) and not isinstance(value, str)
+    text = printable(field.text(value) if is_figure else field.cell(value))
+    is_clear = name in SPEAKING or (is_figure and field.unit.is_in_label)
+    return text if is_clear else f"{field.label} {text}"
+
+
+def _drawn(layout: Layout, fields: Mapping[str, Field], texts: Mapping[str, Sequence[str]]) -> str:
+    """The lines of the table: headings, a rule, rows."""
+    blanks = " " * layout.gap
+    sides = [fields[column.name].is_number for column in layout.columns]
+    headings = [
+        textwrap.wrap(column.heading, width, break_on_hyphens=False)
+        for column, width in zip(layout.columns, layout.widths, strict=True)
+    ]
+    depth = max(map(len, headings))
+    aligned = [[""] * (depth - len(lines)) + lines for lines in headings]
+    rule = "─" * (layout.total - layout.gap - 1)
+    rows = [*zip(*aligned, strict=True)]
+    body = zip(*(texts.get(column.name, ()) for column in layout.columns), strict=True)
+    lines = [
+        blanks.join(map(_padded, row, layout.widths, sides)).rstrip() for row in (*rows, *body)
+    ]
+    return "\n".join(f" {line}" for line in (*lines[:depth], rule, *lines[depth:]))
+
+
+def _padded(text: str, width: int, is_number: bool) -> str:
+    """A cell as wide as its column: on one line, and with an ellipsis where it is cut."""
+    from rich.cells import cell_len, set_cell_size
+
+    line = " ".join(text.splitlines())
+    if cell_len(line) > width:
+        return set_cell_size(line, width - 1) + _ELLIPSIS
+    padding = " " * (width - cell_len(line))
+    return padding + line if is_number else line + padding
+
+
+def facts(values: Mapping[str, object], how: Format) -> str:
+    """Render facts by their names, one per line; in a table, long values take several."""
     if how is Format.json:
         return json.dumps(values, indent=2, allow_nan=False)
     import pandas as pd
 
-    frame = pd.DataFrame({"key": list(values), "value": [_plain(v) for v in values.values()]})
-    return render(frame, how, ["key", "value"])
+    texts = {key: _plain(value) for key, value in values.items()}
+    if how is Format.table:
+        return _list_of_facts(texts)
+    return render(pd.DataFrame({"key": list(texts), "value": list(texts.values())}), how, _FACT)
+
+
+_FACT = ["key", "value"]
+
+
+def _list_of_facts(texts: Mapping[str, str]) -> str:
+    widest = max((len(key) for key in texts), default=0)
+    room = max(page_width() - widest - 4, _LEAST_VALUE)
+    lines = []
+    for key, text in texts.items():
+        parts = [part for line in printable(text).splitlines() for part in _folded(line, room)]
+        names = [key, *[""] * (len(parts) - 1)]
+        lines += [
+            f" {name:<{widest}}   {part}".rstrip()
+            for name, part in zip(names, parts or [""], strict=True)
+        ]
+    return "\n".join(lines)
+
+
+def _folded(line: str, room: int) -> list[str]:
+    return textwrap.wrap(line, room, break_on_hyphens=False, drop_whitespace=False) or [""]
 
 
 def _plain(value: object) -> str:

@@ -31,8 +31,8 @@ def _protobuf() -> ModuleType:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError as error:
         raise UsageError(
-            "--perfetto: needs the package perfetto; install it with: "
-            "pip install 'ppbench[perfetto]', or write Chrome's JSON without --perfetto"
+            "--perfetto: needs the package perfetto; install it with, in ppbench's folder: "
+            "pip install -e '.[perfetto]', or write Chrome's JSON without --perfetto"
         ) from error
     definitions: ModuleType = perfetto_trace_pb2
     return definitions

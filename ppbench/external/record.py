@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 import pandas as pd
 
 from engine.plan.program import Program
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
-from engine.plan.simulate import peak_activations
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
 from ppbench.config.case import UNKNOWN, Case

@@ -203,7 +203,7 @@ def chosen_steps(ranks: Sequence[Steps], wanted: Iterable[int]) -> list[int]:
         if lacking:
             raise UsageError(
                 f"step {number}: rank {lacking[0]} has no actions in it; the traces have the steps "
-                f"{', '.join(map(str, every))}. Choose those that all ranks have with --step"
+                f"{', '.join(map(str, every))}; with --step, choose steps that all ranks have"
             )
     return chosen
 

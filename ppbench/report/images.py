@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 
 from ppbench.errors import UsageError
 from ppbench.report.charts.panels import arrangement
+from ppbench.report.scripts import figure_json, library
 
 _PICTURES = (".png", ".svg", ".pdf")
 IMAGE_SUFFIXES = (*_PICTURES, ".html", ".json")
@@ -28,7 +29,6 @@ _ROW_NAME_PX = 20  # the gaps beside the name of a row of cases
 _SVG_ID = re.compile(r'id="defs-([0-9a-f]{6})"')
 _PDF_DATE = re.compile(rb"/(CreationDate|ModDate) \(D:\d{14}")
 _EPOCH = rb"/\1 (D:19700101000000"
-_CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -41,7 +41,13 @@ _PAGE = """<!doctype html>
 <style>body {{ margin: 0; background: {paper}; }}</style>
 </head>
 <body>
-{drawing}
+<div id="figure"></div>
+<script>{library}</script>
+<script type="application/json">{figure}</script>
+<script>
+const figure = JSON.parse(document.querySelector("script[type='application/json']").textContent);
+Plotly.newPlot("figure", {{ ...figure, config: {{ responsive: true, displayModeBar: false }} }});
+</script>
 </body>
 </html>
 """
@@ -109,13 +115,11 @@ def _text_px(text: str) -> int:
 
 def _page(figure: go.Figure) -> str:
     """Return a self-contained page whose policy forbids every network request."""
-    drawing = figure.to_html(
-        config=_CONFIG, full_html=False, include_plotlyjs=True, div_id="figure"
-    )
     return _PAGE.format(
         title=html.escape(str(figure.layout.title.text or "ppbench")),
         paper=figure.layout.template.layout.paper_bgcolor,
-        drawing=drawing,
+        library=library(),
+        figure=figure_json(figure),
     )
 
 
@@ -144,8 +148,8 @@ def _kaleido() -> ModuleType:
         import kaleido.errors
     except ImportError as error:
         raise UsageError(
-            "pictures need the package kaleido; install it with: pip install 'ppbench[images]', "
-            "or write .html or .json"
+            "pictures need the package kaleido; install it with, in ppbench's folder: "
+            "pip install -e '.[images]', or write .html or .json"
         ) from error
     # It logs every message that it does not understand, which is harmless.
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)

@@ -16,12 +16,13 @@ from ppbench.store.folder import (
     Store,
     check_ok,
     check_writable,
-    last_sweep_of,
+    in_order,
     missing_spans,
     new_run_id,
     newest_of,
 )
 from ppbench.store.parquet import write_rows
+from ppbench.store.sweeps import last_sweep_in, write_sweep_note
 
 __all__ = [
     "LAST",
@@ -37,10 +38,12 @@ __all__ = [
     "check_ok",
     "check_writable",
     "columns_as_markdown",
-    "last_sweep_of",
+    "in_order",
+    "last_sweep_in",
     "missing_spans",
     "new_run_id",
     "newest_of",
     "read_conditions",
     "write_rows",
+    "write_sweep_note",
 ]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
+from ppbench.config.synonyms import SYNONYMS, column_named
 from ppbench.errors import UsageError
 from ppbench.store.columns import RUNS
 from ppbench.store.parquet import stored_seq_len
@@ -93,10 +94,10 @@ def _read(text: str, option: str) -> Condition:
 
 
 def _column_of(key: str, option: str) -> str:
-    column = key.replace(".", "_")
+    column = column_named(key)
     if column in _TYPES:
         return column
-    close = difflib.get_close_matches(column, _TYPES, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1, cutoff=0.5)
     hint = f'; did you mean "{close[0]}"?' if close else "."
     raise UsageError(
         f'{option}: unknown key "{key}"{hint} Known are the keys of sweep files, and the '

@@ -10,21 +10,26 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import StoreError, UsageError, no_runs_in
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
-from ppbench.store.parquet import as_frame, as_table, storable, write_parquet
+from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
 from ppbench.store.reader import TABLES_STORED, Reader
+from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
 
 LAST = "last"
+_SHORTEST_ID = 6
+"""Characters of the random part of an id; a shorter word is no end of one."""
 MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
 
@@ -79,14 +84,18 @@ class Store:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
         stored = ",".join(sorted(name for name, frame in tables.items() if len(frame)))
-        row = {**storable(run), TABLES_STORED: stored}
-        parts = [*tables.items(), ("runs", pd.DataFrame([row]))]
+        row = {**storable(run), TABLES_STORED: stored, RUN_ID: run_id}
+        row["schema_version"] = SCHEMA_VERSION
         written: list[Path] = []
         try:
-            for name, frame in parts:
+            for name in (*tables, "runs"):
+                if name == "runs":
+                    rows = row_as_table(row, name)
+                else:
+                    owned = tables[name].assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+                    rows = as_table(owned, name)
                 path = self.folder / name / f"{run_id}.parquet"
-                rows = frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)
-                write_parquet(as_table(rows, name), path)
+                write_parquet(rows, path)
                 written.append(path)
         except StoreError:
             for path in written:
@@ -140,15 +149,44 @@ class Store:
 
     def _at_least_one(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:
-            raise UsageError(f"{self.folder}: no runs here yet; start with: ppbench sweep FILE")
+            raise no_runs_in(self.folder)
         return runs
 
     def find(self, name: str) -> pd.Series:
-        """The run called by its id, a unique prefix of it, or `last`. Raises UsageError."""
-        return self.named([name]).iloc[0]
+        """The run called by its id, a unique beginning or end of it, or `last`.
+
+        Raises UsageError.
+        """
+        found = self.named([name])
+        if len(found) > 1:
+            raise UsageError(
+                f'run "{name}": is a sweep of {len(found)} runs; name one of them: '
+                f"{self._listing} --where sweep_name={name}"
+            )
+        return found.iloc[0]
+
+    def short_ids(self) -> dict[str, str]:
+        """The shortest end of each run's id that means this run alone: its random part."""
+        known = left = [str(run_id) for run_id in self.runs([RUN_ID])[RUN_ID]]
+        short: dict[str, str] = {}
+        for length in range(_SHORTEST_ID, max(map(len, known), default=0)):
+            ends = Counter(run_id[-length:] for run_id in known)
+            starts = {run_id[:length] for run_id in known}
+            unique = {
+                run_id: run_id[-length:]
+                for run_id in left
+                if ends[run_id[-length:]] == 1 and run_id[-length:] not in starts
+            }
+            short |= unique
+            left = [run_id for run_id in left if run_id not in unique]
+            if not left:
+                break
+        return {run_id: short.get(run_id, run_id) for run_id in known}
 
     def named(self, names: Sequence[str]) -> pd.DataFrame:
         """The runs of these names, each once, in this order, as far as their rows are readable.
+
+        A sweep's name or id means all its runs.
 
         Raises UsageError for an unknown name, StoreError if no row is readable. `last` is the last
         readable run.
@@ -156,29 +194,47 @@ class Store:
         runs = self._at_least_one(self.runs([RUN_ID]))
         while True:
             known = runs[RUN_ID]
-            ids = [self.id_of(name, known) for name in names]
+            ids = [one for name in names for one in self._ids_of(name, known)]
             rows = self.table("runs", ids)
             lost = set(ids) - set(rows[RUN_ID])
-            if not lost or LAST not in names or ids[list(names).index(LAST)] not in lost:
+            if not lost or LAST not in names or self.id_of(LAST, known) not in lost:
                 break
             runs = self._at_least_one(runs[~known.isin(lost)])
         if rows.empty:
             raise self._unreadable(ids[0])
         return rows
 
+    def _ids_of(self, name: str, known: pd.Series) -> list[str]:
+        """The runs that a name means: one, or the newest of a sweep of that name or id."""
+        try:
+            return [self.id_of(name, known)]
+        except UsageError:
+            for column in ("sweep_name", "sweep_id"):
+                runs = self.runs([RUN_ID, "resume_key", "status"], [Condition(column, "=", name)])
+                if len(runs):
+                    return list(newest_of(runs)[RUN_ID])
+            raise
+
+    @property
+    def _listing(self) -> str:
+        is_default = self.folder == Path("results")
+        return "ppbench ls" if is_default else f"ppbench ls --results {self.folder}"
+
     def id_of(self, name: str, known: pd.Series) -> str:
         """The id that a name means among the known ids, oldest first. Raises UsageError."""
         if name == LAST:
             return str(known.iloc[-1])
-        found = known[known.str.startswith(name)]
+        found, end = known[known.str.startswith(name)], "start"
+        if found.empty and len(name) >= _SHORTEST_ID:
+            found, end = known[known.str.endswith(name)], "end"
         if len(found) == 1:
             return str(found.iloc[0])
         if found.empty:
             self._check_not_damaged(name)
-            raise UsageError(f'run "{name}": not in {self.folder}; list them with: ppbench ls')
+            raise UsageError(f'run "{name}": not in {self.folder}; list them with: {self._listing}')
         some = ", ".join(found.tail(5))
         raise UsageError(
-            f'run "{name}" is ambiguous: {len(found)} runs start with it: {some}; '
+            f'run "{name}" is ambiguous: {len(found)} runs {end} with it: {some}; '
             "give more characters"
         )
 
@@ -198,26 +254,36 @@ class Store:
             "ppbench sweep FILE"
         )
 
-    def last_sweep(self) -> pd.DataFrame:
-        """The newest run of each case and launch of the sweep that the last run belongs to.
+    def last_sweep(self) -> StoredSweep:
+        """The sweep that was called last, or that made the last run; see `sweeps`.
 
         Raises UsageError when there is no run.
         """
-        known = self._at_least_one(self.runs(["sweep_id"]))
+        known = self._at_least_one(self.runs(NOTED))
         while len(known):
-            last = known["sweep_id"].iloc[-1]
-            sweep_id = None if pd.isna(last) else str(last)
-            runs = self.runs(where=[Condition("sweep_id", "=", sweep_id)])
+            last, note = last_sweep_in(self.folder, known)
+            runs = self.table("runs", newest_of(last)[RUN_ID])
             if len(runs):
-                return last_sweep_of(runs)
-            known = known[known["sweep_id"].notna() & known["sweep_id"].ne(last)]
-        return self._at_least_one(known)
+                return StoredSweep(in_order(runs), note)
+            known = known.drop(last.index)
+        return StoredSweep(self._at_least_one(known), None)
 
 
-def last_sweep_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Like `Store.last_sweep`, among the given rows of `runs`, at least one."""
-    newest = newest_of(runs[runs["sweep_id"] == runs.iloc[-1]["sweep_id"]])
-    return newest.sort_values("position", kind="stable")
+@dataclass(frozen=True)
+class StoredSweep:
+    """The newest run of each case and launch of a sweep, in its order, with its note."""
+
+    runs: pd.DataFrame
+    note: SweepNote | None
+
+    @property
+    def sweep_id(self) -> str:
+        return self.note.sweep_id if self.note else str(self.runs.iloc[-1]["sweep_id"])
+
+
+def in_order(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of a sweep as its file has their cases."""
+    return runs.sort_values("position", kind="stable")
 
 
 def newest_of(runs: pd.DataFrame) -> pd.DataFrame:

@@ -86,6 +86,22 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     )
 
 
+def row_as_table(row: Mapping[str, object], name: str) -> pa.Table:
+    """Convert one row as `as_table` does: a frame of a hundred columns takes 20 times as long."""
+    schema = schema_of(name)
+    unknown = row.keys() - set(schema.names)
+    assert not unknown, f"undocumented columns: {sorted(unknown)}"
+    stored = {**row, **({"seq_len": stored_seq_len(row["seq_len"])} if "seq_len" in row else {})}
+    columns = [_one(stored.get(column.name), column.type) for column in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _one(value: object, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):  # a number is no text
+        return pa.array([value], kind, from_pandas=True)
+    return pa.array([value], from_pandas=True).cast(kind)  # refuses half an integer
+
+
 def storable(run: Mapping[str, object]) -> dict[str, object]:
     """A row of `runs` whose text can be stored: its error bounded, and no lone surrogates."""
     row = {name: encodable(v) if isinstance(v, str) else v for name, v in run.items()}

@@ -27,7 +27,7 @@ from ppbench.store.snapshot import read_consistently
 if TYPE_CHECKING:
     import duckdb
 
-_INSTALL = "python -m pip install 'ppbench[sql]'"
+_INSTALL = "in ppbench's folder: python -m pip install -e '.[sql]'"
 _READS = ("SELECT", "EXPLAIN")
 
 
@@ -44,7 +44,9 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
     try:
         import duckdb
     except ImportError:
-        raise UsageError(f"query: needs duckdb, which is not installed: {_INSTALL}") from None
+        raise UsageError(
+            f"query: needs duckdb, which is not installed; install it {_INSTALL}"
+        ) from None
     reader = Reader(folder, on_skip)
     run_ids = _runs_before(reader)
     tables = _Tables(reader, set())

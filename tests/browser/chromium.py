@@ -28,6 +28,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
     "--hide-scrollbars",
+    "--process-per-site",  # pages opened again have their scripts compiled: reports hold 5 MB
     "--remote-debugging-pipe",
 )
 _AS_3_AND_4 = """
@@ -58,6 +59,7 @@ class Browser:
         self._received = b""
         self._count = 0
         self.events: list[dict] = []
+        self.front: Tab | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +84,10 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
+    def wait_for_event(self) -> None:
+        """Block until something happens in a page; the event is kept."""
+        self.events.append(self._next())
+
     def _next(self) -> dict:
         while b"\0" not in self._received:
             read = os.read(self._in, 1 << 20)
@@ -98,29 +104,39 @@ class Tab:
         self, browser: Browser, page: Path | str, width: int, scheme: str = "light"
     ) -> None:
         self._browser = browser
+        self._num_loads = 0
         self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         attached = browser.call("Target.attachToTarget", targetId=self._target, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.show_as(width, scheme)
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
-        loaded = "document.readyState === 'complete' && location.protocol !== 'about:'"
-        while not self.evaluate(loaded):
-            pass
+        self._wait_for_load()
 
     def call(self, method: str, **params: object) -> dict:
         return self._browser.call(method, self._session, **params)
 
     def close(self) -> None:
+        self._browser.front = None
         self._browser.call("Target.closeTarget", targetId=self._target)
+
+    def show_as(self, width: int, scheme: str) -> None:
+        """Show the page, which may be open already, at a width and in light or dark."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def reload(self) -> None:
+        self.call("Page.reload")
+        self._wait_for_load()
 
     def evaluate(self, script: str) -> object:
         """The value of an expression; a promise is waited for."""
-        self.call("Page.bringToFront")  # a page in the background is not laid out
+        if self._browser.front is not self:  # a page in the background is not laid out
+            self.call("Page.bringToFront")
+            self._browser.front = self
         result = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -151,6 +167,17 @@ class Tab:
         """The whole page as PNG."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
+
+    def _wait_for_load(self) -> None:
+        """Wait until one more page than before has loaded, an empty one left aside."""
+        while True:
+            while self._num_loads == sum(
+                event["method"] == "Page.loadEventFired" for event in self._events()
+            ):
+                self._browser.wait_for_event()
+            self._num_loads += 1
+            if self.evaluate("location.protocol") != "about:":
+                return
 
     def _events(self) -> list[dict]:
         return [event for event in self._browser.events if event.get("sessionId") == self._session]

@@ -1,6 +1,6 @@
 """Failed runs in a real browser: drawn up to their end, explained by rank, text escaped.
 
-Screenshots of the pages at both widths and schemes are kept; see `conftest.py`.
+Pictures of the pages are kept where they are wanted; see `screens.py`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ const until = async (check) => {
 };
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
-const isDrawn = (div) => div?.querySelector(".main-svg") != null;
+const isDrawn = (div) => div?.timeline?.drawn != null;
 """
 # Right after the start of the first bar of a trace: its end is far off to the right.
 START = """(() => {
-  const trace = div._fullData.find((one) => one.name === "%s");
-  const { xaxis, yaxis } = div._fullLayout;
-  const box = div.getBoundingClientRect();
-  const first = (values) => (values._inputArray ?? values)[0];
-  return [
-    box.left + xaxis._offset + xaxis.d2p(first(trace.base)) + 30,
-    box.top + yaxis._offset + yaxis.d2p(first(trace.y)),
-  ];
+  const { timeline } = div;
+  const kind = timeline.kinds.findIndex((one) => one.name === "%s");
+  const { x, y, height } = timeline.boxOfSpan({ kind, n: 0 });
+  const canvas = timeline.canvas.getBoundingClientRect();
+  return [canvas.left + x + 30, canvas.top + y + height / 2];
 })()"""
 
 
@@ -144,10 +141,11 @@ def test_a_failed_run_is_drawn_without_an_error_and_fits(opened: Opened) -> None
 
 
 def test_what_was_never_finished_is_hatched_and_told_from_what_was(opened: Opened) -> None:
-    names = opened.tab.evaluate("div._fullData.map((trace) => trace.name)")
+    names = opened.tab.evaluate("div.timeline.kinds.map((kind) => kind.name)")
     assert {"forward", "backward", "waiting at the end", "stopped"} <= set(names)
-    assert opened.tab.evaluate("all('pattern', div).length") >= 2
-    labels = opened.tab.evaluate("texts('.bartext', div)")
+    hatched = opened.tab.evaluate("div.timeline.kinds.filter((kind) => kind.isHatched).length")
+    assert hatched >= 2
+    labels = opened.tab.evaluate("div.timeline.texts")
     assert set(OPEN) <= set(labels)
 
 
@@ -158,8 +156,8 @@ def test_hovering_tells_for_whom_a_rank_waited_and_for_how_long(opened: Opened) 
     for dx in (2, 0):
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + dx, y=y)
         tab.evaluate("pause()")
-    assert tab.evaluate("until(() => div.querySelector('.hovertext') !== null)")
-    told = tab.evaluate("texts('.hovertext tspan.line', div)")
+    assert tab.evaluate("until(() => !div.timeline.tip.hidden)")
+    told = tab.evaluate("[...div.timeline.tip.children].map((line) => line.textContent)")
     assert told[:2] == [
         "stopped",
         "rank 2 is stopped (SIGSTOP or a debugger) in 2F2 of step 3, since 29.9 s",

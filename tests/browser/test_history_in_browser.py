@@ -28,7 +28,7 @@ const until = async (check) => {
 };
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
-const isDrawn = (div) => div !== null && div.querySelector(".main-svg") !== null;
+const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
 const section = all(".series").find((one) => one.querySelector('[data-opens="change 0"]'));
 const chart = section.querySelector(".chart");
 const panel = section.querySelector(".panel");
@@ -113,7 +113,7 @@ def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(des
     assert sha(BAD) in commands
     assert f"ppbench compare {sha(BAD - 1)[:12]} {sha(BAD)[:12]}" in commands
     assert desk.evaluate("until(() => isDrawn(timelines()))")
-    titles = desk.evaluate("texts('.annotation-text', timelines())")
+    titles = desk.evaluate("texts('.tl-title', timelines())")
     assert any(title.startswith(sha(BAD - 1)[:9]) for title in titles)
     assert any(title.startswith(sha(BAD)[:9]) for title in titles)
     keep(desk, "history-desk-light")

@@ -1,6 +1,6 @@
 """The page of a planned schedule in a real browser: the Gantt chart of measured runs.
 
-Pictures of it at both widths and schemes stay in `screenshots`.
+PPBENCH_SCREENSHOTS names a folder for pictures of it at both widths and schemes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from ppbench.cli import schedules as planning
 pytestmark = needs_browser
 DRAWN = """new Promise(async (done) => {
   const pause = () => new Promise((go) => setTimeout(go, 20));
-  for (let n = 0; n < 250 && !document.querySelector(".chart .main-svg"); n++) await pause();
-  done(document.querySelector(".chart .main-svg") !== null);
+  const isDrawn = () => document.querySelector(".chart")?.timeline?.drawn != null;
+  for (let n = 0; n < 250 && !isDrawn(); n++) await pause();
+  done(isDrawn());
 })"""
 CHART = "document.querySelector('.chart')"
 
@@ -54,12 +55,12 @@ def test_the_title_and_the_facts_say_that_it_is_planned(tab: Tab) -> None:
 
 
 def test_every_action_has_its_bar_in_seconds(tab: Tab) -> None:
-    counts = tab.evaluate(f"{CHART}._fullData.map((trace) => [trace.name, trace._length])")
+    counts = tab.evaluate(f"{CHART}.timeline.kinds.map((kind) => [kind.name, kind.begin.length])")
     lengths = dict(counts)
     for words in ("forward", "input gradient", "weight gradient"):
         assert lengths[words] == 8 * 8  # stages, microbatches
-    assert tab.evaluate(f"{CHART}.layout.xaxis.ticksuffix") == " s"
-    assert 25.5 <= float(str(tab.evaluate(f"{CHART}.layout.xaxis.range[1]"))) < 26
+    assert tab.evaluate(f"{CHART}.timeline.unit") == " s"
+    assert 25.5 <= float(str(tab.evaluate(f"{CHART}.timeline.last"))) < 26
 
 
 def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Path) -> None:
@@ -67,5 +68,5 @@ def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Pa
     planning.draw("1f1b", 2, 2, cost="F=0.01,I=0.01,W=0.01", html=path)
     tab = Tab(browser, path, DESK)
     assert tab.evaluate(DRAWN)
-    assert tab.evaluate(f"{CHART}.layout.xaxis.ticksuffix") == " ms"
-    assert tab.evaluate(f"{CHART}.layout.xaxis.range[1]") == pytest.approx(90, rel=0.01)
+    assert tab.evaluate(f"{CHART}.timeline.unit") == " ms"
+    assert tab.evaluate(f"{CHART}.timeline.last") == pytest.approx(90, rel=0.01)

@@ -1,6 +1,6 @@
 """Pages in a real browser: they load without an error, draw their charts, react and fit.
 
-Pictures of them at both widths and schemes, and as printed, stay in `screenshots`.
+PPBENCH_SCREENSHOTS names a folder for pictures of them at both widths and schemes, and printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ const pause = () => new Promise((done) => setTimeout(done, 20));
 const until = async (check) => { for (let n = 0; n < 250 && !check(); n++) await pause(); };
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
-const isDrawn = (div) => div.querySelector(".main-svg") !== null;
+const isDrawn = (div) => div.querySelector(".main-svg, .tl-axis") !== null;
 const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
 const chart = (name) => document.querySelector(`#${name} .chart`);
 const timelines = (state) => all(`details.timeline${state} .chart`);
@@ -185,7 +185,7 @@ def test_a_row_opens_its_timeline_which_is_neither_unpacked_nor_drawn_before(des
       opener.click();
       await show(detail.querySelector(".chart"));
       unpackText = before;
-      const told = detail.querySelector(".chart").data.length > 0;
+      const told = detail.querySelector(".chart").timeline.kinds.length > 0;
       const open = [detail.checkVisibility(), isDrawn(detail), opener.ariaExpanded, told];
       const isOwn = asked.length === 1 && asked[0] === script.id;
       opener.click();
@@ -201,7 +201,7 @@ def test_a_row_opens_its_timeline_which_is_neither_unpacked_nor_drawn_before(des
 
 
 def test_microbatches_stand_inside_the_bars(desk: Tab) -> None:
-    inside = desk.evaluate("texts('.bartext', timelines('[open]')[0])")
+    inside = desk.evaluate("timelines('[open]')[0].timeline.texts")
     assert sorted(inside) == sorted(str(m) for m in range(4) for _ in range(8))  # of two runs
 
 
@@ -209,10 +209,10 @@ def test_hovering_tells_what_a_bar_is(desk: Tab) -> None:
     script = """(async () => {
       const div = timelines("[open]")[0];
       div.scrollIntoView();
-      const curveNumber = div.data.findIndex((trace) => trace.name === "forward");
-      Plotly.Fx.hover(div, [{ curveNumber, pointNumber: 1 }]);
-      await until(() => div.querySelector(".hovertext"));
-      return texts(".hovertext tspan.line", div);
+      const { timeline } = div;
+      const kind = timeline.kinds.findIndex(({ name }) => name === "forward");
+      const { x, y, width, height } = timeline.boxOfSpan({ kind, n: 1 });
+      return timeline.linesAt(x + width / 2, y + height / 2);
     })()"""
     told = ["forward", "microbatch 1", "rank 0, stage 0", "start 10.000 ms", "duration 10.000 ms"]
     assert desk.evaluate(script) == [*told, "no gap before it"]
@@ -376,9 +376,7 @@ def test_the_address_restores_filters_and_search(browser: Browser, page: Path) -
       return [rows, chosen, search, pressed];
     })()"""
     assert tab.evaluate(script) == [2, ["afab", "1", "2"], "afab 256", 1]
-    tab.call("Page.reload")
-    while not tab.evaluate("document.readyState === 'complete' && !window.pause"):
-        pass
+    tab.reload()
     tab.evaluate(READER)
     assert tab.evaluate("all('#filters input:checked').map((box) => box.value)") == [
         "afab", "1", "2",
@@ -441,7 +439,7 @@ def test_paper_is_white_as_wide_as_a_page_and_without_controls(phone: Tab) -> No
       dispatchEvent(new Event("beforeprint"));
       const ink = getComputedStyle(chart("throughput").querySelector(".annotation-text")).fill;
       const width = Math.round(chart("throughput").clientWidth / 96 * 25.4);
-      const widthOf = (div) => div.querySelector(".main-svg").clientWidth;
+      const widthOf = (div) => div.querySelector(".main-svg, .tl-plot").clientWidth;
       const isFitting = all(".chart").filter(isSeen)
         .every((div) => isDrawn(div) && widthOf(div) <= div.clientWidth + 1);
       const controls = all("#filters .filters, #find, #clear, .opener, .copy")

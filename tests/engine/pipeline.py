@@ -21,7 +21,7 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Build as BuildRunner
 from engine.trainer import StepResult, Trainer, TrainerConfig, connect
 
-NUM_STEPS = 3
+NUM_STEPS = 2
 SEQ_LEN = 16
 TOLERANCE = 1e-10
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def config(
 def train(
     fabric: Fabric, is_member: bool, settings: TrainerConfig, runner: BuildRunner | None = None
 ) -> Outcome | None:
-    """Gradients of step 0, then three steps of training; by the executor, or another runner."""
+    """Gradients of step 0, then two steps of training; by the executor, or another runner."""
     settings = connect(settings, fabric)
     if not is_member:
         return None

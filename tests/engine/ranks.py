@@ -13,6 +13,7 @@ import gc
 import multiprocessing
 import os
 import socket
+import tempfile
 import traceback
 import types
 from collections.abc import Callable
@@ -39,12 +40,13 @@ class Ranks:
 
     def _start(self) -> None:
         context = warm_processes()
-        port = _free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="ppbench-ranks-")
+        meeting = f"{self._folder.name}/meeting"
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(self._num_ranks):
             ours, theirs = context.Pipe()
-            arguments = (rank, self._num_ranks, port, theirs)
+            arguments = (rank, self._num_ranks, meeting, theirs)
             process = context.Process(target=_serve, args=arguments)
             process.daemon = True
             process.start()
@@ -123,10 +125,9 @@ def seed_without_stacks() -> None:
             devices.traceback = without_stacks  # type: ignore[attr-defined]
 
 
-def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(num_ranks)
-    )
+def _serve(rank: int, num_ranks: int, meeting: str, pipe: Connection) -> None:
+    """Meet the others in a file: a port that was free may be another's by then."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks))
     import torch
     import torch.distributed as dist
 
@@ -136,7 +137,13 @@ def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
     gc.freeze()  # before each step in which memory is measured, garbage is collected
     torch.set_num_threads(1)
     seed_without_stacks()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     while (task := pipe.recv()) is not None:
         function, is_member, arguments = task

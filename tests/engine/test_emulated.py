@@ -8,8 +8,9 @@ from engine.emulated import EmulatedTrainer
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import edge_of, lower
 from engine.plan.replay import replay
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import peak_activations, simulate, uniform
+from engine.plan.simulate import simulate, uniform
 from engine.run.emulation import Emulation
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from engine.model.data import Data, DataSpec
 from engine.run.optimizer import OptimizerSpec
 from engine.trainer import Trainer, connect
 
-NUM_STEPS = 200
+NUM_STEPS = 140
 OPTIMIZER = OptimizerSpec(
     learning_rate=5e-3, lr_schedule="cosine", lr_warmup_steps=10, lr_decay_steps=NUM_STEPS
 )

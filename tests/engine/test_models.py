@@ -101,7 +101,7 @@ SPLITS = {2: ("layers.2",), 3: ("layers.1", "layers.3"), 4: ("layers.1", "layers
     [
         pytest.param("Tutorial", 2, "afab", marks=pytest.mark.thorough),
         pytest.param("Tutorial", 3, "1f1b", marks=pytest.mark.thorough),
-        ("Tutorial", 4, "1f1b"),
+        pytest.param("Tutorial", 4, "1f1b", marks=pytest.mark.thorough),
         pytest.param("TiedTutorial", 2, "1f1b", marks=pytest.mark.thorough),
         ("TiedTutorial", 4, "afab"),
     ],

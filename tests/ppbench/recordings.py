@@ -33,9 +33,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import typer.main
-from plotly.offline import get_plotlyjs
 
 from ppbench.cli import main
+from ppbench.report.scripts import library
 
 RECORDED = Path(__file__).parent / "recorded"
 STORE = RECORDED / "store"
@@ -189,7 +189,12 @@ def normalised(text: str, folder: Path, known: Mapping[str, str]) -> str:
         text = re.sub(rf"(?<![\w.]){re.escape(word)}(?![\w.])", placeholder, text)
 
     text = _TIME.sub(lambda m: "[now]" if _is_now(m[0][:19], "%Y-%m-%dT%H:%M:%S") else m[0], text)
+    new = {
+        m[0].rpartition("-")[2] for m in _RUN_ID.finditer(text) if _is_now(m[1], "%Y%m%dT%H%M%S")
+    }
     text = _RUN_ID.sub(lambda m: "[new run]" if _is_now(m[1], "%Y%m%dT%H%M%S") else m[0], text)
+    for end in new:  # as a table shortens it; the columns beside it keep their places
+        text = re.sub(rf"\b{end}\b", "[new]", text)
     return _LONG_NUMBER.sub(_rounded, text)
 
 
@@ -216,7 +221,7 @@ def readable(path: Path) -> str:
 
 def _page(text: str) -> str:
     """HTML with its data unpacked, a name for plotly.js and a hash for scripts and styles."""
-    text = text.replace(get_plotlyjs(), "[plotly.js]")
+    text = text.replace(library(), "[plotly.js]")
     text = _INLINE.sub(lambda m: f"{m[1]}{_hashed(m[2])}{m[3]}", text)
     text = _PACKED.sub(lambda m: f">[unpacked]\n{_unpacked(m[1])}\n<", text)
     return _DATA.sub(lambda m: f"{m[1]}{_as_lines(m[2])}{m[3]}", text)

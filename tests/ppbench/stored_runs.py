@@ -13,6 +13,9 @@ from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
 from ppbench.config.case import Case
+from ppbench.display.cases import varying_axes
+from ppbench.report.pages.conclusions import Conclusions, conclude
+from ppbench.report.pages.judgement import judge
 from ppbench.run.failures.post_mortem import PostMortem, RankState, flight_rows, post_mortem
 from ppbench.store import TABLES, Store
 
@@ -53,6 +56,12 @@ def spans(step: int = 1, late_ms: int = 0) -> pd.DataFrame:
 
 def traces(figure) -> dict:
     return {trace.name: trace for trace in figure.data if trace.name}
+
+
+def concluded(runs: pd.DataFrame | list[dict]) -> Conclusions:
+    """What a report says of these runs."""
+    runs = pd.DataFrame(runs)
+    return conclude(judge(runs, varying_axes(runs)), runs)
 
 
 def run_row(number: int, case: Case, **changes: object) -> dict:

@@ -41,6 +41,11 @@ def test_importing_ppbench_imports_nothing_heavy_and_names_what_it_offers() -> N
         ppbench.lode  # noqa: B018
 
 
+def test_the_module_of_figures_offers_figures_only() -> None:
+    assert tuple(dir(figures)) == tuple(sorted(figures.FIGURES))
+    assert all(callable(getattr(figures, name)) for name in dir(figures))
+
+
 def test_tables_hold_the_rows_of_the_runs(results: Results) -> None:
     assert len(results) == len(results.runs) == 7
     assert len(results.steps) == 6 * 3
@@ -196,11 +201,11 @@ def test_timelines_of_several_runs_stand_on_one_axis(results: Results) -> None:
         figures.draw("throughput", results, step="slowest", path=True)
 
 
-def test_the_example_of_the_readme_runs(
+def test_the_example_of_the_page_on_notebooks_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    example = re.search(r"```py\n(.*?)```", readme, flags=re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "notebook.md").read_text()
+    example = re.search(r"```py\n(.*?)```", page, flags=re.DOTALL)
     assert example is not None
     complete(tmp_path / "results")
     monkeypatch.chdir(tmp_path)

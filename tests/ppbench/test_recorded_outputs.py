@@ -48,6 +48,7 @@ LISTINGS = {
     "explain-emulated": ("swept", "explain last"),
     "explain-real": ("swept", f"explain {MEASURED}"),
     "compare": ("tracked", "compare HEAD~1 HEAD"),
+    "compare-across": ("tracked", "compare --across schedule"),
     "check": ("tracked", "check"),
     "history": ("history", "history --no-page"),
     "backfill-plan": ("bisected", "backfill main~6.. sweep.toml --dry-run"),
@@ -97,6 +98,10 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
     "compare": ("tracked", commands(
         "compare HEAD~1 worktree demo.toml --metric step_ns",
     )),
+    "compare-page": ("tracked", [
+        Command("compare HEAD~1 HEAD demo.toml -o page.html", ["page.html"]),
+        Command("compare --across schedule demo.toml -o page.html", ["page.html"]),
+    ]),
     "compare-runs": ("swept", commands(
         f"compare 20261122T2227008 {MEASURED}",
         f"compare {MEASURED} {MEASURED} --format markdown",
@@ -340,6 +345,6 @@ def test_every_format_tells_the_recorded_facts_of_a_machine(tmp_path: Path) -> N
     assert list(json.loads(as_json)) == facts
     assert csv.splitlines()[0] == "key,value"
     assert [line.partition(",")[0] for line in csv.splitlines()[1:]] == facts
-    assert [line.split()[0] for line in table.splitlines()[2:]] == facts
+    assert [line.split()[0] for line in table.splitlines() if line[1] != " "] == facts
     assert markdown.splitlines()[:2] == ["| key | value |", "|---|---|"]
     assert [line.split()[1] for line in markdown.splitlines()[2:]] == facts

@@ -105,6 +105,10 @@ measure.steps = [3]
 [[exclude]]
 schedule = "zbv"
 num_microbatches = 8
+
+[[override]]
+where = {schedule = ["zbv", "dualpipev"], num_microbatches = 16}
+set = {emulated.F_ms = 3, emulated.W_ms = 2}
 """
 VARIABLE = """\
 seq_len = "variable"

@@ -37,6 +37,7 @@ from engine.plan.schedules.one_f_one_b import (
     zb_h2,
 )
 from engine.plan.schedules.v_shaped import dualpipev, zbv
+from engine.plan.table import Table
 
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
@@ -273,8 +274,7 @@ def build_program(
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
     rows = schedule.generate(placement, num_microbatches)
-    actions = tuple(tuple(row) for row in rows)
-    return Program(schedule.name, placement, num_microbatches, actions)
+    return Program(schedule.name, placement, num_microbatches, Table.of(rows))
 
 
 def _program_of_file(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -15,20 +16,29 @@ from ppbench.store import Store
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure over all cases, with its heading and a note on how to read it."""
+    """A figure over all cases, with its heading and a note on how to read it.
+
+    `caption` says what it shows, in a sentence; empty if there is nothing to say.
+    """
 
     name: str
     heading: str
     explanation: str
     figure: go.Figure
+    caption: str = ""
 
 
-def charts_of(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
-    """Return the charts for which these runs (rows of `store.runs()`) have data."""
+def charts_of(
+    store: Store, runs: pd.DataFrame, axes: Axes, captions: Mapping[str, str] | None = None
+) -> list[Chart]:
+    """Return the charts for which these runs (rows of `store.runs()`) have data.
+
+    `captions` has captions by the name of their chart.
+    """
     measured = ok_runs(runs)
     if measured.empty:
         return []
-    return [
+    drawn = [
         _throughput(measured, axes),
         *_scaling(measured, axes),
         _bubble(measured, axes),
@@ -36,6 +46,7 @@ def charts_of(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
         *_idle(measured, axes),
         *_steps(store, measured, axes),
     ]
+    return [replace(chart, caption=(captions or {}).get(chart.name, "")) for chart in drawn]
 
 
 def _throughput(runs: pd.DataFrame, axes: Axes) -> Chart:

@@ -41,7 +41,7 @@ from ppbench.report.charts.panels import (
 )
 
 MOST_LABELS = 6  # more would overlap
-_FRONT_PX = 300
+FRONT_PX = 300
 _MEMORY_PX, _TOP_PX, _BOTTOM_PX = 320, 38, 36
 _PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
@@ -73,7 +73,7 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
     return with_hatch_key(figure, panels)
 
 
-def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
+def pareto(runs: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> go.Figure:
     """Draw the tokens/s of every ok case against the peak memory of its fullest rank.
 
     The Pareto front holds the cases that no other equals in both and beats in one. Oversubscribed
@@ -92,7 +92,7 @@ def pareto(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     memory = {"rangemode": "tozero", "matches": "x", "zeroline": False, "tickformat": ",~r"}
     title = {"title": {"text": f"{unit}, fullest rank", "standoff": 4}}
     panels = Panels(
-        cases, titles, {**memory, **title}, panel_px=_FRONT_PX, bottom_px=BOTTOM_PX + AXIS_TITLE_PX
+        cases, titles, {**memory, **title}, panel_px=panel_px, bottom_px=BOTTOM_PX + AXIS_TITLE_PX
     )
     figure = blank(panels, field_of("tokens_per_s").heading, {"matches": "y", "tickformat": ",~s"})
     figure.add_traces([*_points(panels, unit, axes), *_fronts(panels, axes), *_keys(cases)])

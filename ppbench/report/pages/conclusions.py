@@ -1,20 +1,20 @@
-"""The conclusions of a report: which case is fastest, by how much, how certainly, in what memory.
+"""The conclusions of a report in words: one graded sentence, three figures, and what follows.
 
-They are sentences made from the stored figures. A reader who stops at the first screen must not be
-misled, so oversubscribed cases count only if there are no others, and cases whose loss or gradients
-were not finite never count.
+They derive from one judgement (`ppbench.report.pages.judgement`). Only a decided case is called the
+fastest; without that, the sentence says why and what to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import pandas as pd
 
-from ppbench.config.case import EMULATED
-from ppbench.display.cases import INTERVAL, Axes, by_case, ok_runs, settings_text, work_axes
+from ppbench.cautions import Caution
+from ppbench.display.cases import ok_runs
 from ppbench.display.fields import figure
 from ppbench.display.units import (
     comparison,
@@ -26,14 +26,343 @@ from ppbench.display.units import (
     written,
 )
 from ppbench.report.charts.memory import pareto_front
-from ppbench.statistics.significance import FEWEST_LAUNCHES, Ratio, launch_ratio
+from ppbench.report.pages.judgement import Judged, Judgement, alike
+from ppbench.statistics.ranking import MOST_LAUNCHES, Grade
+from ppbench.statistics.significance import FEWEST_LAUNCHES
 
 MOST_SMALLER = 4  # cases along the front
 LEAST_SAVED = 0.05  # share of the memory that is worth a clause
 MOST_NAMED = 4  # cases by name
-MOST_KINDS = 4  # kinds of work, each with its fastest case
 COMPARED_AXES = ("schedule", "runtime")
 MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
+NOTHING_COMPARABLE = "nothing to compare"
+_TOO_SMALL = (
+    f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "
+    "choose by memory instead."
+)
+_ADVISED = 5  # launches, where nothing is known of how much they differ
+
+_WHY = {
+    Caution.oversubscribed.name: "ranks shared cores",
+    Caution.throttled.name: "the processor was throttled",
+    Caution.busy_machine.name: "other processes kept the machine busy",
+    Caution.unsettled_steps.name: "steps were still getting faster",
+    Caution.behind_plan.name: "emulated steps took longer than planned",
+    Caution.noisy_steps.name: "step times vary by more than 10 %",
+    Caution.few_steps.name: "fewer than 3 steps were measured",
+    Caution.no_warmup.name: "the first measured step was the first of all",
+}
+_REMEDIES = {
+    Caution.oversubscribed.name: "use no more ranks than cores or GPUs, or emulate them "
+    '(device = "emulated")',
+    Caution.throttled.name: "see to cooling, power limits or the CPU quota and measure again",
+    Caution.busy_machine.name: "stop other work on the machine and measure again",
+    Caution.unsettled_steps.name: "raise measure.max_warmup_steps",
+    Caution.behind_plan.name: "raise the emulated times or use fewer ranks",
+    Caution.noisy_steps.name: "stop other work on the machine, or raise measure.steps",
+    Caution.few_steps.name: "raise measure.steps to 3 or more",
+    Caution.no_warmup.name: "set measure.warmup_steps to 1 or more",
+}
+
+
+_REPEATED = {Caution.throttled.name, Caution.busy_machine.name}
+"""Cautions that another measurement may not have."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The answer: how sure it is, in what setting, which case, and the rest; plain text."""
+
+    grade: str  # `decided`, `leaning`, `not decided` or `nothing to compare`
+    where: str  # `With 2 ranks, 128 tokens: `, or empty
+    name: str
+    rest: str
+    advice: str  # what to do where it is not decided, or empty
+    command: str  # that does it, or empty
+
+    @property
+    def text(self) -> str:
+        grade = f"{self.grade.capitalize()}. "
+        return f"{grade}{self.where}{self.name}{self.rest}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure of the best case, and the same of its rival."""
+
+    name: str
+    value: str
+    detail: str
+    rival: str
+
+
+@dataclass(frozen=True)
+class Conclusions:
+    """All that a report says about its figures."""
+
+    sentence: Sentence
+    tiles: tuple[Tile, ...]
+    notes: tuple[str, ...]  # what the answer counts and what it does not
+    comparisons: tuple[str, ...]  # of schedules and runtimes, pair by pair
+    smaller: tuple[str, ...]  # cases that need less memory
+    others: tuple[Sentence, ...]  # the answers of other groups
+
+
+def conclude(judged: Judged, runs: pd.DataFrame) -> Conclusions:
+    """Put judgements into words; `runs` are those that they are about."""
+    first = judged.first
+    if first is None:
+        return Conclusions(_nothing(judged, runs), (), tuple(_left_out(judged)), (), (), ())
+    others = [judgement for judgement in judged.judgements[1:] if judgement.leads]
+    return Conclusions(
+        sentence(first, runs),
+        tuple(tiles(first)),
+        (*_counted(first, judged), *_left_out(judged)),
+        tuple(_comparisons(judged)),
+        tuple(_under_memory(first)),
+        tuple(sentence(judgement, runs) for judgement in others),
+    )
+
+
+def sentence(judgement: Judgement, runs: pd.DataFrame) -> Sentence:
+    """Say which case is best, by how much, how sure that is and, if it is not, what to do."""
+    where = f"With {judgement.where}: " if judgement.where else ""
+    best, rival = judgement.best, judgement.rival
+    speed = figure("tokens_per_s", best["tokens_per_s"])
+    if rival is None:
+        name = f"{judgement.name(best)}"
+        return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
+    name, other = judgement.name(best), judgement.name(rival)
+    advice, command = _advice(judgement, runs)
+    if judgement.are_equal:
+        rest = f" and {other} are equally fast (within 1 %): {speed}{_memory_clause(judgement)}."
+    elif judgement.grade is Grade.decided:
+        more = f"{_percent_more(judgement.ratio)} than {other}{_interval(judgement)}"
+        rest = f" is fastest: {speed}, {more}."
+    elif judgement.grade is Grade.leaning:
+        more = f"{_percent_more(judgement.ratio)}, but {_why(judgement)}"
+        rest = f" is probably faster than {other}: {speed}, {more}."
+    else:
+        ratio = best["tokens_per_s"] / rival["tokens_per_s"]
+        rest = f" measured {speed}, {_percent_more(ratio)} than {other}, but {_why(judgement)}."
+    return Sentence(str(judgement.grade), where, name, rest, advice, command)
+
+
+def tiles(judgement: Judgement) -> Iterator[Tile]:
+    """Yield throughput, peak memory and bubble of the best case, each with its rival's."""
+    best, rival = judgement.best, judgement.rival
+    name = "" if rival is None else judgement.name(rival)
+    for title, texts in _TILES.items():
+        value, detail = texts(best)
+        beside = "" if rival is None else ", ".join(text for text in texts(rival) if text)
+        yield Tile(title, value, detail, f"{name}: {beside}" if name else "")
+
+
+def _throughput(case: pd.Series) -> tuple[str, str]:
+    return figure("tokens_per_s", case["tokens_per_s"]), ""
+
+
+def _memory(case: pd.Series) -> tuple[str, str]:
+    is_known = not is_missing(case["peak_memory_bytes"])
+    return (size(case["peak_memory_bytes"]), "") if is_known else ("not measured", "")
+
+
+def _bubble(case: pd.Series) -> tuple[str, str]:
+    theory = case["bubble_fraction_theory"]
+    return percent(case["bubble_fraction"]), "" if is_missing(
+        theory
+    ) else f"theory {percent(theory)}"
+
+
+_TILES: dict[str, Callable[[pd.Series], tuple[str, str]]] = {
+    "Throughput": _throughput,
+    "Peak memory of the fullest rank": _memory,
+    "Bubble": _bubble,
+}
+
+
+def _nothing(judged: Judged, runs: pd.DataFrame) -> Sentence:
+    if len(judged.not_finite):
+        why = "Every loss or gradient was NaN or infinite, so that the speed means nothing."
+    elif ok_runs(runs).empty:
+        why = "No run succeeded; the errors are listed below."
+    else:
+        why = "No run has a stored throughput."
+    return Sentence(NOTHING_COMPARABLE, "", "", why, "", "")
+
+
+def _percent_more(ratio: float) -> str:
+    return f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'}"
+
+
+def _interval(judgement: Judgement) -> str:
+    """Format the interval of the lead: ` (8.1 to 12.0 % by 3 launches of each)`."""
+    lead = judgement.lead
+    if lead is None or lead.interval is None:
+        return ""
+    low, high = (
+        written(end - 1, ".1f", "", 100) for end in (lead.interval.low, lead.interval.high)
+    )
+    return f" ({low} to {high} %, 95 %, by {judgement.fewest_launches} launches of each)"
+
+
+def _memory_clause(judgement: Judgement) -> str:
+    assert judgement.rival is not None
+    ratio = judgement.best["peak_memory_bytes"] / judgement.rival["peak_memory_bytes"]
+    if is_missing(ratio):
+        return ""
+    return f"; {judgement.name(judgement.best)} needs {comparison(ratio, 'memory')} the other"
+
+
+def _why(judgement: Judgement) -> str:
+    """Say why a lead is not decided; the first reason that holds."""
+    if judgement.cautions:
+        reasons = " and ".join(
+            _WHY.get(name, f"of the caution {name}") for name in judgement.cautions
+        )
+        return f"{reasons} ({', '.join(judgement.cautions)})"
+    if judgement.has_several_machines:
+        return "they were measured on different machines"
+    if judgement.fewest_launches < FEWEST_LAUNCHES:
+        return _too_few(judgement)
+    if judgement.doubtful is not None:
+        return f"it cannot be told from {judgement.name(judgement.doubtful)}"
+    return _overlap(judgement)
+
+
+def _too_few(judgement: Judgement) -> str:
+    if judgement.fewest_launches == 1:
+        return "a single launch cannot decide it"
+    return f"{judgement.fewest_launches} launches cannot decide it"
+
+
+def _overlap(judgement: Judgement) -> str:
+    lead = judgement.lead
+    assert lead is not None
+    assert lead.interval is not None
+    low, high = (written(e - 1, "+.1f", "%", 100) for e in (lead.interval.low, lead.interval.high))
+    return f"by its launches the lead is between {low} and {high} (95 %)"
+
+
+def _advice(judgement: Judgement, runs: pd.DataFrame) -> tuple[str, str]:
+    """Return what to do about an undecided answer, and the command that does it, if one does."""
+    if judgement.grade is Grade.decided:
+        return "", ""
+    if judgement.cautions:
+        remedies = [_REMEDIES.get(name, "see the cautions below") for name in judgement.cautions]
+        advice, command = f"To decide it, {'; '.join(remedies)}", _command(runs, "--rerun")
+        if command and all(name in _REPEATED for name in judgement.cautions):
+            return f"{advice}:", command
+        return f"{advice}.", ""
+    if judgement.has_several_machines:
+        return "To decide it, measure both on one machine.", ""
+    needed = judgement.needed
+    if needed is None and judgement.fewest_launches >= FEWEST_LAUNCHES:
+        return _TOO_SMALL, ""
+    num = max(needed or _ADVISED, judgement.fewest_launches + 2, _ADVISED)
+    command = _command(runs, "--set", f"measure.launches={num}")
+    return f"To decide it, measure {num} launches of each{':' if command else '.'}", command
+
+
+def _command(runs: pd.DataFrame, *options: str) -> str:
+    """The command that measures these runs' sweep with the options; empty without such a sweep."""
+    files = set(runs["sweep_file"].dropna())
+    return shlex.join(["ppbench", "sweep", *files, *options]) if len(files) == 1 else ""
+
+
+def _counted(judgement: Judgement, judged: Judged) -> Iterator[str]:
+    """Say what the sentence compares."""
+    num = len(judgement.cases)
+    if num == 1:
+        many = len(judged.cases) > 1
+        yield (
+            "No two cases do the same work, so their throughputs do not compare."
+            if many
+            else ("There is only one case.")
+        )
+        return
+    common = f", all with {judgement.where}" if judgement.where else ""
+    yield (
+        f"The answer compares {num} cases that do the same work{common}. They differ in "
+        f"{_listed(judgement.axes)}."
+    )
+    yield _launches_text(judgement)
+    if judgement.num_left_out:
+        left = counted(judgement.num_left_out, "oversubscribed case")
+        yield f"Left out: {left}, in which ranks shared cores."
+
+
+def _launches_text(judgement: Judgement) -> str:
+    numbers = sorted({int(num) for num in judgement.cases["num_launches"]})
+    each = " to ".join(str(num) for num in dict.fromkeys((numbers[0], numbers[-1])))
+    word = "launch" if each == "1" else "launches"
+    rule = (
+        f"Decided means: at least {FEWEST_LAUNCHES} launches of each, a lead over 1 % against "
+        "every other case in Welch's test at 2 %, and no caution that forbids a verdict. Leaning "
+        "means: the same test at 20 % or, by a single launch, a lead over 5 % whose intervals over "
+        "steps do not overlap."
+    )
+    return f"Each case has {each} {word}; figures are medians over launches. {rule}"
+
+
+def _listed(axes: Sequence[str]) -> str:
+    words = [axis.removeprefix("model_").replace("_", " ") for axis in axes]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def _left_out(judged: Judged) -> Iterator[str]:
+    broken = judged.not_finite
+    if len(broken):
+        names = f" ({'; '.join(broken['text'])})" if len(broken) <= MOST_NAMED else ""
+        yield (
+            f"Left out: {counted(len(broken), 'case')} in which a loss or gradient was NaN or "
+            f"infinite{names}, so that the speed means nothing."
+        )
+    if judged.num_emulated:
+        yield (
+            f"Judged on their own: {counted(judged.num_emulated, 'emulated case')}, as they "
+            "compute nothing and others do."
+        )
+
+
+def _under_memory(judgement: Judgement) -> Iterator[str]:
+    """Name the case with most throughput for each smaller memory, along the Pareto front."""
+    cases = judgement.cases.dropna(subset=["peak_memory_bytes"])
+    if len(cases) < 2 or is_missing(judgement.best["peak_memory_bytes"]):
+        return
+    peaks = cases["peak_memory_bytes"].map(rounded_size)  # as printed, so that steps are visible
+    memory, speed = peaks.tolist(), cases["tokens_per_s"].tolist()
+    front = cases.assign(peak_memory_bytes=peaks).iloc[pareto_front(memory, speed)[::-1]]
+    clauses = [
+        f"{judgement.name(case)} needs {size(case['peak_memory_bytes'])} and measured "
+        f"{_slower(case, judgement.best)}"
+        for case in _steps_down(front)
+    ]
+    if clauses:
+        yield f"With less memory: {'; '.join(clauses[:MOST_SMALLER])}."
+    else:
+        yield (
+            f"No case that does the same work needs much less memory than "
+            f"{judgement.name(judgement.best)}."
+        )
+
+
+def _steps_down(front: pd.DataFrame) -> Iterator[pd.Series]:
+    """Yield each case of the front that saves enough memory over the one before."""
+    cases = [case for _, case in front.iterrows()]
+    last = cases[0]
+    for _, case in pairwise(cases):
+        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
+            yield case
+            last = case
+
+
+def _slower(case: pd.Series, best: pd.Series) -> str:
+    share = 1 - case["tokens_per_s"] / best["tokens_per_s"]
+    return f"{percent(share)} fewer tokens/s"
+
+
+# Schedules and runtimes, pair by pair
 
 
 @dataclass(frozen=True)
@@ -46,286 +375,58 @@ class AxisComparison:
     axis: str
     name: str
     base: str
-    num_pairs: int
     throughput: float
     memory: float
+    num_faster: int  # pairs in which it is decided
+    num_slower: int
+    num_equal: int
+    num_pairs: int
 
 
-def answer(runs: pd.DataFrame, axes: Axes) -> list[str]:
-    """Return sentences in plain text (to be escaped by the caller), the most important first."""
-    cases = by_case(runs, axes)
-    if cases.empty:
-        return ["No run succeeded, so there is nothing to compare; the errors are listed below."]
-    cases = cases.dropna(subset=["tokens_per_s"])
-    if cases.empty:
-        return ["No run has a stored throughput, so there is nothing to compare."]
-    broken = cases[cases["is_not_finite"]]
-    cases = cases[~cases["is_not_finite"]]
-    if cases.empty:
-        return [_not_finite(broken), "There is nothing else to compare."]
-    is_emulated = cases["device"] == EMULATED
-    excluded = [] if broken.empty else [_not_finite(broken)]
-    if is_emulated.any() and not is_emulated.all():
-        excluded.append(
-            "Emulated cases are excluded from these comparisons, as they compute nothing."
-        )
-        cases = cases[~is_emulated]
-    sound = _sound(cases)
-    fastest = _fastest_of(sound)
-    sentences = [
-        _fastest(fastest, sound, axes),
-        *_next(sound, fastest, runs, axes),
-        *_under_memory(cases, fastest, axes),
-        *_other_work(sound, fastest, axes),
-        *excluded,
-    ]
-    for axis in COMPARED_AXES:
-        comparisons = compared(cases, axes, axis)
-        if len(comparisons) > MAX_COMPARISONS:
-            sentences.append(_comparison_with_first(comparisons))
-        else:
-            sentences += map(_comparison_text, comparisons)
-    if sound["is_oversubscribed"].any():
-        sentences.append(
-            "Every case was oversubscribed (ranks shared cores), so the schedules cannot be judged "
-            "by these figures."
-        )
-    elif len(sound) < len(cases):
-        sentences.append(f"Excluded from these comparisons: {_oversubscribed(cases)}.")
-    return [*sentences, _certainty(cases)]
-
-
-def compared(cases: pd.DataFrame, axes: Axes, axis: str) -> list[AxisComparison]:
+def compared(judged: Judged, axis: str) -> list[AxisComparison]:
     """Compare every two values of an axis, later with earlier, over pairs of sound cases.
 
     Cases of a single rank count only if there are no others, as they have no pipeline.
     """
-    sound = _sound(cases)
+    if axis not in judged.axes or judged.cases.empty:
+        return []
+    sound = alike(judged.cases)
     pipelined = sound[sound["world_size"] > 1]
     pool = sound if pipelined.empty else pipelined
     names = list(dict.fromkeys(pool[axis]))
     pairs = combinations(names, 2)
-    comparisons = [_compared(pool, axis, name, base, axes) for base, name in pairs]
+    comparisons = [_compared(judged, pool, axis, name, base) for base, name in pairs]
     return [comparison for comparison in comparisons if comparison.num_pairs]
 
 
-def _compared(cases: pd.DataFrame, axis: str, name: str, base: str, axes: Axes) -> AxisComparison:
-    key = [other_axis for other_axis in axes if other_axis != axis] or ["device"]
+def _compared(
+    judged: Judged, cases: pd.DataFrame, axis: str, name: str, base: str
+) -> AxisComparison:
+    key = [other for other in judged.axes if other != axis] or ["device"]
     heads, bases = (cases[cases[axis] == value] for value in (name, base))
     pairs = heads.merge(bases, on=key, suffixes=("", "_base"))
     throughput, memory = (
         (pairs[column] / pairs[f"{column}_base"]).median()
         for column in ("tokens_per_s", "peak_memory_bytes")
     )
-    return AxisComparison(axis, name, base, len(pairs), throughput, memory)
-
-
-def _sound(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases that are not oversubscribed, or all cases if every one is."""
-    cases = cases[~cases["is_not_finite"]]
-    sound = cases[~cases["is_oversubscribed"]]
-    return cases if sound.empty else sound
-
-
-def _not_finite(cases: pd.DataFrame) -> str:
-    """Say that some cases are excluded, by name if they are few."""
-    names = "; ".join(cases["text"]) if len(cases) <= MOST_NAMED else ""
-    count = counted(len(cases), "case")
-    return (
-        f"Excluded from these comparisons: {count} in which a loss or gradient was NaN or infinite"
-        f"{f' ({names})' if names else ''}, so that the speed means nothing."
-    )
-
-
-def _fastest(case: pd.Series, cases: pd.DataFrame, axes: Axes) -> str:
-    name = case["text"]
-    if _differing_work(cases, axes):
-        name = f"Most tokens/s of {len(cases)} cases, which do different work: {name}"
-    elif len(cases) > 1:
-        name = f"Fastest of {len(cases)} cases: {name}"
-    peak = case["peak_memory_bytes"]
-    memory = "" if is_missing(peak) else f" and a peak of {size(peak)} on its fullest rank"
-    return (
-        f"{name}. It reaches {figure('tokens_per_s', case['tokens_per_s'])}, with a bubble of "
-        f"{percent(case['bubble_fraction'])} (theory {percent(case['bubble_fraction_theory'])})"
-        f"{memory}."
-    )
-
-
-def _next(cases: pd.DataFrame, fastest: pd.Series, runs: pd.DataFrame, axes: Axes) -> list[str]:
-    """Compare the fastest case with the best other schedule under the same settings.
-
-    Without such a rival, compare it with the next case that does the same work.
-    """
-    others = [axis for axis in axes if axis != "schedule"]
-    rivals = _alike(cases[cases["schedule"] != fastest["schedule"]], fastest, others)
-    if not rivals.empty:
-        where, rival = settings_text(fastest, others) or "the same settings", _fastest_of(rivals)
-        name = f"{rival['schedule']}, the next schedule"
-        return [_lead(fastest, rival, runs, f"With {where}, that", name)]
-    rivals = _alike(cases[cases["case_id"] != fastest["case_id"]], fastest, _work(cases, axes))
-    if rivals.empty:
-        return []
-    rival = _fastest_of(rivals)
-    return [_lead(fastest, rival, runs, "That", f"{rival['text']}, the next case")]
-
-
-def _work(cases: pd.DataFrame, axes: Axes) -> list[str]:
-    """Return the axes along which tokens/s of these cases do not compare.
-
-    The work of emulated ranks grows with their number.
-    """
-    own = {*work_axes(axes)}
-    if (cases["device"] == EMULATED).all():
-        own.add("world_size")
-    return [axis for axis in axes if axis in own]
-
-
-def _differing_work(cases: pd.DataFrame, axes: Axes) -> list[str]:
-    """Return the axes in which the work of these cases differs, the device aside."""
-    work = [axis for axis in _work(cases, axes) if axis != "device"]
-    return [axis for axis in work if len(cases[axis].astype(str).unique()) > 1]
-
-
-def _other_work(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
-    """Name the fastest case of each other kind of work with several cases, if they are few."""
-    work = _differing_work(cases, axes)
-    others = [axis for axis in axes if axis not in work]
-    kinds = [kind for _, kind in cases.groupby(work, sort=False)] if work else []
-    clauses = [
-        f"with {settings_text(best, work)}, {settings_text(best, others)} is fastest "
-        f"({figure('tokens_per_s', best['tokens_per_s'])})"
-        for kind in kinds
-        if len(kind) > 1 and fastest["case_id"] not in kind["case_id"].tolist()
-        for best in [_fastest_of(kind)]
+    verdicts = [
+        judged.evidence.verdict(head, other)
+        for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
     ]
-    if not clauses or len(kinds) > MOST_KINDS:
-        return []
-    return [f"{'; '.join(clauses)}.".replace("with", "With", 1)]
+    counts = {kind: verdicts.count(kind) for kind in ("faster", "slower", "equal")}
+    return AxisComparison(
+        axis, name, base, throughput, memory,
+        counts["faster"], counts["slower"], counts["equal"], len(pairs),
+    )  # fmt: skip
 
 
-def _alike(cases: pd.DataFrame, case: pd.Series, axes: Iterable[str]) -> pd.DataFrame:
-    """Return the cases with the same settings along these axes."""
-    for axis in axes:
-        cases = cases[cases[axis] == case[axis]]
-    return cases
-
-
-def _fastest_of(cases: pd.DataFrame) -> pd.Series:
-    """Return the fastest case; ties go to the one with least memory."""
-    figures = ["tokens_per_s", "peak_memory_bytes"]
-    return cases.sort_values(figures, ascending=[False, True], kind="stable").iloc[0]
-
-
-def _lead(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame, that: str, name: str) -> str:
-    by_launches = _by_launches(fastest, rival, runs)
-    if by_launches is None:
-        faster = comparison(fastest["tokens_per_s"] / rival["tokens_per_s"], "throughput")
-    else:  # the centre of the interval; the medians may even be ordered the other way round
-        faster = comparison(by_launches.estimate, "throughput", digits=1)
-        name += ", although its median is not lower" if by_launches.estimate < 1 else ""
-    ratio = fastest["peak_memory_bytes"] / rival["peak_memory_bytes"]
-    memory = "" if is_missing(ratio) else f"; it needs {comparison(ratio, 'peak memory')} that one"
-    return f"{that} is {faster} {name}{memory}. {how_sure(fastest, rival, runs)}"
-
-
-def how_sure(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
-    """Say how certain the ratio of two cases' tokens/s is; the cases are rows of `by_case`.
-
-    With enough launches of both, this is the interval of the ratio over launches. Else it is based
-    on steps, which is weaker evidence, since the steps of one launch are correlated.
-    """
-    by_launches = _by_launches(fastest, rival, runs)
-    if by_launches is not None:
-        return _interval_text(by_launches)
-    few = _too_few(fastest, rival, runs)
-    (low, _), (_, high) = (_steps_interval(runs, case) for case in (fastest, rival))
-    if is_missing(low) or is_missing(high):
-        return f"The certainty is unknown: too few steps for an interval, and {few}."
-    if low > high:
-        return f"They differ by their steps (the 95 % intervals do not overlap); {few}."
-    return f"It is unclear which is faster: the 95 % intervals over steps overlap; {few}."
-
-
-def _by_launches(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> Ratio | None:
-    """Return the ratio of the two cases' tokens/s; None if either has too few launches."""
-    speeds = [_speeds(runs, case) for case in (fastest, rival)]
-    if min(len(side) for side in speeds) < FEWEST_LAUNCHES:
-        return None
-    return launch_ratio(*speeds)
-
-
-def _interval_text(ratio: Ratio) -> str:
-    low, high = (written(end - 1, "+.1f", "%", 100) for end in (ratio.low, ratio.high))
-    lead = f"by the geometric means of their launches, the lead is between {low} and {high} (95 %)"
-    if ratio.low > 1:
-        return f"{lead.capitalize()}."
-    if ratio.high < 1:
-        return f"The order of the medians is misleading: {lead}, so the other case is faster."
-    return f"It is unclear which is faster: {lead}."
-
-
-def _too_few(fastest: pd.Series, rival: pd.Series, runs: pd.DataFrame) -> str:
-    """Say that there are too few launches, and of which case."""
-    counts = [len(_speeds(runs, case)) for case in (fastest, rival)]
-    if max(counts) < FEWEST_LAUNCHES:
-        return f"a firmer verdict needs at least {FEWEST_LAUNCHES} launches of each"
-    fewer = (fastest, rival)[counts.index(min(counts))]
-    succeeded = f"{counted(min(counts), 'launch')} of {fewer['text']} succeeded"
-    return f"only {succeeded}; a firmer verdict needs at least {FEWEST_LAUNCHES}"
-
-
-def _speeds(runs: pd.DataFrame, case: pd.Series) -> list[float]:
-    measured = ok_runs(runs)
-    speeds = measured.loc[measured["case_id"] == case["case_id"], "tokens_per_s"]
-    return [float(speed) for speed in speeds]
-
-
-def _steps_interval(runs: pd.DataFrame, case: pd.Series) -> tuple[float, float]:
-    """Return the union of its launches' intervals over steps; NaN if a launch has none."""
-    measured = ok_runs(runs).reindex(columns=["case_id", *INTERVAL])
-    own = measured[measured["case_id"] == case["case_id"]]
-    low, high = (own[name].astype(float) for name in INTERVAL)
-    return float(low.min(skipna=False)), float(high.max(skipna=False))
-
-
-def _under_memory(cases: pd.DataFrame, fastest: pd.Series, axes: Axes) -> list[str]:
-    """Name the fastest case for each smaller memory, along the Pareto front."""
-    alike = _alike(cases, fastest, _work(cases, axes)).dropna(subset=["peak_memory_bytes"])
-    peaks = alike["peak_memory_bytes"].map(rounded_size)  # as printed, so that steps are visible
-    alike = alike.assign(peak_memory_bytes=peaks)
-    rivals = _sound(alike)
-    if len(rivals) == 1 or is_missing(fastest["peak_memory_bytes"]):
-        return []
-    memory, speed = (rivals[name].tolist() for name in ("peak_memory_bytes", "tokens_per_s"))
-    front = rivals.iloc[pareto_front(memory, speed)[::-1]]
-    clauses = [
-        f"with less than {size(larger['peak_memory_bytes'])} per rank, "
-        f"{case['text']} is fastest ({_beside(case, fastest)})"
-        for larger, case in _steps_down(front)
-    ]
-    if clauses:
-        return [f"{'; '.join(clauses[:MOST_SMALLER])}.".replace("with", "With", 1)]
-    enough = (1 - LEAST_SAVED) * rounded_size(fastest["peak_memory_bytes"])
-    has_oversubscribed = (peaks <= enough).any()
-    sound = " and was not oversubscribed" if has_oversubscribed else ""
-    return [f"No case that does the same work{sound} needs much less memory."]
-
-
-def _steps_down(front: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Yield each case of the front after the next larger one, if it saves enough memory."""
-    cases = [case for _, case in front.iterrows()]
-    last = cases[0]
-    for larger, case in pairwise(cases):
-        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
-            yield larger, case
-            last = case
-
-
-def _beside(case: pd.Series, fastest: pd.Series) -> str:
-    """Format a case's memory and loss of speed: `312.0 MiB, 4.2 % fewer tokens/s`."""
-    slower = percent(1 - case["tokens_per_s"] / fastest["tokens_per_s"])
-    return f"{size(case['peak_memory_bytes'])}, {slower} fewer tokens/s"
+def _comparisons(judged: Judged) -> Iterator[str]:
+    for axis in COMPARED_AXES:
+        comparisons = compared(judged, axis)
+        if len(comparisons) > MAX_COMPARISONS:
+            yield _comparison_with_first(comparisons)
+        else:
+            yield from map(_comparison_text, comparisons)
 
 
 def _comparison_text(pair: AxisComparison) -> str:
@@ -334,11 +435,24 @@ def _comparison_text(pair: AxisComparison) -> str:
         where = f"In the only pair of cases that differ only in {pair.axis}, the"
     memory = ""
     if not is_missing(pair.memory):
-        memory = f", and its peak memory {_times(pair.memory)},"
+        memory = f" Its peak memory is {_times(pair.memory)} that of {pair.base}."
     return (
-        f"{where} throughput of {pair.name} is {_times(pair.throughput)}{memory} "
-        f"that of {pair.base}."
+        f"{where} throughput of {pair.name} is {_times(pair.throughput)} that of {pair.base} "
+        f"({_decided(pair)}).{memory}"
     )
+
+
+def _decided(pair: AxisComparison) -> str:
+    """Say in how many pairs that is decided: `decided faster in 3, slower in 0; 1 not decided`."""
+    words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
+    decided = [f"{word} in {num}" for word, num in words.items() if num]
+    rest = pair.num_pairs - sum(words.values())
+    if not decided:
+        none = "which is faster is not decided"
+        return none if pair.num_pairs == 1 else f"{none} in any of them"
+    if pair.num_pairs == 1:
+        return f"decided: {decided[0].split()[0]}"
+    return f"decided {', '.join(decided)}" + (f", not decided in {rest}" if rest else "")
 
 
 def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:
@@ -349,27 +463,13 @@ def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:
     pairs = {r.num_pairs for r in ranked}
     counts = " to ".join(str(n) for n in sorted({min(pairs), max(pairs)}))
     where = f"{counts} pairs" if max(pairs) > 1 else "one pair"
+    decided = sum(r.num_faster + r.num_slower + r.num_equal for r in ranked)
     return (
         f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
-        f"only in {comparisons[0].axis}: {listed}."
+        f"only in {comparisons[0].axis}: {listed}; decided in {decided} of "
+        f"{sum(r.num_pairs for r in ranked)} pairs."
     )
 
 
 def _times(ratio: float) -> str:
     return written(ratio, ".2f", "times")
-
-
-def _oversubscribed(cases: pd.DataFrame) -> str:
-    count = int(cases["is_oversubscribed"].sum())
-    return f"{counted(count, 'oversubscribed case')}, in which ranks shared cores"
-
-
-def _certainty(cases: pd.DataFrame) -> str:
-    fewest = int(cases["num_launches"].min())
-    if fewest > 1:
-        return f"Each case was launched {fewest} times or more; figures are medians over launches."
-    each = "Each case was" if int(cases["num_launches"].max()) == 1 else "Some cases were"
-    return (
-        f"{each} launched only once: differences of a few per cent may be chance. "
-        "Set measure.launches to 3 or more to find out."
-    )

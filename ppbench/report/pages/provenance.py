@@ -15,15 +15,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.config.case import EMULATED
-from ppbench.display.cases import Axes, by_case, case_text
-from ppbench.display.fields import figure
 from ppbench.display.units import MISSING, counted, is_missing, size
 from ppbench.results import NOT_VERIFIED
 from ppbench.runtimes import ENGINE
 
 META = "ppbench-report"
 REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
+COMPARISON = "comparison"
 _READ_BYTES = 16_384
 _CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
 
@@ -116,18 +114,17 @@ class About:
     num_runs: int = 0
     num_cases: int = 0
     num_failures: int = 0
-    fastest: str = ""
+    answer: str = ""  # which case is best, and how sure that is
     commit: str = ""
 
     def json(self) -> str:
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
 
-def about_report(title: str, runs: pd.DataFrame, axes: Axes) -> About:
+def about_report(title: str, runs: pd.DataFrame, answer: str) -> About:
     num_failures = int((runs["status"] != "ok").sum())
-    fastest = _clip(_fastest(runs, axes))
     about = _about_runs(REPORT, title, runs)
-    return dataclasses.replace(about, num_failures=num_failures, fastest=fastest)
+    return dataclasses.replace(about, num_failures=num_failures, answer=_clip(answer))
 
 
 def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
@@ -135,6 +132,10 @@ def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
     if runs is None:
         return About(kind=TIMELINE, title=_clip(title))
     return _about_runs(TIMELINE, title, runs)
+
+
+def about_comparison(title: str, runs: pd.DataFrame) -> About:
+    return _about_runs(COMPARISON, title, runs)
 
 
 def _about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
@@ -209,18 +210,6 @@ def _parsed(content: str | None) -> About | None:
 def _last_moment(runs: pd.DataFrame) -> str:
     moments = sorted(str(moment) for moment in runs["created_at"].dropna())
     return moments[-1][:19].replace("T", " ") if moments else ""
-
-
-def _fastest(runs: pd.DataFrame, axes: Axes) -> str:
-    """Name the fastest case and its throughput; measured and sound cases come first."""
-    cases = by_case(runs, axes).dropna(subset="tokens_per_s")
-    cases = cases[~cases["is_not_finite"]]
-    if cases.empty:
-        return ""
-    is_emulated = cases["device"] == EMULATED
-    ranked = cases.assign(rank=-2 * is_emulated.astype(int) - cases["is_oversubscribed"])
-    best = ranked.sort_values(["rank", "tokens_per_s"], kind="stable").iloc[-1]
-    return f"{case_text(best, axes)}: {figure('tokens_per_s', best['tokens_per_s'])}"
 
 
 def _commits(runs: pd.DataFrame) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
-from ppbench.display.cases import (
-    Axes,
-    case_text,
-    is_not_finite,
-    is_oversubscribed,
-    ok_runs,
-    varying_axes,
-)
+from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import has_parts, headline, what_if
+from ppbench.display.formats import Assets
 from ppbench.errors import StoreError, UsageError
+from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
-from ppbench.report.pages.conclusions import answer
+from ppbench.report.pages.captions import captions
+from ppbench.report.pages.conclusions import conclude
+from ppbench.report.pages.judgement import Judged, judge
 from ppbench.report.pages.provenance import (
     about_report,
     common,
@@ -28,58 +28,77 @@ from ppbench.report.pages.provenance import (
     origin,
     verifications,
 )
+from ppbench.report.pages.strips import Strips, median_run, strips
 from ppbench.report.pages.tables import (
+    CONCERNS,
     bubbles,
     case_list,
     cautioned,
     failure_counts,
+    failure_groups,
     failures,
     filters,
     idle_parts,
     summary,
 )
-from ppbench.report.pages.templates import listed, render, write_page
+from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.timeline.timelines import Timeline, groups, timeline
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
 
+_FRONT_PX = 210
+
 
 def render_report(
-    store: Store, runs: pd.DataFrame, *, title: str, command: str, sweep_text: str | None
+    store: Store,
+    runs: pd.DataFrame,
+    *,
+    title: str,
+    command: str,
+    sweep_text: str | None,
+    assets: Assets = Assets.inline,
+    live: Live | None = None,
 ) -> str:
     """Return the report of `runs` (rows of `store.runs()`) as HTML.
 
-    `command` reproduces it; `sweep_text` is the content of the sweep file, if known.
+    `command` reproduces it; `sweep_text` is the sweep file; `live` is of a sweep that still runs.
     """
     axes = varying_axes(runs)
-    return render(
-        "report.html",
-        title=title,
-        about=about_report(title, runs, axes),
-        subtitle=origin(runs),
-        answer=answer(runs, axes),
-        filters=filters(runs, axes),
-        cases=case_list(runs, axes),
-        cautions=cautioned(runs, axes),
-        num_cases=runs["case_id"].nunique(),
-        failures=failures(store, runs, axes),
-        failure_counts=failure_counts(runs),
-        summary=summary(runs, axes),
-        timelines=_timelines(store, runs, axes),
-        charts=charts_of(store, runs, axes),
-        idle_parts=idle_parts(ok_runs(runs), axes),
-        idle_answers=_idle_answers(store, ok_runs(runs), axes),
-        groups=groups(store, runs, axes),
-        cases_of=dict(zip(runs["run_id"], runs["case_id"], strict=True)),
-        names={run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
-        bubbles=bubbles(ok_runs(runs), axes),
-        environments=environments(runs),
-        verifications=verifications(runs),
-        command=command,
-        sweep_text=sweep_text,
-        sweep_file=common(runs, "sweep_file"),
-        damaged=[str(damage) for damage in store.damaged],  # after all reading of the store
-    )
+    judged = judge(runs, axes)
+    conclusions = conclude(judged, runs)
+    texts = captions(runs, judged, conclusions.sentence.text)
+    values: dict[str, object] = {
+        "title": title,
+        "about": about_report(title, runs, conclusions.sentence.text),
+        "subtitle": origin(runs),
+        "conclusions": conclusions,
+        "measures_peak": _measures_peak(runs),
+        "pictures": _pictures(store, runs, judged, texts),
+        "filters": filters(runs, axes),
+        "cases": case_list(runs, axes),
+        "cautions": cautioned(runs, axes),
+        "concerns": CONCERNS,
+        "num_cases": runs["case_id"].nunique(),
+        "failures": failure_groups(failures(store, runs, axes)),
+        "failure_counts": failure_counts(runs),
+        "summary": summary(runs, axes),
+        "timelines": _timelines(store, runs, axes),
+        "charts": charts_of(store, runs, axes, texts),
+        "idle_parts": idle_parts(ok_runs(runs), axes),
+        "idle_answers": _idle_answers(store, ok_runs(runs), judged),
+        "groups": groups(store, runs, axes),
+        "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
+        "names": {run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
+        "bubbles": bubbles(ok_runs(runs), axes),
+        "environments": environments(runs),
+        "verifications": verifications(runs),
+        "command": command,
+        "sweep_text": sweep_text,
+        "sweep_file": common(runs, "sweep_file"),
+    }
+    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
+    shown = {**values, "damaged": damaged, "contents": _contents(values, damaged), "live": live}
+    return render("report.html", assets=assets, **shown)
 
 
 def write_report(
@@ -90,26 +109,42 @@ def write_report(
     title: str,
     command: str,
     sweep_text: str | None,
+    assets: Assets = Assets.inline,
 ) -> None:
     """Write the report to `path`. Raises StoreError if that fails."""
-    text = render_report(store, runs, title=title, command=command, sweep_text=sweep_text)
-    write_page(path, text)
+    text = render_report(
+        store, runs, title=title, command=command, sweep_text=sweep_text, assets=assets
+    )
+    write_page(path, text, assets=assets)
 
 
-def report_runs(store: Store, names: Sequence[str], output: Path | None, reports: Path) -> Path:
+def report_runs(
+    store: Store,
+    names: Sequence[str],
+    output: Path | None,
+    reports: Path,
+    assets: Assets = Assets.inline,
+) -> Path:
     """Write a report of the named runs, or of the last sweep, and return its path.
 
     By default it lies in the folder `reports`, whose index is rebuilt when a page is added to it.
     """
-    runs = store.named(names).sort_values("run_id") if names else store.last_sweep()
+    command = shlex.join(["ppbench", "report", *names])
+    if names:
+        runs = store.named(names).sort_values("run_id")
+    else:
+        sweep = store.last_sweep()
+        runs, command = sweep.runs, (sweep.note and sweep.note.command) or command
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
-    default = f"report-{last['run_id']}" if names else f"{title}-{last['sweep_id']}"
+    default = f"report-{last['run_id']}" if names else f"{title}-{sweep.sweep_id}"
     path = output or reports / f"{default}.html"
-    command = shlex.join(["ppbench", "report", *names])
     with listed(path, reports):
-        write_report(path, store, runs, title=title, command=command, sweep_text=_sweep_text(runs))
+        text = _sweep_text(runs)
+        write_report(
+            path, store, runs, title=title, command=command, sweep_text=text, assets=assets
+        )
     return path
 
 
@@ -133,14 +168,63 @@ def _timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> dict[str, Timeli
     return drawn
 
 
-def _idle_answers(store: Store, runs: pd.DataFrame, axes: Axes) -> list[str]:
-    """Explain the idle time of the fastest run that stores its causes; sound runs come first."""
-    explained = runs[[has_parts(run) and not is_not_finite(run) for _, run in runs.iterrows()]]
-    if explained.empty:
+def _measures_peak(runs: pd.DataFrame) -> bool:
+    """Whether an MFU refers to a peak that was measured, which differs from launch to launch."""
+    sources = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
+    return any(str(source).startswith("measured") for source in sources)
+
+
+def _idle_answers(store: Store, runs: pd.DataFrame, judged: Judged) -> list[str]:
+    """Explain the idle time of the best case that stores its causes."""
+    explained = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
+    known = set(explained["case_id"])
+    cases = [case_id for own in judged.judgements for case_id in own.case_ids if case_id in known]
+    if not cases:
         return []
-    is_sound = [not is_oversubscribed(run) for _, run in explained.iterrows()]
-    ranked = explained.assign(is_sound=is_sound).sort_values(["is_sound", "tokens_per_s"])
-    fastest = ranked.iloc[-1]
-    edges = edges_of_run(store, fastest)
-    first = f"Fastest, {case_text(fastest, axes)}: {headline(fastest, edges)}"
-    return [first, *what_if(fastest, edges)]
+    run = median_run(explained, cases[0])
+    edges = edges_of_run(store, run)
+    first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
+    return [first, *what_if(run, edges)]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What the first screen shows of the best case and its rivals."""
+
+    front: go.Figure | None  # throughput against memory
+    strips: Strips | None
+    caption: str  # of the front, for screen readers
+
+
+def _pictures(
+    store: Store, runs: pd.DataFrame, judged: Judged, captions: Mapping[str, str]
+) -> Pictures:
+    first = judged.first
+    if first is None:
+        return Pictures(None, None, "")
+    own = ok_runs(runs)
+    own = own[own["case_id"].isin(first.case_ids) & own["peak_memory_bytes"].notna()]
+    front = None
+    if len(own["case_id"].unique()) > 1:
+        front = charts.pareto(own, first.axes, panel_px=_FRONT_PX)
+    return Pictures(front, strips(store, runs, first), captions.get("pareto", ""))
+
+
+def _contents(values: Mapping[str, Any], damaged: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the address and heading of each section that the page has."""
+    num_failed = sum(len(group.failures) for group in values["failures"])
+    sections = [
+        ("answer", "Answer", True),
+        ("pairs", "Pair by pair", values["conclusions"].comparisons),
+        ("others", "Other settings", values["conclusions"].others),
+        ("damaged", "Damaged files", damaged),
+        *((chart.name, chart.heading, True) for chart in values["charts"]),
+        ("causes", "Why ranks were idle", values["idle_parts"].rows),
+        ("timelines", "Timelines", values["groups"]),
+        ("runs", "Runs", True),
+        ("failures", f"Failures ({num_failed})", num_failed),
+        ("cautions", f"Cautions ({len(values['cautions'])})", values["cautions"]),
+        ("reading", "How to read this", True),
+        ("reproduce", "Environment and reproduction", True),
+    ]
+    return [(name, heading) for name, heading, is_there in sections if is_there]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,21 @@ from ppbench.run.failures.post_mortem import in_words
 from ppbench.store import Store
 
 NOT_GIVEN = "none"
+_DIGITS = re.compile(r"[0-9]+")
+CONCERNS: Mapping[str, tuple[str, ...]] = {
+    Caution.not_finite.name: ("throughput", "scaling", "pareto"),
+    Caution.oversubscribed.name: ("throughput", "scaling", "bubble", "pareto", "idle", "steps"),
+    Caution.noisy_steps.name: ("throughput", "steps"),
+    Caution.unsettled_steps.name: ("throughput", "steps"),
+    Caution.behind_plan.name: ("throughput", "bubble", "idle"),
+    Caution.coarse_clock.name: ("bubble", "idle"),
+    Caution.busy_machine.name: ("throughput", "bubble", "steps"),
+    Caution.throttled.name: ("throughput", "steps"),
+    Caution.few_steps.name: ("throughput", "steps"),
+    Caution.bare_stage.name: ("bubble", "memory"),
+    Caution.no_warmup.name: ("throughput", "steps"),
+}
+"""The charts whose figures each caution concerns."""
 _SHORT = 40  # characters of a value in a filter; hovering shows it in full
 _SUMMARY = (
     "tokens_per_s",
@@ -41,7 +57,7 @@ _BUBBLES = (
 _PARTS = (
     "bubble_mean",
     *(f"bubble_{part}" for part in PART_NAMES),
-    "step_ns",
+    "mean_step_ns",
     "modelled_step_ns",
     "model_residual",
 )
@@ -86,9 +102,7 @@ class Cautioned:
 
 def summary(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return a row per run: its varying settings, and the figures that any run has."""
-    columns = [_setting(axis, runs) for axis in axes]
-    if len(runs["launch"].unique()) > 1:
-        columns.append(_figure("launch"))
+    columns = _identity(runs, axes)
     columns.append(_words("status", lambda run: str(run["status"])))
     figures = [
         column
@@ -102,13 +116,21 @@ def summary(runs: pd.DataFrame, axes: Axes) -> Table:
 
 def bubbles(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the three definitions of the bubble side by side."""
-    return _table([*(_setting(axis, runs) for axis in axes), *map(_figure, _BUBBLES)], runs)
+    return _table([*_identity(runs, axes), *map(_figure, _BUBBLES)], runs)
+
+
+def _identity(runs: pd.DataFrame, axes: Axes) -> list[Column]:
+    """The columns that tell runs apart: their varying settings, and the launch if several."""
+    launches = [_figure("launch")] if len(runs["launch"].unique()) > 1 else []
+    return [*(_setting(axis, runs) for axis in axes), *launches]
 
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the causes of idle time of the runs that store them, and the modelled step."""
     explained = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
-    return _table([*(_setting(axis, runs) for axis in axes), *map(_figure, _PARTS)], explained)
+    mean_ns = explained["modelled_step_ns"] * (1 + explained["model_residual"])
+    columns = [*_identity(runs, axes), *map(_figure, _PARTS)]
+    return _table(columns, explained.assign(mean_step_ns=mean_ns))
 
 
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
@@ -275,6 +297,29 @@ def _failure(store: Store, run: pd.Series, axes: Axes) -> Failure:
         error if error != headline else "",
         flight_of(store, run),
     )
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Runs that failed in the same way, whatever the numbers in their errors."""
+
+    status: str
+    headline: str
+    failures: tuple[Failure, ...]
+
+    @property
+    def case_ids(self) -> list[str]:
+        return list(dict.fromkeys(failure.case_id for failure in self.failures))
+
+
+def failure_groups(failures: Sequence[Failure]) -> list[FailureGroup]:
+    """Group failures by cause: the status and the headline without its numbers, most runs first."""
+    members: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        cause = failure.status, _DIGITS.sub("#", failure.headline)
+        members.setdefault(cause, []).append(failure)
+    groups = [FailureGroup(own[0].status, own[0].headline, tuple(own)) for own in members.values()]
+    return sorted(groups, key=lambda group: -len(group.failures))
 
 
 def failure_counts(runs: pd.DataFrame) -> str:

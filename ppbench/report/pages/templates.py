@@ -1,7 +1,8 @@
 """Rendering of pages, and the index of a folder of them.
 
-plotly.js is inlined once and figures are data, rather than the output of plotly's own `to_html`,
-which repeats its settings per figure, gives every chart a random id and draws all charts at once.
+plotly.js is inlined once, or shared (see `ppbench.report.scripts`), and figures are data, rather
+than the output of plotly's own `to_html`, which repeats its settings per figure, gives every chart
+a random id and draws all charts at once.
 Large data is deflated and encoded in base64: a figure shrinks to about a fifth, the browser does
 not parse it before it is needed, and the alphabet cannot end a `<script>`; `unpack.js` unpacks it.
 The pages' policy forbids every network request.
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,20 +28,53 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
 
 from ppbench.console import note
+from ppbench.display.formats import Assets
+from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.report.pages.provenance import HISTORY, INDEX, REPORT, TIMELINE, About, read_about
+from ppbench.report.pages.provenance import (
+    COMPARISON,
+    HISTORY,
+    INDEX,
+    REPORT,
+    TIMELINE,
+    About,
+    read_about,
+)
+from ppbench.report.scripts import (
+    check_shareable,
+    figure_json,
+    library,
+    script_json,
+    shared_name,
+    write_shared,
+)
 
 _LEVEL = 9  # explicit, as the default may change
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
-def render(template: str, **values: object) -> str:
+@dataclass(frozen=True)
+class Live:
+    """What a page says of its sweep while that is running."""
+
+    done: str  # `3 of 8 cases`
+    stamp: str  # differs between any two writes
+    beside: str  # the name of the file beside the page
+
+    @property
+    def written(self) -> str:
+        """The time of the write, UTC."""
+        return self.stamp[11:19]
+
+
+def render(template: str, *, assets: Assets = Assets.inline, **values: object) -> str:
     """Fill in a template; text is escaped unless a filter here marks it as safe."""
-    return environment().get_template(template).render(**values)
+    shared = shared_name() if assets is Assets.shared else ""
+    defaults: dict[str, object] = {"shared_library": shared, "live": None}
+    return environment().get_template(template).render(defaults | values)
 
 
 @cache
@@ -53,7 +87,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["plotly_js"] = Markup(get_plotlyjs())  # noqa: S704 - plotly's own, not user text
+    made.globals["plotly_js"] = Markup(library())  # noqa: S704 - plotly's own, not user text
     made.filters["figure_json"] = figure_json
     made.filters["script_json"] = script_json
     made.filters["packed_figure"] = packed_figure
@@ -61,28 +95,19 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def figure_json(figure: go.Figure) -> Markup:
-    return _in_script(to_json_plotly(figure, engine="json"))
-
-
 def packed_figure(figure: go.Figure) -> str:
     return pack_text(to_json_plotly(figure, engine="json"))
 
 
-def script_json(value: object) -> Markup:
-    return _in_script(json.dumps(value, ensure_ascii=False))
-
-
-def _in_script(text: str) -> Markup:
-    """Mark JSON as safe in a `<script>`: without `<` it can neither end nor start an element."""
-    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped on this very line
-
-
-def write_page(path: Path, text: str, option: str = "-o") -> None:
+def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Assets.inline) -> None:
     """Write a page to a temporary file and rename it, so that readers never see half a page.
 
-    Raises StoreError, which names the option to change, if that fails.
+    With shared `assets`, the plotting library is written beside it first. Raises StoreError, which
+    names the option to change, if that fails.
     """
+    check_shareable(assets, path)
+    if assets is Assets.shared and shared_name() in text:
+        write_shared(path.parent, option)
     with whole_file(path, option) as file:
         file.write(text.encode("utf-8"))
 
@@ -106,6 +131,18 @@ class Entry:
 
     name: str
     about: About
+    is_repeated: bool = False  # another page has the same title
+
+    @property
+    def extent(self) -> str:
+        """What tells pages of one title apart: their runs, and the commit."""
+        about = self.about
+        parts = [
+            counted(about.num_cases, "case"),
+            counted(about.num_runs, "run"),
+            f"commit {about.commit}" if about.commit else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     @property
     def address(self) -> str:
@@ -152,6 +189,7 @@ def render_index(folder: Path) -> str:
         title="Reports",
         about=About(kind=INDEX, title="Reports"),
         reports=[page for page in pages if page.about.kind == REPORT],
+        comparisons=[page for page in pages if page.about.kind == COMPARISON],
         histories=[page for page in pages if page.about.kind == HISTORY],
         timelines=[page for page in pages if page.about.kind == TIMELINE],
     )
@@ -161,7 +199,12 @@ def entries(folder: Path) -> list[Entry]:
     """Return the pages of ppbench in the folder, newest first; other files are ignored."""
     paths = sorted(path for path in folder.glob("*.html") if not path.name.startswith("."))
     summaries = [(path.name, read_about(path)) for path in paths]
-    pages = [Entry(name, about) for name, about in summaries if about is not None]
+    titles = Counter((about.kind, about.title) for _, about in summaries if about is not None)
+    pages = [
+        Entry(name, about, titles[about.kind, about.title] > 1)
+        for name, about in summaries
+        if about is not None
+    ]
     return sorted(pages, key=lambda entry: entry.about.measured, reverse=True)
 
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
 from ppbench.display.fields import figure
+from ppbench.display.formats import Assets
 from ppbench.display.units import (
     held,
     is_missing,
@@ -50,6 +51,7 @@ def write_timeline(
     *,
     choice: str = MEDIAN,
     has_plan: bool = False,
+    assets: Assets = Assets.inline,
 ) -> None:
     """Write a page with a step of each run on one time axis, and the runs' facts and memory.
 
@@ -69,7 +71,8 @@ def write_timeline(
     about = about_timeline(line.name, runs)
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
     memories = [(name, chart) for name, chart in charts if chart is not None]
-    write_page(path, _page(line, about, sections, memories, damaged))
+    text = _page(line, about, sections, memories, damaged, assets)
+    write_page(path, text, assets=assets)
 
 
 def timeline_of_runs(
@@ -80,6 +83,7 @@ def timeline_of_runs(
     *,
     choice: str = MEDIAN,
     has_plan: bool = False,
+    assets: Assets = Assets.inline,
 ) -> Path:
     """Write the page of the named runs, as `write_timeline` does, and return its path.
 
@@ -89,7 +93,7 @@ def timeline_of_runs(
     ids = [str(run_id) for run_id in runs["run_id"]]
     path = output or reports / f"timeline-{_file_name(ids, choice, has_plan)}.html"
     with listed(path, reports):
-        write_timeline(path, store, runs, choice=choice, has_plan=has_plan)
+        write_timeline(path, store, runs, choice=choice, has_plan=has_plan, assets=assets)
     return path
 
 
@@ -127,9 +131,10 @@ def _page(
     sections: Sequence[_RunSection],
     memories: Sequence[tuple[str, go.Figure]],
     damaged: Sequence[str] = (),
+    assets: Assets = Assets.inline,
 ) -> str:
     shown = {"title": line.name, "timeline": line, "runs": sections, "memories": memories}
-    return render("timeline.html", about=about, damaged=damaged, **shown)
+    return render("timeline.html", assets=assets, about=about, damaged=damaged, **shown)
 
 
 def _memory(store: Store, run: pd.Series) -> go.Figure | None:

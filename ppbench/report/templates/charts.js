@@ -14,7 +14,7 @@ function paretoFront(points) {
 
 // Recomputes each front of a filtered figure (with plain or typed arrays) from the points left in its
 // panel. Changes the figure in place and returns it.
-function withFronts(figure, isNarrow = false) {
+function withFronts(figure) {
   for (const front of figure.data) {
     if (!front.meta?.isFront) continue;
     const shown = figure.data
@@ -26,7 +26,7 @@ function withFronts(figure, isNarrow = false) {
     const sound = shown.filter((point) => point.isSound);
     const pool = sound.length ? sound : shown;
     const points = paretoFront(pool).map((index) => pool[index]);
-    const hasLabels = points.length <= figure.layout.meta.mostLabels && !isNarrow;
+    const hasLabels = points.length <= figure.layout.meta.mostLabels;
     front.x = points.map((point) => point.x);
     front.y = points.map((point) => point.y);
     const largest = Math.max(...figure.data.flatMap((trace) => (trace.meta?.isSound ? [...trace.x] : [])));

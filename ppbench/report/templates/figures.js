@@ -1,7 +1,7 @@
 // Draws a page's figures when they become visible, in its colours and width, for the selected cases.
 
 const figures = (() => {
-  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const CONFIG = { responsive: true, displayModeBar: false };
   const PACKED = "application/x-ppbench-figure";
   const texts = new Map(); // script -> its figure's JSON, once unpacked
   let selected = null; // ids of cases; null selects all
@@ -20,7 +20,6 @@ const figures = (() => {
         xaxis: axis,
         yaxis: axis,
         hoverlabel: { bgcolor: paper, bordercolor: quiet, font: { color: ink, size: 13 }, align: "left" },
-        modebar: { bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: ink },
       },
       data: {
         bar: [{ marker: { line: { color: paper } }, error_x: { color: quiet }, error_y: { color: quiet } }],
@@ -50,7 +49,7 @@ const figures = (() => {
   function withRoomForLegend(div) {
     const { layout, data } = div;
     const panels = layout.meta?.panels;
-    const below = panels ? PANEL_TITLE + panels.moreTitlePx : FIRST_RANK;
+    const below = panels?.titles.some(Boolean) ? PANEL_TITLE + panels.moreTitlePx : FIRST_RANK;
     const missing = (div._fullLayout.legend?._height ?? 0) + below - layout.margin.t;
     if (missing <= 1) return;
     layout.margin = { ...layout.margin, t: layout.margin.t + missing };
@@ -66,7 +65,7 @@ const figures = (() => {
       arrange(figure.layout, Number(div.dataset.columns));
     }
     const isNarrow = div.clientWidth < NARROW;
-    withFronts(figure, isNarrow);
+    withFronts(figure);
     if (isNarrow) Object.assign(figure.layout.legend ??= {}, SMALL_LEGEND);
     div.dataset.narrow = isNarrow;
     figure.layout.template = template();
@@ -75,9 +74,44 @@ const figures = (() => {
     return figure;
   }
 
+  // Names of points that would lie on another text, or beyond the figure, are left out: the pointer shows them.
+  const FIXED_TEXTS = ".xtick text, .ytick text, .annotation-text, .legendtext, .xtitle, .ytitle";
+
+  function hideOverlapping(div) {
+    const frame = div.getBoundingClientRect();
+    const boxOf = (node) => node.getBoundingClientRect();
+    const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    const taken = [...div.querySelectorAll(FIXED_TEXTS)].map(boxOf);
+    for (const label of [...div.querySelectorAll(".textpoint text")].reverse()) {
+      const box = boxOf(label);
+      const isFree = box.left >= frame.left && box.right <= frame.right && !taken.some((other) => meet(box, other));
+      label.style.visibility = isFree ? "" : "hidden";
+      if (isFree) taken.push(box);
+    }
+  }
+
   const isHidden = (div) => !div.checkVisibility(); // folded or filtered away
   const scriptOf = (div) => document.getElementById(div.dataset.figure) ?? div.nextElementSibling;
   const drawn = () => [...document.querySelectorAll(".chart[data-drawn]")];
+
+  // Keeps the zoom and the hidden traces when a figure is redrawn for other colours or for paper.
+  function keepView(div, data, layout) {
+    if (!div.layout || !div._fullLayout?.xaxis || layout.meta?.panels) return;
+    for (const axis of ["xaxis", "yaxis"]) {
+      if (layout[axis]?.range) layout[axis].range = [...div._fullLayout[axis].range];
+    }
+    const visible = new Map(div.data.map((trace) => [trace.name, trace.visible]));
+    for (const trace of data) {
+      if (visible.get(trace.name) !== undefined) trace.visible = visible.get(trace.name);
+    }
+  }
+
+  function drawTimeline(div, figure) {
+    if (div.timeline) return div.timeline.restyle();
+    div.style.minHeight = "";
+    div.timeline = new Timeline(div, figure);
+    div.dispatchEvent(new Event("drawn", { bubbles: true }));
+  }
 
   function drawText(div, text) {
     const whole = JSON.parse(text);
@@ -86,14 +120,16 @@ const figures = (() => {
     div.toggleAttribute("data-empty", figure === null);
     if (figure === null) return null; // hidden by the style sheet
     if (isHidden(div)) return wait(div);
+    if (figure.layout.meta?.timeline) return drawTimeline(div, figure);
+    if (!globalThis.Plotly) return null; // the page says that it is missing
     const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
-    fitTitles(div, layout);
-    placeNote(div, layout);
     keepView(div, data, layout);
+    const isNew = !div.on;
     Plotly.react(div, data, layout, CONFIG);
     withRoomForLegend(div);
-    if (layout.meta?.detail) attachDetail(div, CONFIG);
+    if (isNew) div.on("plotly_afterplot", () => hideOverlapping(div));
+    hideOverlapping(div);
     div.dispatchEvent(new Event("drawn", { bubbles: true }));
   }
 
@@ -101,6 +137,7 @@ const figures = (() => {
   function draw(div) {
     const script = scriptOf(div);
     div.dataset.drawn = "";
+    if (div.timeline) return div.timeline.restyle();
     if (script.type !== PACKED) return drawText(div, script.textContent);
     if (texts.has(script)) return drawText(div, texts.get(script));
     return prepare(div).then(() => drawText(div, texts.get(script)));
@@ -129,7 +166,7 @@ const figures = (() => {
   const redraw = (div) => (isHidden(div) && !("empty" in div.dataset) ? wait(div) : draw(div));
 
   function refit(div) {
-    if (isHidden(div)) return;
+    if (isHidden(div) || div.timeline) return;
     const width = div.clientWidth;
     const panels = div.layout?.meta?.panels;
     const hasOtherColumns = panels && String(columnsFor(panels, width)) !== div.dataset.columns;

@@ -63,6 +63,7 @@
       ? `${selected.size} of ${cases.length} ${many} · ${parts.join(" · ")}` : `all ${cases.length} ${many}`;
     document.getElementById("clear").hidden = !selected;
     document.getElementById("nothing").hidden = !(selected && selected.size === 0);
+    document.getElementById("hidden-answer").hidden = !selected || selected.size === 0;
     document.body.classList.toggle("nothing-selected", selected?.size === 0);
     document.body.classList.toggle("filtered", selected !== null);
   }
@@ -75,9 +76,33 @@
     for (const holder of document.querySelectorAll(".holder")) {
       holder.classList.toggle("unselected", !holder.querySelector("[data-cases]:not(.unselected)"));
     }
+    showCautions(selected);
+    for (const link of document.querySelectorAll("#contents a")) {
+      link.parentNode.hidden = !document.querySelector(link.hash)?.checkVisibility();
+    }
+  }
+
+  // A caution is counted where its cases are listed, and beside each chart that it concerns.
+  function showCautions(selected) {
+    const counts = new Map();
     for (const caution of document.querySelectorAll(".caution")) {
-      caution.querySelector(".carriers").textContent = caution.querySelectorAll("li:not(.unselected)").length;
-      caution.querySelector(".total").textContent = selected ? selected.size : cases.length;
+      counts.set(caution.dataset.caution, caution.querySelectorAll("li:not(.unselected)").length);
+    }
+    for (const entry of document.querySelectorAll("[data-caution]")) {
+      const count = counts.get(entry.dataset.caution);
+      entry.querySelector(".carriers").textContent = count;
+      entry.querySelector(".total").textContent = selected ? selected.size : cases.length;
+      entry.classList.toggle("unselected", count === 0);
+    }
+  }
+
+  // The name of a chart says what it shows of all cases; of some, it says how many they are.
+  const names = new Map([...document.querySelectorAll("section.figure > .chart")].map((div) => (
+    [div, div.getAttribute("aria-label")])));
+  function showNames(selected) {
+    for (const [div, name] of names) {
+      const heading = div.closest("section").querySelector("h2").textContent;
+      div.setAttribute("aria-label", selected ? `${heading}, ${selected.size} of ${cases.length} cases` : name);
     }
   }
 
@@ -88,8 +113,31 @@
     showChoices();
     showSentence(selected);
     showEntries(selected);
+    showNames(selected);
     showCount();
     figures.select(selected);
+  }
+
+  // The answer comes and goes above the filters: what is being read stays where it is on the screen. The
+  // browser's own anchor may be far below, among what comes and goes.
+  const bar = document.getElementById("filters");
+  const place = (node) => node.getBoundingClientRect();
+  function inSight() {
+    if (place(bar).top > 0) return bar; // it is not stuck to the top, so that it moves with the page
+    if (document.body.classList.contains("nothing-selected")) return null;
+    return [...document.querySelectorAll("#filters ~ section")]
+      .find((section) => section.checkVisibility() && place(section).bottom > place(bar).bottom);
+  }
+
+  function applyInPlace() {
+    const { style } = document.documentElement;
+    style.overflowAnchor = "none";
+    const kept = inSight();
+    const before = kept && place(kept).top;
+    apply();
+    if (kept?.checkVisibility()) scrollBy(0, place(kept).top - before);
+    else document.getElementById("above-filters").scrollIntoView();
+    requestAnimationFrame(() => requestAnimationFrame(() => { style.overflowAnchor = ""; }));
   }
 
   function find() {
@@ -101,18 +149,18 @@
     box.addEventListener("change", () => {
       chosen.get(box.dataset.axis)[box.checked ? "add" : "delete"](box.value);
       write();
-      apply();
+      applyInPlace();
     });
   }
   const clear = (names) => {
     names.forEach((axis) => chosen.get(axis).clear());
     write();
-    apply();
+    applyInPlace();
   };
   document.querySelectorAll("#filters button.all").forEach((button) => {
     button.addEventListener("click", () => clear([button.dataset.axis]));
   });
-  document.querySelectorAll("#clear, #nothing button").forEach((button) => {
+  document.querySelectorAll("#clear, #nothing button, #hidden-answer button").forEach((button) => {
     button.addEventListener("click", () => clear(axes));
   });
   finder.addEventListener("input", () => { find(); write(); });

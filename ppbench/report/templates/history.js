@@ -77,7 +77,7 @@
   }
 
   function clear(panel) {
-    panel.querySelectorAll(".chart").forEach((div) => Plotly.purge(div));
+    panel.querySelectorAll(".chart").forEach((div) => globalThis.Plotly?.purge(div));
     panel.replaceChildren();
   }
 

@@ -1,4 +1,4 @@
-// Behaviour of every page: drawing, following colour scheme and width, printing, copying.
+// Behaviour of every page: drawing, following colour scheme and width, printing.
 
 (() => {
   figures.watch();
@@ -6,6 +6,24 @@
   addEventListener("load", () => ahead(figures.prepareOpen));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", figures.redrawAll);
   addEventListener("resize", figures.refitAll);
+
+  // The table of contents is a column beside the page where there is room, else folded; it shows which
+  // section is being read.
+  const contents = document.querySelector("#contents details");
+  if (contents) {
+    const wide = matchMedia("(width >= 1280px)");
+    const fold = () => { contents.open = wide.matches; };
+    wide.addEventListener("change", fold);
+    fold();
+    const links = [...document.querySelectorAll("#contents a")];
+    const mark = () => {
+      const read = links.filter((link) => document.querySelector(link.hash)?.checkVisibility())
+        .findLast((link) => document.querySelector(link.hash).getBoundingClientRect().top < 160);
+      for (const link of links) link.toggleAttribute("aria-current", link === read);
+    };
+    addEventListener("scroll", mark, { passive: true });
+    mark();
+  }
 
   // Paper is white, has its own width, and shows everything that is open, drawn before or not.
   const root = document.documentElement;
@@ -20,28 +38,5 @@
     root.classList.remove("printing");
     folded.splice(0).forEach((details) => { details.open = false; });
     figures.redrawAll();
-  });
-
-  // A page opened from a file may have no access to the clipboard; then the text is selected and copied,
-  // or left selected for the reader to copy.
-  async function copied(source) {
-    try {
-      await navigator.clipboard.writeText(source.textContent);
-      return true;
-    } catch {
-      getSelection().selectAllChildren(source);
-      return document.execCommand("copy");
-    }
-  }
-
-  async function copy(button) {
-    const isDone = await copied(button.parentElement.querySelector("pre"));
-    button.textContent = isDone ? "Copied" : "Selected";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  }
-
-  // Delegated, so that it also works for buttons added later.
-  document.addEventListener("click", ({ target }) => {
-    if (target.matches("button.copy")) copy(target);
   });
 })();

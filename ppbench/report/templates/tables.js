@@ -1,5 +1,5 @@
-// Tables: a click on a heading sorts, a search hides rows without the words, a button opens the detail
-// below a row.
+// Tables: a click on a heading sorts, a search hides rows without the words, a click on a row
+// or its button opens the detail below it.
 
 const tables = (() => {
   const rowsOf = (table) => [...table.tBodies[0].rows].filter((row) => !row.classList.contains("detail"));
@@ -53,8 +53,17 @@ const tables = (() => {
   document.querySelectorAll(".sortable th button").forEach((button) => {
     button.addEventListener("click", () => sortBy(button.closest("th")));
   });
+  // A click anywhere in a row opens its detail, unless it ends a selection of text or meets a control.
+  function toggleRow(row, target) {
+    const opener = row.querySelector("button.opener");
+    const isControl = target.closest("a, button, input") !== null;
+    if (opener && !isControl && getSelection().isCollapsed) toggle(opener);
+  }
+
   document.querySelectorAll("button.opener").forEach((button) => {
     button.addEventListener("click", () => toggle(button));
+    const row = button.closest("tr");
+    row.addEventListener("click", ({ target }) => toggleRow(row, target));
   });
   return { search, count };
 })();

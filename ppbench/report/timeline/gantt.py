@@ -112,7 +112,10 @@ class _Drawing:
         figure.add_traces(self._path_lines())
         figure.update_layout(**self._note(has_detail=has_detail))
         if not has_detail:
-            return Gantt(figure.update_layout(meta={"notePx": _NOTE_PX}), None)
+            return Gantt(figure, None)
+        for grid in figure.data[: len(grids) + 1]:
+            if grid.type == "heatmap":  # the page counts these from the columns
+                grid.update(customdata=None, text=None, hovertemplate=None)
         layout, columns = packed(stacked, max(step.end_ns for step in self._steps), first)
         detail = Detail(columns)
         description = {
@@ -132,7 +135,7 @@ class _Drawing:
                 for n, (step, row) in enumerate(self._placed)
             ],
         }
-        figure.update_layout(meta={"detail": description, "notePx": _NOTE_PX})
+        figure.update_layout(meta={**figure.layout.meta, "detail": description})
         return Gantt(figure, detail)
 
     def _stacked(self) -> list[Trace]:
@@ -252,6 +255,7 @@ class _Drawing:
             "dragmode": "zoom",
             "legend": legend(),
             "annotations": self._titles(),
+            "meta": {"timeline": self._meta()},
             "xaxis": {
                 "range": [0, self._end_ms * _ROOM],
                 "ticksuffix": " ms",
@@ -269,24 +273,29 @@ class _Drawing:
             },
         }
 
+    def _meta(self) -> Update:
+        """Return what a page needs to draw the timeline itself; see `timeline.js`."""
+        return {
+            "rowPx": self._row_px,
+            "endMs": self._end_ms,
+            "lanes": {
+                lane.value: {"at": LANE_CENTRES[lane], "height": LANE_HEIGHTS[lane]}
+                for lane in LANE_CENTRES
+            },
+            "steps": [
+                {
+                    "title": step.title,
+                    "firstRow": first,
+                    "ranks": step.num_ranks,
+                    "end": step.end_ns / NS_PER_MS,
+                }
+                for step, first in self._placed
+            ],
+        }
+
     def _titles(self) -> list[Update]:
         """Return a title above the first rank of each step."""
-        return [
-            {
-                "name": "title",  # a page shortens it where it does not fit
-                "text": f"<b>{figure_text(step.title)}</b>",
-                "showarrow": False,
-                "x": 0,
-                "xref": "paper",
-                "xanchor": "left",
-                "y": first - 0.5,
-                "yref": "y",
-                "yanchor": "bottom",
-                "font": {"size": 13},
-            }
-            for step, first in self._placed
-            if step.title
-        ]
+        return [_title(step.title, first) for step, first in self._placed if step.title]
 
     def _ticks(self) -> Update:
         """Return tick labels `rank 0` and, in tall rows, small labels `send` and `recv`."""
@@ -305,6 +314,22 @@ class _Drawing:
             "ticks": "",
             "ticklabelstandoff": 4,
         }
+
+
+def _title(text: str, first_row: float) -> Update:
+    """Return a step's title as an annotation above its first row."""
+    return {
+        "name": "title",  # a page shortens it where it does not fit
+        "text": f"<b>{figure_text(text)}</b>",
+        "showarrow": False,
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": first_row - 0.5,
+        "yref": "y",
+        "yanchor": "bottom",
+        "font": {"size": 13},
+    }
 
 
 def _row_px(num_ranks: int) -> float:
@@ -376,7 +401,12 @@ def _no_bars(stacked: Trace, *, is_outlined: bool = False) -> go.Bar:
         width=LANE_HEIGHTS[kind.lane],
         marker={"color": kind.colors[0], "line": line, **_hatched(kind)},
         hovertemplate=kind.hover,
-        meta=kind.lane.value,
+        meta={
+            "lane": kind.lane.value,
+            "op": kind.op,
+            "isIdle": kind.is_idle,
+            "numbers": list(stacked.marks[0].numbers),
+        },
         **(inside if kind.has_text or kind.hatch else {}),
     )
 

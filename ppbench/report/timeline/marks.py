@@ -79,6 +79,7 @@ class Kind:
     is_listed: bool = True  # in the legend
     has_text: bool = False  # the microbatch is written inside
     hatch: str = ""  # plotly's name of a pattern, for unfinished actions
+    op: str = ""  # of an action
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ def _computations_of(step: Step, op: Op, is_op: npt.NDArray[np.bool_], shades: I
         "%{hovertext}",
     ]
     colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
-    kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True)
+    kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
     numbers = {name: (bars[name].to_numpy(np.int64), 1.0) for name in _PLACE}
     return _marks(kind, step, bars, numbers, shades[at], _gap_before(step, at))
 
@@ -359,7 +360,7 @@ def _gap_before(step: Step, at: Ints) -> Phrases:
 
 def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
     lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
-    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines))
+    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
     numbers = {"rank": (bars["rank"].to_numpy(np.int64), 1.0)}
     return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
 
@@ -409,6 +410,7 @@ def _of_transfer(
         _hover(lines),
         group=name,
         is_listed=not is_waiting,
+        op=op.value,
     )
     numbers = {
         **{column: (bars[column].to_numpy(np.int64), 1.0) for column in _PLACE},

@@ -12,7 +12,7 @@ deflate to a few megabytes:
 
     begin    1000  1010  1021   ->  differences  1000 10 11  ->  planes  [232 10 11] [3 0 0]
 
-Times are rounded to `quantumNs`, a millionth of the step or finer. `gantt.js` reads the columns.
+Times are rounded to `quantumNs`, a millionth of the step or finer. `columns.js` reads the columns.
 """
 
 from __future__ import annotations

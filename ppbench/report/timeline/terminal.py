@@ -29,6 +29,7 @@ With colours the ops have those of every figure; without, a line shows how far a
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -76,7 +77,8 @@ Cell = tuple[str, Style]
 
 def draw_steps(steps: Sequence[Step], console: Console) -> str:
     """Draw the steps one above the other, in the width and the colours of the console."""
-    width = console.width if console.is_terminal else _PIPED_WIDTH
+    has_width = console.is_terminal or "COLUMNS" in os.environ
+    width = console.width if has_width else _PIPED_WIDTH
     gutter = len(f"rank {max(step.num_ranks for step in steps) - 1}  ")
     num_slices = max(_LEAST_WIDTH, width - gutter - 1)
     end_ns = max(step.end_ns for step in steps)

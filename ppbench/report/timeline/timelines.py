@@ -218,7 +218,8 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     if spans["end_ns"].max() < NS_PER_S:
         drawn = gantt_with_detail([Step("", spans)])
         return Timeline(name, facts, drawn.figure, drawn.detail)
-    scaled = spans.assign(start_ns=spans["start_ns"] // 1000, end_ns=spans["end_ns"] // 1000)
+    times = [name for name in ("start_ns", "end_ns", "waiting_ns") if name in spans]
+    scaled = spans.assign(**{name: spans[name] // 1000 for name in times})
     drawn = gantt_with_detail([Step("", scaled)])
     return Timeline(name, facts, _in_seconds(drawn.figure), drawn.detail)
 

@@ -215,7 +215,8 @@ class SlurmJob:
             from submitit import SlurmExecutor
         except ModuleNotFoundError:
             raise UsageError(
-                "--launcher slurm needs submitit; install ppbench[slurm], or use "
+                "--launcher slurm needs submitit; install it with, in ppbench's "
+                "folder: pip install -e '.[slurm]', or use "
                 "--launcher torchrun inside a job of your own"
             ) from None
 

@@ -28,6 +28,7 @@ from ppbench.run.machine.private_folder import SHARED_MEMORY
 
 AGENT = "ppbench.run.launch.agent"
 WORKER = "ppbench.run.worker"
+_RANK = f"{WORKER}.rank"
 PRETRAINED = "engine.model.pretrained"
 _LLAMA = "transformers.models.llama.modeling_llama"
 _FOR_ANY_MODEL = "torch._dynamo"  # torch imports it for fake tensors and for the first optimizer
@@ -132,7 +133,7 @@ def preloaded_for(models: Iterable[str]) -> str:
 
     A user's own module is left to each worker: its import may have side effects.
     """
-    names, modules = set(models), [WORKER, _FOR_ANY_MODEL]
+    names, modules = set(models), [_RANK, _FOR_ANY_MODEL]
     if not all(":" in name for name in names):
         modules.append(PRETRAINED)
     if not names.isdisjoint(PRESETS):

@@ -11,7 +11,7 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.model.descriptions import FlopFacts
 from engine.model.stage_module import StageModule
 from engine.plan.program import Program
-from engine.plan.simulate import peak_activations
+from engine.plan.rules import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric

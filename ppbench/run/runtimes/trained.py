@@ -26,7 +26,7 @@ from engine.model.spec import DTYPES
 from engine.model.stage_module import StageModule
 from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.program import Program
-from engine.plan.simulate import peak_activations
+from engine.plan.rules import peak_activations
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.memory import MemoryUse

@@ -12,6 +12,7 @@ the caller passes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,10 +25,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.flight import Phase
 from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep, parse_only
 from ppbench.console import note
+from ppbench.display.cases import cautions_of
+from ppbench.display.fields import figure
+from ppbench.display.units import is_missing, size
 from ppbench.errors import (
     MOST_OF_MESSAGE,
     LaunchError,
@@ -50,12 +55,14 @@ from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, prel
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.private_folder import remove_folder
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
+from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.plan import (
     Choice,
     SweepPlan,
     exclusive_plan,
     forget_rerun,
     note_rerun,
+    note_sweep,
     plan_sweep,
     runs_of,
 )
@@ -96,8 +103,7 @@ def _run_launch(plan: SweepPlan, indices: list[int], store: Store, display: Disp
     """
     left = indices
     while left:
-        show = functools.partial(show_event, left, display)
-        statuses = _run_job(job_of(plan, left, store), store, show)
+        statuses = _run_job(job_of(plan, left, store), store, _Shown(left, display, store))
         left = [index for position, index in enumerate(left) if position not in statuses]
 
 
@@ -114,7 +120,40 @@ def job_of(plan: SweepPlan, indices: list[int], store: Store) -> Job:
     )
 
 
-def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[int, str]:
+@dataclass(frozen=True)
+class _Shown:
+    """Puts the events of a job on a display; `indices` are the places of its items there."""
+
+    indices: list[int]
+    display: Display
+    store: Store
+
+    def event(self, event: Event) -> None:
+        if event["event"] == "row" and event["status"] == "ok":
+            summary = figures_of_run(self.store, str(event["run_id"])) or event["summary"]
+            event = {**event, "summary": summary}
+        show_event(self.indices, self.display, event)
+
+    def phase(self, phase: Phase) -> None:
+        self.display.phase_begins(phase)
+
+
+def figures_of_run(store: Store, run_id: str) -> str:
+    """Return the throughput, bubble and memory of a run that has just ended, in words."""
+    runs = store.table("runs", [run_id])
+    if runs.empty:
+        return ""
+    row = runs.iloc[0]
+    parts = [
+        figure("tokens_per_s", row["tokens_per_s"]),
+        f"bubble {figure('bubble_fraction', row['bubble_fraction'])}",
+        "" if is_missing(row["peak_memory_bytes"]) else f"peak {size(row['peak_memory_bytes'])}",
+        ", ".join(cautions_of(row)),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _run_job(job: Job, store: Store, shown: _Shown) -> dict[int, str]:
     """Start the agent once; return the status of each item that has a row when it has ended."""
     folder = store.folder / "launches" / job.launch_id
     max_restarts = sum(2 + item.measure.retry for item in job.items)
@@ -124,16 +163,16 @@ def _run_job(job: Job, store: Store, on_event: Callable[[Event], None]) -> dict[
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
         launch = start_workers(folder, program, job.items, max_restarts)
         try:
-            follow(launch, folder, on_event, local)
+            follow(launch, folder, shown.event, local, shown.phase)
         except KeyboardInterrupt:
             launch.stop()
-            _close(job, folder, local, marker, on_event, is_interrupted=True)
+            _close(job, folder, local, marker, shown.event, is_interrupted=True)
             raise
         finally:
             launch.stop()
             if not folder.is_dir():  # no other sweep would find it
                 remove_folder(local)
-        _close(job, folder, local, marker, on_event, is_interrupted=False)
+        _close(job, folder, local, marker, shown.event, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
     raise LaunchError(_why_none_ended(launch, folder))
@@ -188,20 +227,27 @@ def _close(
 
 
 def follow(
-    launch: LocalLaunch, folder: Path, on_event: Callable[[Event], None], local: Path
+    launch: LocalLaunch,
+    folder: Path,
+    on_event: Callable[[Event], None],
+    local: Path,
+    on_phase: Callable[[Phase], None] = lambda _: None,
 ) -> bool:
     """Pass the journal's events on until the agent has ended; return whether all work is done.
+
+    `on_phase` is given the phases that rank 0 comes to.
 
     Workers that die again and again before they have begun are not started again. Raises StoreError
     when the ranks cannot store their results.
     """
-    journal = Journal(folder)
+    journal, watch = Journal(folder), PhaseWatch(local)
     has_begun = False
     while True:
         exit_code = launch.poll()
-        for event in journal.new_events():
-            has_begun = True
-            on_event(event)
+        phases = watch.new_phases()
+        events = list(journal.new_events())
+        _pass_on(events, phases, on_event, on_phase)
+        has_begun = has_begun or bool(events)
         if not folder.is_dir():
             raise StoreError(
                 f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "
@@ -215,6 +261,25 @@ def follow(
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
+
+
+def _pass_on(
+    events: Sequence[Event],
+    phases: Sequence[Phase],
+    on_event: Callable[[Event], None],
+    on_phase: Callable[[Phase], None],
+) -> None:
+    """Pass on phases, which were read first, and then events.
+
+    Clocks are aligned after the last warm-up step, whose event must come before.
+    """
+    for phase in phases:
+        if phase is not Phase.ALIGNS:
+            on_phase(phase)
+    for event in events:
+        on_event(event)
+    if Phase.ALIGNS in phases and all(event["event"] != "case" for event in events):
+        on_phase(Phase.ALIGNS)
 
 
 def show_event(indices: list[int], display: Display, event: Event) -> None:
@@ -298,17 +363,26 @@ def run_sweep(
     choice: Choice,
     display: Display | None = None,
     command: str | None = None,
+    *,
+    to_repeat: str = "",
 ) -> SweepResult:
     """Run the missing cases of a sweep that has been read.
+
+    `to_repeat` is the sweep command that can repeat finished runs, if it is not the running one.
 
     When the workers cannot go on, a note says so, and finished runs are kept. Raises
     SweepInterruptedError, which says how to go on if `command` is the command of this sweep.
     """
-    plan = plan_sweep(read, store, choice)
+    display = display or _Quiet()
+    with display.doing("planning the sweep"):
+        plan = plan_sweep(read, store, choice)
     try:
-        with exclusive_plan(read, store, choice, _note_holder) as plan:
-            _note_done(plan)
-            run_plan(plan, store, display or _Quiet(), reruns=choice.reruns)
+        with contextlib.ExitStack() as held:
+            with display.doing("waiting for the store"):
+                plan = held.enter_context(exclusive_plan(read, store, choice, _note_holder))
+            _note_done(plan, to_repeat)
+            note_sweep(plan, store, command)
+            run_plan(plan, store, display, reruns=choice.reruns)
     except LaunchError as error:
         note(f"error: {error}")
     except KeyboardInterrupt:
@@ -323,14 +397,15 @@ def _note_holder(holder: str) -> None:
     )
 
 
-def _note_done(plan: SweepPlan) -> None:
+def _note_done(plan: SweepPlan, to_repeat: str) -> None:
+    prefix = f"{to_repeat} " if to_repeat else ""
     num_failed = sum(plan.failed.values())
     num_chosen = len(plan.chosen)
     if num_done := num_chosen - len(plan.missing) - num_failed:
-        note(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
+        note(f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs them again")
     if plan.failed:
         kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-        note(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
+        note(f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them again")
 
 
 class _Quiet(Display):

@@ -25,7 +25,14 @@ from ppbench.run.job import Event, Job, read_job, read_state, write_job
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import job_of, num_ranks_of, show_event
 from ppbench.run.sweep.open_runs import RUNNING, running_note
-from ppbench.run.sweep.plan import Choice, SweepPlan, exclusive_plan, forget_rerun, note_rerun
+from ppbench.run.sweep.plan import (
+    Choice,
+    SweepPlan,
+    exclusive_plan,
+    forget_rerun,
+    note_rerun,
+    note_sweep,
+)
 from ppbench.run.sweep.progress import PlainDisplay
 from ppbench.store import Store, check_writable
 
@@ -61,6 +68,7 @@ class Headless:
                 f"{given.file}: a case needs {needed} ranks, and {num_ranks} were started; "
                 "start more nodes or more processes on each, or leave it out with --only"
             )
+        note_sweep(plan, store, command=None)
         if given.rerun:
             note_rerun(plan, store)
         self._display.begin(list(job.items), read.axes)

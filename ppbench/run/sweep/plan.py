@@ -28,9 +28,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.model.local_files import local_files
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure
-from ppbench.config.feasibility import local_files
 from ppbench.config.sweep import EVERYTHING, Only, Sweep
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.files import hold_lock, lock_note, whole_file
@@ -41,7 +41,7 @@ from ppbench.run.machine.measuring_code import ROOT, code_hash
 from ppbench.run.machine.private_folder import remove_dead
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.runtimes import ENGINE
-from ppbench.store import Store, new_run_id, newest_of
+from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
 
 EACH_COMMIT = "PPBENCH_EACH_COMMIT"
 """Environment variable, set where commits are measured: runs of other commits do not count."""
@@ -198,6 +198,12 @@ def _references_first(items: list[PlannedRun]) -> list[PlannedRun]:
         own = places.get(reference, at)
         ordered[at], ordered[own] = items[own], items[at]
     return ordered
+
+
+def note_sweep(plan: SweepPlan, store: Store, command: str | None) -> None:
+    """Note that this sweep begins, and which runs it has. Raises StoreError."""
+    keys = (item.resume_key for item in plan.items)
+    write_sweep_note(store.folder, plan.sweep_id, new_run_id(), keys, command)
 
 
 def note_rerun(plan: SweepPlan, store: Store) -> None:

@@ -1,26 +1,42 @@
-"""Progress of a sweep: live bars on a terminal, plain lines elsewhere.
+"""Progress of a sweep: live on a terminal, plain lines elsewhere.
 
-It is written to standard error, so that standard output holds the results alone.
+Each case that has ended stands there with its figures, the current one with what is done in it, and
+nothing is silent for more than five seconds. It is written to standard error, so that standard
+output holds the results alone.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.spinner import Spinner
+from rich.text import Text
 
+from engine.flight import Phase
+from ppbench.console import wrapped
+from ppbench.display.cases import axis_text
 from ppbench.errors import printable
 from ppbench.run.job import PlannedRun
+from ppbench.run.sweep.phases import WORDS
+from ppbench.run.sweep.pulse import Pulse
 
 
 class Display:
     """Shows the events of a sweep, in order; a method that is not overridden shows nothing."""
 
+    def doing(self, what: str) -> AbstractContextManager[None]:  # noqa: ARG002  # for those that show it
+        """Show what is done meanwhile, before the first case or after the last."""
+        return nullcontext()
+
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None: ...
     def case_begins(self, index: int) -> None: ...
+    def phase_begins(self, phase: Phase) -> None: ...
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None: ...
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
     def end(self) -> None: ...
@@ -121,9 +137,9 @@ def _kind(item: PlannedRun) -> tuple[object, ...]:
 def describe(item: PlannedRun, axes: tuple[str, ...]) -> str:
     """Name the settings that distinguish a run from the others of its sweep."""
     settings = {**item.case.settings(), **item.measure.settings()}
-    words = [f"{axis} {settings[axis]}" for axis in axes or ("schedule", "world_size")]
+    words = [axis_text(axis, settings[axis]) for axis in axes or ("schedule", "world_size")]
     if item.measure.launches > 1:
-        words.append(f"launch {item.launch + 1} of {item.measure.launches}")
+        words.append(f"launch {item.launch} (0 to {item.measure.launches - 1})")
     return ", ".join(words)
 
 
@@ -137,87 +153,161 @@ def time_left(estimate: Estimate) -> str:
 
 
 class _ConsoleDisplay(Display):
-    """A display that names cases and estimates the time left."""
+    """A display that names cases and what is done in them, and estimates the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    def doing(self, what: str) -> AbstractContextManager[None]:
+        return doing(what, self._console)
+
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         self._items, self._axes, self._estimate = items, axes, Estimate(items)
+        self._current, self._is_warm = -1, False
 
-    def _title(self, index: int) -> str:
-        words = describe(self._items[index], self._axes)
-        return f"case {index + 1} of {len(self._items)}: {words}"
+    def case_begins(self, index: int) -> None:
+        self._current, self._is_warm = index, False
+        self._estimate.begin(index)
+
+    def _case(self, index: int) -> str:
+        return describe(self._items[index], self._axes)
+
+    def _in_phase(self, phase: Phase) -> str:
+        """Name what is done in a phase; empty if it says nothing new."""
+        if phase is not Phase.ALIGNS:
+            return WORDS[phase]
+        if self._is_warm:  # after the measured steps the clocks are aligned again
+            return ""
+        self._is_warm = True
+        return f"measured step 1 of {self._items[self._current].measure.steps}"
+
+    def _after(self, step: int, num_steps: int) -> str:
+        """Name the step that follows the one that has just ended."""
+        num_measured = self._items[self._current].measure.steps
+        num_done = step - num_steps + num_measured  # of the measured ones, once it is warm
+        if step >= num_steps:
+            return "memory step"
+        if self._is_warm or num_done > 1:  # 1 may be a warm-up step beyond those asked for
+            return f"measured step {num_done + 1} of {num_measured}"
+        return f"warm-up, step {step + 1}"
 
 
 class PlainDisplay(_ConsoleDisplay):
-    """Prints a line when a case begins and one when it ends; steps would only fill a log."""
+    """Prints a line when a run begins and one when it ends, and others only to break a silence."""
+
+    def __init__(self, console: Console, *, looks_by_itself: bool = False) -> None:
+        """`looks_by_itself`: in a thread, which a process that measures should not have."""
+        super().__init__(console)
+        self._looks_by_itself = looks_by_itself
+        self._pulse = Pulse(self._print)
+
+    def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
+        super().begin(items, axes)
+        self._pulse.doing("starting the ranks" if items else "")
+        if self._looks_by_itself:
+            self._pulse.start()
 
     def case_begins(self, index: int) -> None:
-        self._estimate.begin(index)
-        self._say(self._title(index))
+        super().case_begins(index)
+        self._pulse.say(f"run {index + 1} of {len(self._items)}: {self._case(index)}")
+        self._pulse.doing("building")
+
+    def phase_begins(self, phase: Phase) -> None:
+        if what := self._in_phase(phase):
+            self._pulse.doing(what)
 
     def step_ends(
         self,
         step: int,
         num_steps: int,
-        tokens_per_s: float,  # noqa: ARG002  # for displays that show it
+        tokens_per_s: float,
         step_s: float,
     ) -> None:
         self._estimate.step(step, num_steps, step_s)
+        self._pulse.doing(f"{self._after(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._pulse.look()
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
-        self._say(f"  {status}, {summary}, run {run_id}, {time_left(self._estimate)}")
+        self._pulse.say(f"  {status}, {summary}, run {run_id}, {time_left(self._estimate)}")
+        self._pulse.doing("ending the run")
 
-    def _say(self, text: str) -> None:
+    def end(self) -> None:
+        self._pulse.stop()
+
+    def _print(self, text: str) -> None:
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(_ConsoleDisplay):
-    """Shows a bar for all cases and one for the current case's steps."""
+    """Shows a bar for all runs and what the current one does; above them each run that ended."""
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         super().begin(items, axes)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
+        self._bar = Progress(
             BarColumn(bar_width=24),
-            TaskProgressColumn(),
+            TextColumn("{task.completed} of {task.total} runs"),
             TextColumn("{task.fields[note]}", markup=False),
             console=self._console,
-            refresh_per_second=4,
         )
-        self._all = self._progress.add_task("starting workers", total=len(items), note="")
-        self._steps = self._progress.add_task("step", total=1, note="", visible=False)
-        self._progress.start()
+        self._all = self._bar.add_task("", total=len(items), note="")
+        self._now = Spinner("dots", Text("starting the ranks", no_wrap=True, overflow="ellipsis"))
+        self._live = Live(Group(self._bar, self._now), console=self._console, refresh_per_second=4)
+        self._width = max([len(self._case(index)) for index in range(len(items))], default=0)
+        if items:  # else the sweep is done already
+            self._live.start()
 
     def case_begins(self, index: int) -> None:
-        self._estimate.begin(index)
-        self._progress.update(self._all, description=self._title(index))
-        self._progress.reset(self._steps, description="step", note="", visible=True)
+        super().case_begins(index)
+        self._show("building")
+
+    def phase_begins(self, phase: Phase) -> None:
+        if what := self._in_phase(phase):
+            self._show(what)
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
         self._estimate.step(step, num_steps, step_s)
-        self._progress.update(
-            self._steps,
-            completed=step,
-            total=num_steps,
-            description=f"step {step} of {num_steps}",
-            note=f"{tokens_per_s:,.0f} tokens/s",
-        )
-        self._progress.update(self._all, note=time_left(self._estimate))
+        self._show(f"{self._after(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._bar.update(self._all, note=time_left(self._estimate))
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
-        self._progress.update(self._all, advance=1)
-        if status != "ok":
-            words = describe(self._items[index], self._axes)
-            line = f"{status}: {words} (run {run_id}): {summary}"
-            self._progress.console.print(printable(line), markup=False, soft_wrap=True)
+        self._bar.update(self._all, advance=1, note=time_left(self._estimate))
+        name = self._case(index).ljust(min(self._width, _WIDEST))
+        line = f"{name}  {summary}" if status == "ok" else f"{name}  {status}: {summary} ({run_id})"
+        text = wrapped(printable(line), self._console.file)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self, what: str) -> None:
+        text = f"{self._case(self._current)}: {what}" if self._current >= 0 else what
+        self._now.update(text=Text(printable(text), no_wrap=True, overflow="ellipsis"))
 
     def end(self) -> None:
-        self._progress.stop()
+        self._live.stop()
+
+
+_WIDEST = 48
+"""Columns to which the names of cases are filled up, so that their figures stand in columns."""
 
 
 def display_for(console: Console) -> Display:
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+    """Return the display of a controller's process, which measures nothing itself."""
+    if console.is_terminal:
+        return LiveDisplay(console)
+    return PlainDisplay(console, looks_by_itself=True)
+
+
+@contextmanager
+def doing(what: str, console: Console) -> Iterator[None]:
+    """Show what is being done meanwhile: at once on a terminal, elsewhere once it takes long."""
+    if console.is_terminal:
+        with console.status(Text(what)):
+            yield
+        return
+    pulse = Pulse(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    pulse.doing(what)
+    pulse.start()
+    try:
+        yield
+    finally:
+        pulse.stop()

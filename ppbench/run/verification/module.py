@@ -155,7 +155,7 @@ def _initialise(part: nn.Module, name: str, owner: Any, seed: int, tied: set[str
         inner = child if hasattr(child, "_init_weights") else owner
         _initialise(child, f"{name}.{child_name}" if name else child_name, inner, seed, tied)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed(f"{seed}:{name}", 8, signed=True))
+        torch.default_generator.manual_seed(_seed(f"{seed}:{name}", 8, signed=True))
         if not any(f"{name}.{own}" in tied for own, _ in part.named_parameters(recurse=False)):
             owner._init_weights(part)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -125,21 +127,27 @@ def _sources(factory: str) -> list[tuple[str, str]]:
     }
     wanted = (
         file
-        for file, owner in sorted(files.items())
-        if file.endswith(".py") and (owner == package or not _is_installed(Path(file)))
+        for file, owner in files.items()
+        if file.endswith(".py") and (owner == package or not _is_installed(file))
     )
-    return [(file, _hash(Path(file))) for file in wanted]
+    return [(file, _hash(Path(file))) for file in sorted(wanted)]
 
 
-def _is_installed(file: Path) -> bool:
+def _is_installed(file: str) -> bool:
     """Whether a file is Python's, ppbench's or an installed package's: its version is known."""
+    if file.startswith(_known_folders()):
+        return True
+    path = Path(file)
+    is_made_in_memory = not path.is_absolute()
+    return is_made_in_memory or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+@functools.cache
+def _known_folders() -> tuple[str, ...]:
+    """Python's and ppbench's, each with a separator at its end. Thousands of files are asked of."""
     paths, own = sysconfig.get_paths(), Path(__file__).parents[3]
     known = (paths["stdlib"], paths["platstdlib"], own / "engine", own / "ppbench")
-    return (
-        not file.is_absolute()  # made in memory
-        or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-        or any(file.is_relative_to(folder) for folder in known)
-    )
+    return tuple(f"{folder}{os.sep}" for folder in known)
 
 
 def _downloaded(name: str) -> Path:

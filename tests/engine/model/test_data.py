@@ -174,7 +174,7 @@ def test_a_sequence_may_be_as_long_as_the_text_allows(tmp_path):
     ("source", "vocabulary", "message"),
     [
         ("nonsense", 256, "unknown data source"),
-        ("text:no/such/file", 256, "No such file"),
+        ("text:no/such/file", 256, "no such file"),
         ("stdlib", 100, "vocabulary of 256, got 100"),
     ],
 )

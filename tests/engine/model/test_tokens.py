@@ -191,10 +191,10 @@ BAD_SOURCES = [
     ("nonsense", 'unknown data source "nonsense"; expected "stdlib", "synthetic"'),
     ("json:", 'unknown data source "json:"'),
     ("synthetics:1", "unknown data source"),
-    ("text:no/such/file", 'data source "text:no/such/file": No such file'),
+    ("text:no/such/file", 'data source "text:no/such/file": no such file'),
     (
         "json:no/such/file",
-        'data source "json:no/such/file": Unable to find .*; expected the path of',
+        'data source "json:no/such/file": no such file; expected the path of',
     ),
     ("hf:./no/such", 'data source "hf:./no/such": .*no/such.*; expected a data set'),
     ("hf:x?splt=train", 'unknown option "splt=train"; expected hf:NAME.config=CONFIG'),
@@ -240,7 +240,7 @@ def test_a_column_that_is_not_text_is_refused(sources):
 
 def test_without_the_datasets_package_the_extra_is_named(monkeypatch, sources):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'ppbench\[hf\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[hf\]'"):
         open_tokens(sources["json"], None)
 
 

@@ -1,7 +1,7 @@
 """The shapes that tests try every schedule in."""
 
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program, shape_of
-from engine.plan.simulate import peak_activations
 
 RANKS = (1, 2, 3, 4, 8, 16)
 

@@ -5,18 +5,16 @@ from schedule_grid import families, programs_of
 
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.footprint import (
-    Block,
     Cost,
     Costs,
-    Level,
     Messages,
-    costs_of,
     predict_peak,
     received_before_computing,
 )
 from engine.plan.lower import lower
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
 from engine.plan.spans import Lane, Span
+from engine.run.action_costs import Block, Level, costs_of
 
 OPT = (NO_INDEX, Op.OPT)
 STATIC = 1000

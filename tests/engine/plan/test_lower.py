@@ -162,7 +162,7 @@ def to_start(row, cell):
         ),
         (
             lambda rows: to_start(rows[0], "0SEND_F0"),
-            *(0, "0SEND_F0", "stands before the action it sends for"),
+            *(0, "0SEND_F0", "comes before the action whose result it sends"),
         ),
         (
             lambda rows: to_end(rows[1], "1RECV_F2"),
@@ -203,9 +203,9 @@ def test_a_hang_is_reported_as_the_circle_of_waits():
         prove_no_deadlock(lowered, Sharing.RANK)
     assert caught.value.reason == (
         "hangs: "
-        "0RECV_B0 on rank 0 stands in line behind 0SEND_F1; "
+        "0RECV_B0 on rank 0 is queued behind 0SEND_F1; "
         "0SEND_F1 on rank 0 waits for 1RECV_F1 on rank 1; "
-        "1RECV_F1 on rank 1 stands in line behind 1SEND_B0; "
+        "1RECV_F1 on rank 1 is queued behind 1SEND_B0; "
         "1SEND_B0 on rank 1 waits for 0RECV_B0 on rank 0"
     )
     assert [" ".join(line.split()) for line in str(caught.value).splitlines()[1:]] == [

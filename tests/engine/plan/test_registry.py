@@ -14,7 +14,7 @@ from schedule_grid import (
 
 from engine.plan.lower import Policy, lower
 from engine.plan.program import to_csv
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import (
     ALIASES,
@@ -28,7 +28,7 @@ from engine.plan.schedules.registry import (
     read_csv,
     shape_of,
 )
-from engine.plan.simulate import peak_activations, simulate, uniform
+from engine.plan.simulate import simulate, uniform
 
 COSTS = [(12, 12, 12), (12, 14, 10), (10, 20, 10), (12, 12, 0)]
 POLICIES = [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 1), (Policy.EARLY, 3)]

@@ -10,9 +10,15 @@ from schedule_grid import stages_per_rank
 
 from engine.plan.action import Action, Op, parse_action
 from engine.plan.program import Placement, Program, loop_placement
-from engine.plan.rules import ProgramError, check, fact_needed, link_made, link_needed
+from engine.plan.rules import (
+    ProgramError,
+    check,
+    fact_needed,
+    link_made,
+    link_needed,
+    peak_activations,
+)
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import peak_activations
 
 
 def program_of(*rows, num_microbatches=1, ranks=None):
@@ -130,7 +136,7 @@ def test_the_memory_rule_refuses_one_less_than_the_peak(name, v, p):
     assert parse_action(error.action).op is Op.F
     limit = max(peaks) - 1
     assert error.reason == (
-        f"holds the activations of {limit + 1} microbatches; at most {limit} may be"
+        f"holds the activations of {limit + 1} microbatches; at most {limit} are allowed"
     )
 
 

@@ -8,7 +8,7 @@ from pipeline import config, over_gloo
 from ranks import Ranks
 
 from engine.plan.action import Op
-from engine.plan.footprint import Level
+from engine.run.action_costs import Level
 from engine.run.allocations import Change, changes_of_trace, record
 from engine.run.clock import HostClock, IssueClock
 from engine.run.memory import (

@@ -144,3 +144,20 @@ def test_chance_is_jitter_and_no_imbalance():
     assert parts["imbalance_ns"] == 0
     assert parts["jitter_ns"] > 0.03 * parts["structure_ns"]
     assert abs(parts["launch_gap_ns"]) == 0
+
+
+def test_a_computation_without_a_span_is_no_computation_of_no_time():
+    lowered = lower(build_program("afab", 2, 1))
+    spans = ONE_MICROBATCH.assign(step=0)
+    both = pd.concat([spans, spans.assign(step=1)], ignore_index=True)
+    is_missing = (both["step"] == 1) & (both["op"] == "B") & (both["stage"] == 1)
+    with pytest.raises(KeyError, match=r"stage=1.*B"):
+        attributed(both[~is_missing], lowered)
+
+
+def test_a_span_of_another_program_takes_no_part_in_the_replays():
+    lowered = lower(build_program("afab", 2, 1))
+    forward = (ONE_MICROBATCH["op"] == "F") & (ONE_MICROBATCH["stage"] == 0)
+    outside = ONE_MICROBATCH[forward].assign(op="W", microbatch=7)
+    spans = pd.concat([ONE_MICROBATCH, outside], ignore_index=True)
+    assert attributed(spans, lowered).modelled.makespan_ns == 153

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engine.plan.action import Action, Op
+from engine.plan.action import CODES, Op
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.analysis.costs import (
@@ -168,9 +168,9 @@ def test_a_lone_action_per_stage_is_taken_at_its_word():
 
 def test_costs_cover_every_computation_and_send_of_a_program():
     costs = Costs({Op.F: (1, 2, 3, 4), Op.B: (5, 6, 7, 8)}, {Edge(2, 1): 9})
-    assert costs.compute_ns(PROGRAM)[Action(3, Op.B, 7)] == 8
-    assert costs.moving_ns(PROGRAM)[Action(2, Op.SEND_B, 0)] == 9
-    assert costs.moving_ns(PROGRAM)[Action(0, Op.SEND_F, 0)] == 0
+    took = costs.by_kind(PROGRAM)
+    kinds = [(3, Op.B), (2, Op.SEND_B), (0, Op.SEND_F)]
+    assert [took[CODES[op] * PROGRAM.num_stages + stage] for stage, op in kinds] == [8, 9, 0]
 
 
 MIXED = {Op.F: (100, 100), Op.B: (200, None), Op.I: (None, 120), Op.W: (None, 80)}

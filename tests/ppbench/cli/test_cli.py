@@ -1,4 +1,4 @@
-"""The command line as people run it: a subprocess, its exit code and its words."""
+"""The command line as people run it: its exit code and its words."""
 
 import collections
 import csv
@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import recordings
 from command import PATIENCE_S, inside, ppbench
 
 from engine.plan.lower import lower
@@ -49,7 +50,7 @@ def swept(tmp_path_factory):
 def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
     folder, done = swept
     assert done.returncode == 0, done.stderr
-    runs = Store(folder / "results").last_sweep()
+    runs = Store(folder / "results").last_sweep().runs
     assert list(zip(runs["schedule"], runs["world_size"], strict=True)) == [
         ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
     ]  # fmt: skip
@@ -70,11 +71,18 @@ def test_a_sweep_leaves_one_ok_row_per_case_with_its_figures(swept):
 
 def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
     folder, done = swept
-    begun = [line for line in done.stderr.splitlines() if line.startswith("case ")]
-    assert [line.split(":")[0] for line in begun] == [f"case {n} of 4" for n in range(1, 5)]
-    assert any("schedule 1f1b, world_size 2, num_microbatches 4" in line for line in begun)
+    begun = [line for line in done.stderr.splitlines() if line.startswith("run ")]
+    assert [line.split(":")[0] for line in begun] == [f"run {n} of 4" for n in range(1, 5)]
+    assert any("1f1b, 2 ranks, 4 microbatches" in line for line in begun)
+    ended = [line for line in done.stderr.splitlines() if line.startswith("  ok, ")]
+    assert len(ended) == 4
+    assert all("tokens/s, bubble " in line and "MiB" in line for line in ended)
+    assert not {"\x1b", "\r", "\b"} & set(done.stderr)
     assert done.stdout.count("llama") == 0
-    assert len([line for line in done.stdout.splitlines() if " ok " in line]) == 4
+    table, answer = done.stdout.split("\n\n")[:2]
+    assert ", ok" in table.splitlines()[0]  # of all rows: said once
+    assert len([line for line in table.splitlines() if " afab " in line or " 1f1b " in line]) == 4
+    assert re.match(r"(Decided|Leaning|Not decided)\. With ", answer)
     path = done.stdout.splitlines()[-1].removeprefix("report: ")
     assert (folder / path).read_text().startswith("<!doctype html>")
 
@@ -82,11 +90,12 @@ def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
 def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     folder, _ = swept
     before = len(Store(folder / "results").runs())
-    again = ppbench("sweep", "tiny.toml", folder=folder)
+    again = ppbench("sweep", "tiny.toml", "--no-report", folder=folder)
     assert again.returncode == 0
     assert "4 of 4 runs are done already" in again.stderr
     assert len(Store(folder / "results").runs()) == before
-    ppbench("sweep", "tiny.toml", "--rerun", "--set", "world_size=1", folder=folder)
+    rerun = ("--rerun", "--no-report", "--set", "world_size=1")
+    ppbench("sweep", "tiny.toml", *rerun, folder=folder)
     assert len(Store(folder / "results").runs()) == before + 2
 
 
@@ -108,7 +117,7 @@ def test_every_listing_takes_every_format(swept, command):
 
 def test_json_of_a_run_holds_its_row_ranks_and_steps(swept):
     folder, _ = swept
-    shown = json.loads(ppbench("show", "last", "--format", "json", folder=folder).stdout)
+    shown = json.loads(inside("show", "last", "--format", "json", folder=folder))
     assert shown["run"]["status"] == "ok"
     assert shown["run"]["error"] is None
     assert len(shown["steps"]) == 3
@@ -137,16 +146,14 @@ def test_report_and_timeline_write_the_file_they_are_told_to(swept):
     folder, _ = swept
     for command in (["report", "last"], ["report"], ["timeline", "last"]):
         target = folder / "out" / f"{len(command)}{command[0]}.html"
-        done = ppbench(*command, "-o", str(target), folder=folder)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == str(target)
+        assert inside(*command, "-o", str(target), folder=folder).strip() == str(target)
         assert "Plotly" in target.read_text()
 
 
 def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
-    done = ppbench("sweep", "tiny.toml", "--dry-run", "--format", "json", folder=tmp_path)
-    listed = json.loads(done.stdout)
+    done = inside("sweep", "tiny.toml", "--dry-run", "--format", "json", folder=tmp_path)
+    listed = json.loads(done)
     assert [(c["schedule"], c["world_size"]) for c in listed] == [
         ("afab", 1), ("afab", 2), ("1f1b", 1), ("1f1b", 2),
     ]  # fmt: skip
@@ -158,8 +165,8 @@ def test_a_dry_run_lists_the_cases_and_writes_nothing(tmp_path):
 def test_a_dry_run_lists_the_chosen_cases_alone(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     arguments = ("sweep", "tiny.toml", "--dry-run", "--format", "json", "--only")
-    done = ppbench(*arguments, "world_size=2", folder=tmp_path)
-    assert [(c["schedule"], c["world_size"]) for c in json.loads(done.stdout)] == [
+    done = inside(*arguments, "world_size=2", folder=tmp_path)
+    assert [(c["schedule"], c["world_size"]) for c in json.loads(done)] == [
         ("afab", 2), ("1f1b", 2),
     ]  # fmt: skip
     refused = ppbench(*arguments, "world_size=3", folder=tmp_path)
@@ -206,8 +213,8 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, wor
     if text is not None:
         (tmp_path / "bad.toml").write_text(text)
     before = sorted(tmp_path.rglob("*"))
-    done = ppbench("sweep", "bad.toml", folder=tmp_path)
-    assert done.returncode == 2
+    done = recordings.ppbench(["sweep", "bad.toml"], tmp_path)
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: bad.toml")
     assert len(done.stderr.splitlines()) == 1
@@ -231,8 +238,8 @@ def test_bad_input_is_one_clear_error_and_nothing_is_written(tmp_path, text, wor
     ids=" ".join,
 )
 def test_bad_arguments_exit_with_2_and_no_traceback(tmp_path, arguments):
-    done = ppbench(*arguments, folder=tmp_path)
-    assert done.returncode == 2
+    done = recordings.ppbench(arguments, tmp_path)
+    assert done.exit_code == 2
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -293,7 +300,7 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "planned" in done.stdout  # a heading, whose unit may be below it
     store = Store(tmp_path / "results")
-    runs = store.last_sweep()
+    runs = store.last_sweep().runs
     assert list(runs["status"]) == ["ok"] * 4
     assert list(runs["stages_per_rank"]) == [1, 1, 2, 2]
     assert (runs["step_ns"] >= runs["planned_step_ns"]).all()

@@ -77,10 +77,10 @@ def test_a_failed_run_shows_first_how_it_failed_and_what_each_rank_was_doing(fai
         "10.0 s; rank 0 waits for it"
     )
     cells = [line.split() for line in lines]
-    headings = ["rank", "process", "phase", "step", "action", "waits", "for", "for", "(s)"]
-    assert headings in cells
-    assert ["0", "alive", "steps", "1", "0B0", "1B0", "of", "rank", "1", "10.010"] in cells
-    assert ["1", "stopped", "steps", "1", "1B0", "10.000"] in cells
+    assert ["phase", "steps,", "step", "1"] in cells
+    assert ["rank", "process", "action", "waits", "for", "for", "(s)"] in cells
+    assert ["0", "alive", "0B0", "1B0", "of", "rank", "1", "10.010"] in cells
+    assert ["1", "stopped", "1B0", "10.000"] in cells
     assert "rank 1: last lines of its log" in lines
     assert ["attempt", "1"] in cells
     assert not any(line.startswith((" last_actions", " error ")) for line in lines)

@@ -287,6 +287,8 @@ def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communicatio
     assert "deadlock-free; peak activations by rank: " in verdict
     assert ("transfers" in verdict) == (communication is not None)
     again = output_of(planning.export, f"csv:{path}", tmp_path / "again.csv")
+    assert output_of(planning.draw, str(path)) == output_of(planning.draw, f"csv:{path}")
+    assert output_of(planning.check, Path(f"csv:{path}")) == output_of(planning.check, path)
     assert (tmp_path / "again.csv").read_text() == path.read_text()
     assert again == str(tmp_path / "again.csv")
 

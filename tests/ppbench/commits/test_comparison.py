@@ -11,16 +11,10 @@ from repositories import commits, make_repository
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.cli.compare import split_names
-from ppbench.cli.comparison import moved_sentences
-from ppbench.commits.comparison import (
-    SHOWN,
-    Comparison,
-    break_down,
-    compare,
-    compare_sides,
-    read_metrics,
-)
+from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
 from ppbench.commits.sides import Places, find_side
+from ppbench.comparison.lines import SHOWN, read_metrics
+from ppbench.display.changes import moved_sentences
 from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
@@ -87,6 +81,22 @@ def test_fingerprints_are_never_mixed(store):
     }
     assert "only base was measured on the machine f1f2 (afab)" in result.notes[0]
     assert "only head was measured on the machine third (afab)" in result.notes[1]
+
+
+def test_a_change_of_another_sign_than_its_two_figures_is_explained(store):
+    add_launches(store, [580.0, 582.0, 584.0, 820.0, 830.0], BASE, CASE)
+    add_launches(store, [590.0, 592.0, 595.0, 597.0, 599.0], HEAD, CASE)
+    (note,) = [note for note in compared(store).notes if "another sign" in note]
+    assert "than the two figures: tokens/s of 1f1b" in note
+
+
+def test_more_launches_are_advised_with_the_names_that_are_known(store):
+    for sha in (BASE, HEAD):
+        add_launches(store, STEADY[:2], sha, CASE)
+    result = compare(BASE[:8], HEAD[:8], results=store.folder)
+    (note,) = [note for note in result.notes if "measure more" in note]
+    assert f"ppbench compare {BASE[:8]} {HEAD[:8]} " in note
+    assert f" --run --results {store.folder} --launches 5" in note
 
 
 def test_stored_noise_is_the_floor(store):
@@ -161,7 +171,7 @@ def test_what_moved_is_said_with_waiting_last(store):
     add_launches(store, slower(0.05), HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
     result = compared(store)
     (one,) = break_down(result, result.changed())
-    cause, waiting = moved_sentences(one)
+    cause, waiting = moved_sentences(one.moved)
     assert cause.startswith(
         "compute of stage 1 changed: B 12.0 -> 13.2 ms per microbatch, +10.0 % [+9.9, +10.1]; "
         "F 10.0 -> 10.8 ms, +8.0 % [+7.9, +8.1]; in total +2.00 ms"
@@ -178,7 +188,7 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     (told,) = [note for note in result.notes if "outlier" in note]
     assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
     (one,) = break_down(result, result.changed())
-    assert moved_sentences(one)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
+    assert moved_sentences(one.moved)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
 
 def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
@@ -186,7 +196,7 @@ def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
     result = compared(store)
     (one,) = break_down(result, result.changed())
-    told = moved_sentences(one)
+    told = moved_sentences(one.moved)
     assert told[0] == "no compute, optimizer or transfer time changed significantly"
 
 
@@ -196,7 +206,7 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     result = compared(store)
     assert result.changed() == []
     (one,) = break_down(result, result.series())
-    told = moved_sentences(one)
+    told = moved_sentences(one.moved)
     assert told[0] == "not tested, which takes 3 launches per side; the largest differences:"
     assert told[1].startswith(
         "compute of stage 1 differs: F 10.0 -> 10.8 ms per microbatch, +8.0 %;"
@@ -236,9 +246,9 @@ def test_people_read_less_and_more_of_memory_and_programs_the_verdicts(
     assert text.startswith(
         f"base  HEAD~1 = {first[:9]} Number 1, 5 runs\nhead  HEAD = {second[:9]}"
     )
-    assert [line.split()[-3] for line in text.splitlines() if line.endswith("5, 5")] == [
-        *("slower", "same", "less")
-    ]
+    verdicts = [line.split()[-1] for line in text.splitlines() if re.search("\\] +[a-z]+$", line)]
+    assert verdicts == ["slower", "same", "less"]
+    assert "\n launches 5, 5\n" in text
     assert (
         "What changed in 1f1b, 2 ranks, 8 microbatches, 128 tokens:\n  compute of stage 0" in text
     )

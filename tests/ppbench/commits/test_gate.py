@@ -184,7 +184,21 @@ def test_what_is_unclear_passes_and_is_said(root, store):
     measure(store, root, "HEAD", [950.0, 1060.0, 880.0, 1000.0])
     outcome = checked(store)
     assert outcome.exit_code == 0
-    assert "1 metric unclear, which passes" in outcome.text
+    assert outcome.text.startswith("ppbench check: not decided: 1 metric unclear (1 case compared)")
+    assert "exits with 0; to decide it: --run --launches 5 on a quiet machine" in outcome.text
+    (heading,) = (line for line in outcome.text.splitlines() if line.lstrip().startswith("figure"))
+    assert "verdict" in heading
+
+
+def test_what_was_not_measured_is_measured_by_the_check_itself(root, store):
+    measure(store, root, "HEAD~1")
+    with pytest.raises(NotMeasuredError) as caught:
+        check("demo.toml", results=store.folder)
+    again = f"ppbench check demo.toml --run --results {store.folder}"
+    assert str(caught.value).endswith(f"; measure it with: {again}")
+    measure(store, root, "HEAD", STEADY[:2])
+    notes = check("demo.toml", results=store.folder).comparison.notes
+    assert any(note.endswith(f"measure more with: {again} --launches 5") for note in notes)
 
 
 def test_a_case_of_the_sweep_that_head_did_not_measure_is_too_little(root, store):

@@ -136,11 +136,10 @@ def test_the_command_names_the_commit_and_writes_a_page(folder: Path) -> None:
     assert "history-tokens_per_s.html" in (folder / "reports" / "index.html").read_text()
 
 
-def test_with_nothing_measured_it_says_so_and_exits_with_3(tmp_path: Path) -> None:
+def test_without_a_store_it_refuses_as_every_command_does(tmp_path: Path) -> None:
     done = ppbench("history", "--format", "json", folder=tmp_path)
-    assert done.returncode == 3
-    assert "no runs here yet; measure with: ppbench sweep FILE" in done.stderr
-    assert json.loads(done.stdout)["series"] == []
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no runs here yet; start with: ppbench sweep FILE" in done.stderr
     assert not (tmp_path / "reports").exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tracked import CASE, STEADY, add_launches, store_in
 
-from ppbench.commits.launches import MEASURED_ALIKE, fresh, keys_of, newest_launches
+from ppbench.comparison.launches import MEASURED_ALIKE, fresh, keys_of, newest_launches
 from ppbench.store import Store
 
 ONE, OTHER = "0e" * 20, "07" * 20

@@ -1,5 +1,5 @@
-"""Bisect, backfill, compare, check and history on one repository of nine commits: the seventh
-makes a stage a quarter slower, and the fifth does not run.
+"""Bisect, backfill, compare, check and history on one repository of seven commits: the sixth
+makes a stage a quarter slower, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
 Steps are long and few: a rank that wakes up some milliseconds late is late by little, so that few
@@ -21,7 +21,7 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-NUM_COMMITS, SLOWER, BROKEN = 9, 7, 5  # a bisection tries the fifth first
+NUM_COMMITS, SLOWER, BROKEN = 7, 6, 4  # a bisection tries the fourth first
 SWEEP = """\
 name = "tracked"
 device = "emulated"
@@ -42,8 +42,8 @@ steps = 3
 costs = "costs.toml"
 """
 COSTS = "F_ms = [90, {F}]\nI_ms = [45, {half}]\nW_ms = [45, {half}]\n"
-SPREAD = (1, 3, 5, 6, 7, 8, 9)
-"""The commits that `backfill --max 7` measures; the bisection has measured most of them."""
+SPREAD = (1, 3, 4, 6, 7)
+"""The commits that `backfill --max 5` measures; the bisection has measured most of them."""
 PATIENCE_S = 570
 
 

@@ -8,15 +8,17 @@ import pytest
 
 from engine.model.descriptions import Facts
 from engine.plan.schedules.registry import ProgramFileError
+from ppbench.cautions import MIN_STEPS
 from ppbench.config import programs as models
 from ppbench.config.case import Case, Measure
-from ppbench.config.feasibility import local_files, problems_of_fit
+from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.toml import line_of
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
+from ppbench.statistics.significance import FEWEST_LAUNCHES
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 VALID = """\
@@ -343,7 +345,9 @@ def test_a_text_is_long_enough_only_if_its_tokens_are_bytes(tmp_path):
     (problem,) = problems_of_fit(case, Facts(), is_max_seq_len_set=False)
     assert (problem.key, "has 5 bytes; seq_len 128" in problem.message) == ("data.source", True)
     assert not list(problems_of_fit(case, Facts(tokenizer_size=9), is_max_seq_len_set=False))
-    assert len(local_files(f"json:{tmp_path}/*.txt")) == 1
+    folder = Case(data_source=f"text:{tmp_path}")
+    (problem,) = problems_of_fit(folder, Facts(), is_max_seq_len_set=False)
+    assert "has 5 bytes" in problem.message
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):
@@ -494,6 +498,15 @@ def test_the_demo_compares_both_schedules_over_the_promised_axes():
     assert found["schedule"] == {"afab", "1f1b"}
     assert found["world_size"] == {1, 2, 4}
     assert len(found["num_microbatches"]) == len(found["seq_len"]) == 2
+    assert len(sweep.cases) == 24
+
+
+def test_every_case_of_the_demo_means_something_on_two_cores():
+    for case, measure in read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu").cases:
+        has_cores = case.world_size * case.launch_threads_per_rank <= 2
+        assert case.is_emulated is not has_cores
+        assert measure.launches >= FEWEST_LAUNCHES
+        assert measure.steps >= MIN_STEPS
 
 
 @pytest.mark.parametrize(
@@ -616,6 +629,23 @@ def test_an_illegal_program_file_is_shown_with_the_place_marked(tmp_path):
         read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1')
     assert "rank 1, position 0, 1B0: can never start" in str(caught.value)
     assert "[1B0]" in str(caught.value)
+
+
+def test_a_broken_program_file_beside_a_good_schedule_is_to_be_mended(tmp_path):
+    path = tmp_path / "broken.csv"
+    path.write_text("0F0,0B0\n1B0,1F0\n")
+    schedules = f'[grid]\nschedule = ["1f1b", "csv:{path}"]\n'
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, f"world_size = 2\nnum_microbatches = 1\n{schedules}")
+    assert f"ppbench schedules check {path}" in str(caught.value)
+    assert "[[exclude]]" not in str(caught.value)
+
+
+def test_a_program_file_without_its_prefix_is_suggested_with_it(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0B0\n")
+    with pytest.raises(SweepFileError, match=f'write "csv:{path}"'):
+        read(tmp_path, f'schedule = "{path}"\n')
 
 
 def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):

@@ -257,7 +257,7 @@ def test_a_file_of_another_name_is_refused(results, tmp_path, name, is_perfetto,
 
 def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    with pytest.raises(UsageError, match=r"pip install 'ppbench\[perfetto\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[perfetto\]'"):
         trace("last", tmp_path / "a.pftrace", "all", perfetto=True, results=results)
     assert not (tmp_path / "a.pftrace").exists()
     trace("last", tmp_path / "a.json", "all", perfetto=False, results=results)

@@ -280,7 +280,7 @@ def test_pipelines_that_end_together_are_launches_of_their_own(ranks, tmp_path):
 
 
 def test_the_documented_script_leaves_a_run(tmp_path):
-    page = (ROOT / "docs" / "attach.md").read_text()
+    page = (ROOT / "docs" / "howto" / "attach-to-a-training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (script,) = (block for block in blocks if "init_process_group" in block)
     (tmp_path / "train.py").write_text(script)

@@ -210,3 +210,22 @@ def test_times_are_kept_to_a_millionth_of_the_step_or_finer() -> None:
     for end_ns, quantum_ns in ((500_000, 1), (10**7, 10), (10**9, 1000), (10**12, 1000)):
         told, _ = packed([], end_ns)
         assert told["quantumMs"] * MS == pytest.approx(quantum_ns)
+
+
+def test_a_page_is_told_where_steps_and_lanes_lie_and_what_bars_are() -> None:
+    figure = gantt([Step("one", spans()), Step("two", spans())])
+    told = figure.layout.meta["timeline"]
+    assert [(step["title"], step["ranks"]) for step in told["steps"]] == [("one", 2), ("two", 2)]
+    first, second = (step["firstRow"] for step in told["steps"])
+    bars = traces(figure)
+    assert set(bars["forward"].y - told["lanes"]["compute"]["at"]) == {
+        first, first + 1, second, second + 1,
+    }  # fmt: skip
+    assert max(step["end"] for step in told["steps"]) == told["endMs"]
+    assert bars["forward"].meta["op"] == "F"
+    numbers = dict(
+        zip(bars["forward"].meta["numbers"], bars["forward"].customdata[0], strict=False)
+    )
+    assert numbers == {"rank": 0, "stage": 0, "microbatch": 0}
+    assert bars["idle: another stage"].meta["isIdle"]
+    assert not bars["receive activations, waiting"].showlegend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,12 +43,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return made
 
 
-@pytest.fixture
-def page(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HistoryPage:
-    monkeypatch.chdir(tmp_path)  # in no repository
-    found = read_history(runs.store, TOKENS, has_dirty=True)
-    told = [analyse(series, TOKENS) for series in found.series]
-    return HistoryPage(TOKENS, told, found.notes, found.line, "ppbench history")
+@pytest.fixture(scope="module")
+def page(runs: Runs) -> Iterator[HistoryPage]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs.store.folder)  # in no repository
+        found = read_history(runs.store, TOKENS, has_dirty=True)
+        told = [analyse(series, TOKENS) for series in found.series]
+        yield HistoryPage(TOKENS, told, found.notes, found.line, "ppbench history")
+
+
+@pytest.fixture(scope="module")
+def html(runs: Runs, page: HistoryPage) -> str:
+    return render_history(runs.store, page)
 
 
 def panels(html: str) -> list[dict]:
@@ -64,10 +70,7 @@ def embedded(html: str) -> list[str]:
     return re.findall(r'x-ppbench-figure" id="([^"]+)"', html)
 
 
-def test_a_change_tells_its_commit_the_compare_command_and_both_timelines(
-    runs: Runs, page: HistoryPage
-) -> None:
-    html = render_history(runs.store, page)
+def test_a_change_tells_its_commit_the_compare_command_and_both_timelines(html: str) -> None:
     [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]
     assert change["title"].endswith(f"at {sha(BAD)[:9]}")
     told = commands(change)
@@ -87,9 +90,9 @@ def test_commands_name_the_results_that_are_elsewhere(runs: Runs, page: HistoryP
 
 
 def test_a_commit_tells_its_figure_and_the_difference_to_the_one_before_that_ran(
-    runs: Runs, page: HistoryPage
+    html: str,
 ) -> None:
-    [panel] = [one for one in panels(render_history(runs.store, page)) if "change 0" in one]
+    [panel] = [one for one in panels(html) if "change 0" in one]
     facts = dict(map(tuple, panel["3"]["facts"]))
     assert facts["author date"] == "2026-01-04 00:00"
     assert facts["difference"].endswith(f"% on {sha(1)[:9]}")
@@ -99,10 +102,7 @@ def test_a_commit_tells_its_figure_and_the_difference_to_the_one_before_that_ran
     assert panel["7"]["title"].endswith("and uncommitted changes")
 
 
-def test_timelines_are_of_changes_and_newest_commits_each_once(
-    runs: Runs, page: HistoryPage
-) -> None:
-    html = render_history(runs.store, page)
+def test_timelines_are_of_changes_and_newest_commits_each_once(html: str) -> None:
     assert embedded(html) == ["pair-1", "pair-2", "pair-3"]
     others = [panel[key] for panel in panels(html) for key in panel]
     assert sum(one["figure"] is not None for one in others) == 4  # the change, and its commit too
@@ -131,16 +131,14 @@ def test_runs_without_spans_have_panels_without_timelines(tmp_path: Path) -> Non
 
 
 def test_what_a_commit_says_is_text_and_the_page_is_the_same_each_time(
-    runs: Runs, page: HistoryPage
+    runs: Runs, page: HistoryPage, html: str
 ) -> None:
-    html = render_history(runs.store, page)
     assert "<script>alert" not in html
     assert "<b>bold</b>" not in html
     assert html == render_history(runs.store, page)
 
 
-def test_the_page_says_what_changed_and_lists_every_series(runs: Runs, page: HistoryPage) -> None:
-    html = render_history(runs.store, page)
+def test_the_page_says_what_changed_and_lists_every_series(html: str) -> None:
     assert "1 of 2 series changed. The newest change: -" in html
     assert html.count('<tr data-series="series-') == 2
     assert 'data-state="changed"' in html

@@ -117,7 +117,7 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
     demo: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(UsageError, match=r"pip install 'ppbench\[images\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[images\]'"):
         write(demo, tmp_path / "a.png")
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))

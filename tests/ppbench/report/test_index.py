@@ -25,7 +25,13 @@ def page(path: Path, **changes) -> Path:
     """A page without content that says of itself what a report does."""
     told = {"kind": "report", "title": "demo", "measured": "2026-01-01 00:00:00", **changes}
     html = render(
-        "index.html", title="x", about=About(**told), reports=[], histories=[], timelines=[]
+        "index.html",
+        title="x",
+        about=About(**told),
+        reports=[],
+        comparisons=[],
+        histories=[],
+        timelines=[],
     )
     path.write_text(html, encoding="utf-8")
     return path
@@ -64,27 +70,21 @@ def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: P
     assert index.cells[:5] == ["new new.html", "2026-02-01 00:00", "3", "7", "0"]
 
 
+def test_reports_of_one_title_are_told_apart(tmp_path: Path) -> None:
+    for name, num_runs, commit in (("a", 3, "abc"), ("b", 9, "def")):
+        page(tmp_path / f"{name}.html", num_cases=3, num_runs=num_runs, commit=commit)
+    cells = _Index(render_index(tmp_path)).cells
+    assert cells[0] == "demo (3 cases, 3 runs, commit abc) a.html"
+    assert cells[7] == "demo (3 cases, 9 runs, commit def) b.html"
+
+
 def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) -> None:
     runs = demo.runs()
-    about = about_report("demo", runs, ("schedule", "world_size"))
+    about = about_report("demo", runs, "Decided. 1f1b is answer.")
     assert (about.num_runs, about.num_cases, about.num_failures) == (7, 7, 1)
     assert about.measured == "2026-01-01 00:00:00"
-    assert about.fastest == "1f1b, 2 ranks: 1,100 tokens/s"
+    assert about.answer == "Decided. 1f1b is answer."
     assert about.commit == "c0ffee"
-
-
-def test_emulated_and_oversubscribed_cases_are_the_fastest_only_among_themselves() -> None:
-    def fastest(*rows: dict) -> str:
-        return about_report("demo", pd.DataFrame(rows), ("schedule",)).fastest
-
-    real = run_row(0, Case(schedule="afab"))
-    crowded = run_row(1, Case(schedule="1f1b"), tokens_per_s=9e9, cautions="oversubscribed")
-    emulated = run_row(2, Case(schedule="zbv", device="emulated"), tokens_per_s=9e9)
-    failed = run_row(3, Case(schedule="zb_h1"), tokens_per_s=None, status="oom")
-    assert fastest(crowded, real, emulated, failed).startswith("afab")
-    assert fastest(emulated, crowded).startswith("1f1b")
-    assert fastest(emulated).startswith("zbv")
-    assert fastest(failed) == ""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_facts_that_a_newer_version_adds_are_passed_over(tmp_path: Path) -> None
 
 
 def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> None:
-    nasty = {"title": NASTY, "fastest": NASTY, "commit": NASTY, "measured": NASTY}
+    nasty = {"title": NASTY, "answer": NASTY, "commit": NASTY, "measured": NASTY}
     page(tmp_path / "a <b>&\"' ü?#.html", **nasty)
     index = _Index(render_index(tmp_path))
     assert index.cells[0] == f"{NASTY} a <b>&\"' ü?#.html"
@@ -127,9 +127,11 @@ def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> No
 
 def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> None:
     row = run_row(1, Case(), commit='"' * 10_000)
-    about = about_report('"ü' * 100_000, pd.DataFrame([row]), ())
+    about = about_report('"ü' * 100_000, pd.DataFrame([row]), "")
     path = tmp_path / "a.html"
-    html = render("index.html", title="x", about=about, reports=[], histories=[], timelines=[])
+    html = render(
+        "index.html", title="x", about=about, reports=[], comparisons=[], histories=[], timelines=[]
+    )
     path.write_text(html, encoding="utf-8")
     assert read_about(path) == about
     assert about.title.endswith("…")

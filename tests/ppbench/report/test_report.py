@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from plotly.offline import get_plotlyjs
-from stored_runs import NASTY, run_row, store_failed, store_with
+from stored_runs import NASTY, concluded, demo_store, run_row, store_failed, store_with
 
 from engine.plan.action import Op
 from ppbench.config.case import Case
@@ -22,16 +21,19 @@ from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
 from ppbench.display.units import held
 from ppbench.errors import StoreError, UsageError
 from ppbench.report import charts
-from ppbench.report.pages.conclusions import answer
+from ppbench.report.pages.captions import captions
+from ppbench.report.pages.judgement import judge
 from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
+from ppbench.report.scripts import library
 from ppbench.store import Store
+
+TEXT = {"title": "demo", "command": "ppbench sweep demo.toml", "sweep_text": 'name = "demo"'}
 
 
 def render(store: Store, **changes) -> str:
-    text = {"title": "demo", "command": "ppbench sweep demo.toml", "sweep_text": 'name = "demo"'}
-    return render_report(store, store.runs(), **{**text, **changes})
+    return render_report(store, store.runs(), **{**TEXT, **changes})
 
 
 class _Page(HTMLParser):
@@ -43,7 +45,7 @@ class _Page(HTMLParser):
         self.text = ""
         self.scripts: list[str] = []
         self._open = ""
-        self.feed(page.replace(get_plotlyjs(), "/* plotly.js */"))
+        self.feed(page.replace(library(), "/* plotly.js */"))
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
@@ -84,6 +86,22 @@ class _Page(HTMLParser):
 
     def _data(self) -> list:
         return [json.loads(text) for text in self.blocks("application/json")]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One for all tests: pages are made from it, and none writes to it."""
+    return demo_store(tmp_path_factory.mktemp("demo") / "results")
+
+
+@pytest.fixture(scope="module")
+def html(demo: Store) -> str:
+    return render(demo)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> _Page:
+    return _Page(html)
 
 
 # Colours
@@ -131,37 +149,39 @@ def test_runs_of_an_older_version_and_newer_ones_make_one_report(tmp_path: Path)
         table = pq.read_table(path)
         pq.write_table(table.select([n for n in table.column_names if n not in added]), path)
     assert varying_axes(store.runs()) == ("schedule",)
-    assert "Fastest of 2 cases" in _Page(render(store)).text
+    assert "Not decided." in _Page(render(store)).text
 
 
 # The answer in words
 
 
-def test_the_answer_names_the_fastest_case_that_is_not_oversubscribed(demo: Store) -> None:
-    runs = demo.runs()
-    sentences = answer(runs, ("schedule", "world_size"))
-    assert sentences[0].startswith("Fastest of 4 cases: 1f1b, 2 ranks. It reaches 1,100 tokens/s")
-    assert "10 % more throughput than afab" in sentences[1]
-    assert "50 % less peak memory than" in sentences[1]
-    assert sentences[2] == "No case that does the same work needs much less memory."
-    assert "throughput of 1f1b is 1.10 times, and its peak memory 0.50 times" in sentences[3]
-    assert "2 oversubscribed cases" in sentences[4]
-    assert "launched only once" in sentences[5]
+def test_the_answer_is_about_cases_that_were_not_oversubscribed(demo: Store) -> None:
+    conclusions = concluded(demo.runs())
+    answer = conclusions.sentence
+    assert answer.text == (
+        "Not decided. With 2 ranks, 128 tokens: 1f1b measured 1,100 tokens/s, 10.0 % more than "
+        "afab, but a single launch cannot decide it."
+    )
+    assert answer.command == "ppbench sweep sweeps/demo.toml --set measure.launches=5"
+    pair = "1.10 times that of afab (which is faster is not decided). Its peak memory is 0.50 times"
+    assert pair in conclusions.comparisons[0]
+    assert conclusions.smaller == (
+        "No case that does the same work needs much less memory than 1f1b.",
+    )
 
 
 def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
     runs = demo.runs()
-    assert "No run succeeded" in answer(runs[runs["status"] == "oom"], ())[0]
+    text = concluded(runs[runs["status"] == "oom"]).sentence.text
+    assert text == "Nothing to compare. No run succeeded; the errors are listed below."
 
 
 # The page
 
 
-def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(demo: Store) -> None:
-    html = render(demo)
-    page = _Page(html)
+def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page: _Page) -> None:
     for text in (
-        "Fastest of 4 cases",
+        "Not decided.",
         "ranks took turns",
         "2 of 7 cases",
         "line two",
@@ -176,14 +196,13 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(demo:
     sections = [attrs["id"] for _, attrs in page.tags if attrs.get("class") == "figure"]
     assert sections[:1] == ["throughput"]
     assert {"bubble", "memory"} < set(sections)
-    assert len(sections) == len(page.figures())
+    assert len(sections) + 1 == len(page.figures())  # one is on the first screen
     rows = [attrs for tag, attrs in page.tags if tag == "tr"]
     assert len([row for row in rows if row.get("class") == "detail"]) == 6  # of the ok runs
     assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
 
 
-def test_a_figure_of_a_run_is_in_the_page_once_and_packed(demo: Store) -> None:
-    page = _Page(render(demo))
+def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: _Page) -> None:
     openers = [attrs["data-figure"] for _, attrs in page.tags if "data-figure" in attrs]
     stored = [attrs["id"] for tag, attrs in page.tags if tag == "script" and "id" in attrs]
     assert set(openers) == set(stored) - {"cases"}
@@ -191,7 +210,9 @@ def test_a_figure_of_a_run_is_in_the_page_once_and_packed(demo: Store) -> None:
     assert all(figure["data"] for figure in page.timelines())
 
 
-def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(demo: Store) -> None:
+def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(
+    demo: Store, page: _Page
+) -> None:
     runs = demo.runs()
     shown = filters(runs, varying_axes(runs))
     assert [(one.axis, one.heading) for one in shown] == [
@@ -200,13 +221,12 @@ def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(demo: St
     assert [(choice.text, choice.num_cases) for choice in shown[1].choices] == [
         ("1", 2), ("2", 3), ("4", 2),
     ]  # fmt: skip
-    cases = _Page(render(demo)).cases()
+    cases = page.cases()
     assert {case["case_id"] for case in cases} == set(runs["case_id"])
     assert cases[0]["axes"] == {"schedule": "afab", "world_size": "1", "seq_len": "128"}
 
 
-def test_every_point_of_a_chart_belongs_to_a_case_of_the_filters(demo: Store) -> None:
-    page = _Page(render(demo))
+def test_every_point_of_a_chart_belongs_to_a_case_of_the_filters(page: _Page) -> None:
     known = {case["case_id"] for case in page.cases()}
     for figure in page.figures():
         told = [trace["ids"] for trace in figure["data"] if "ids" in trace]
@@ -260,29 +280,25 @@ def test_names_inside_figures_are_text_too(tmp_path: Path) -> None:
     assert page.figures()
 
 
-def test_a_report_is_the_same_bytes_every_time(demo: Store) -> None:
-    assert render(demo) == render(demo)
-
-
-def test_a_page_loads_nothing_and_forbids_loading(demo: Store, tmp_path: Path) -> None:
+def test_a_page_loads_nothing_and_forbids_loading(demo: Store, html: str, tmp_path: Path) -> None:
     write_timeline(tmp_path / "one.html", demo, demo.runs().iloc[[1]])
-    for html in (render(demo), (tmp_path / "one.html").read_text(encoding="utf-8")):
-        page = _Page(html)
+    timeline = (tmp_path / "one.html").read_text(encoding="utf-8")
+    for text, num_libraries in ((html, 1), (timeline, 0)):  # a timeline needs none
+        page = _Page(text)
         loads = [
             value
             for _, attrs in page.tags
             for name, value in attrs.items()
-            if name in ("src", "href")
+            if name in ("src", "href") and not value.startswith("#")
         ]
         assert not loads
-        assert "url(" not in html[: html.index("</style>")]
+        assert "url(" not in text[: text.index("</style>")]
         (policy,) = [a["content"] for _, a in page.tags if "http-equiv" in a]
         assert "default-src 'none'" in policy
-        assert html.count(get_plotlyjs()) == 1
+        assert text.count(library()) == num_libraries
 
 
-def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store) -> None:
-    page = _Page(render(demo))
+def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store, page: _Page) -> None:
     opened = [a["data-runs"] for _, a in page.tags if "data-runs" in a and "open" in a]
     runs = demo.runs()
     pair = runs[(runs["world_size"] == 2) & (runs["status"] == "ok")]
@@ -292,7 +308,7 @@ def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store) -> None:
 
 def test_one_case_alone_makes_a_report(tmp_path: Path) -> None:
     page = _Page(render(store_with(tmp_path, [run_row(1, Case())])))
-    assert "1f1b, 2 ranks, 8 microbatches, 128 tokens. It reaches 1,000 tokens/s" in page.text
+    assert "1f1b, 2 ranks, 8 microbatches, 128 tokens reaches 1,000 tokens/s" in page.text
     assert page.figures()
     assert page.timelines()
     assert {"id": "filters", "hidden": None, "aria-label": "Filters"} in [a for _, a in page.tags]
@@ -305,11 +321,12 @@ def test_failures_alone_make_a_report(tmp_path: Path) -> None:
     assert not page.figures()
 
 
-def test_a_report_is_written_whole_into_new_folders(demo: Store, tmp_path: Path) -> None:
+def test_a_report_is_written_whole_into_new_folders_and_the_same_bytes_every_time(
+    demo: Store, html: str, tmp_path: Path
+) -> None:
     path = tmp_path / "deep" / "er" / "report.html"
-    text = {"title": "demo", "command": "c", "sweep_text": None}
-    write_report(path, demo, demo.runs(), **text)
-    assert path.read_text(encoding="utf-8") == render_report(demo, demo.runs(), **text)
+    write_report(path, demo, demo.runs(), **TEXT)
+    assert path.read_text(encoding="utf-8") == html
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
@@ -381,10 +398,10 @@ def test_emulated_cases_are_never_compared_with_measured_ones():
     runs = pd.DataFrame(
         [run_row(0, real), run_row(1, emulated, tokens_per_s=9e9, peak_memory_bytes=None)]
     )
-    sentences = answer(runs, ("schedule",))
-    assert sentences[0].startswith("1f1b. It reaches 1,000 tokens/s")
-    assert "Emulated cases are excluded from these comparisons" in " ".join(sentences)
-    assert "zbv" not in " ".join(sentences)
+    conclusions = concluded(runs)
+    assert conclusions.sentence.text.startswith("Nothing to compare. 1f1b")
+    assert "Judged on their own: 1 emulated case" in " ".join(conclusions.notes)
+    assert "zbv" not in conclusions.sentence.text
 
 
 def test_held_is_told_in_shares_of_a_rank_however_many_stages_it_has():
@@ -399,6 +416,15 @@ def test_many_schedules_are_compared_with_the_first_in_one_sentence():
     runs = pd.DataFrame(
         [run_row(n, Case(schedule=s), tokens_per_s=1000.0 * (n + 1)) for n, s in enumerate(names)]
     )
-    text = " ".join(answer(runs, ("schedule",)))
+    text = " ".join(concluded(runs).comparisons)
     assert "as a multiple of afab's, over one pair of cases" in text
     assert "zb_h2 4.00, zb_h1 3.00, 1f1b 2.00" in text
+
+
+def test_emulated_ranks_beyond_the_cores_do_not_hide_how_the_others_scale():
+    cases = [Case(world_size=1), Case(world_size=2), Case(world_size=4, device="emulated")]
+    runs = pd.DataFrame(
+        [run_row(n, case, tokens_per_s=1000.0 * (n + 1)) for n, case in enumerate(cases)]
+    )
+    said = captions(runs, judge(runs, varying_axes(runs)), "")["scaling"]
+    assert said == "On 2 ranks the efficiency is 100.0 %."

@@ -120,7 +120,7 @@ def test_killed_at_any_moment_every_run_is_there_once(tmp_path, processes, is_th
     run_ids, expected = [], None
     rng = random.Random(7)
     took_s = 0.5
-    for attempt in range(30 if is_thorough else 8):
+    for attempt in range(30 if is_thorough else 5):
         fill(tmp_path, ids(2, start=2 * attempt))
         run_ids += ids(2, start=2 * attempt)
         expected = contents(tmp_path)

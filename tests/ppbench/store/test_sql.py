@@ -114,11 +114,14 @@ def test_without_duckdb_the_command_to_install_it_is_told(demo):
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 2
-    told = "needs duckdb, which is not installed: python -m pip install 'ppbench[sql]'"
+    told = (
+        "needs duckdb, which is not installed; install it in ppbench's folder: "
+        "python -m pip install -e '.[sql]'"
+    )
     assert done.stderr == f"error: query: {told}\n"
 
 
 def test_a_store_that_is_not_there_is_a_clear_error(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no runs here yet"):
         output_of(answer_to, "SELECT 1", tmp_path / "none", Format.table)
     assert Store(tmp_path / "none").runs().empty

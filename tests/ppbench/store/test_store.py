@@ -1,7 +1,9 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,6 +18,7 @@ from ppbench.store import (
     columns_as_markdown,
     new_run_id,
 )
+from ppbench.store.parquet import as_table, row_as_table
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,6 +43,21 @@ def test_a_run_reads_back_from_every_table(tmp_path):
         (row,) = store.table(name, ["a"]).to_dict("records")
         assert (row["run_id"], row["schema_version"], row[column]) == ("a", SCHEMA_VERSION, value)
     assert store.table("ranks", ["a", "b"])["peak_memory_bytes"].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), 3, 3.0, np.int64(3), True, 3.5, "3", ""])
+@pytest.mark.parametrize("column", ["error", "world_size", "tokens_per_s", "is_finite", "seq_len"])
+def test_one_row_is_converted_as_a_frame_of_rows_is(column, value):
+    row = {"run_id": "a", "status": "ok", column: value}
+
+    def converted(how):
+        try:
+            return how().to_pylist()
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            return type(error)
+
+    expected = converted(lambda: as_table(pd.DataFrame([row]), "runs"))
+    assert converted(lambda: row_as_table(row, "runs")) == expected
 
 
 def test_a_failed_run_has_no_figures(tmp_path):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 
 HERE = Path(__file__).parents[2]
 PATIENCE_S = 600
-TIMEOUT_S = 3
+TIMEOUT_S = 4
 SWEEP = """\
 name = "faulty"
 device = "cpu"
@@ -267,7 +267,7 @@ def hung(tmp_path_factory, is_thorough):
         "world_size": [1, 2],
     }
     write_sweep(folder, grid, f"timeout_s = {TIMEOUT_S}", excluded)
-    return folder, ppbench("sweep", "faulty.toml", folder=folder)
+    return folder, ppbench("sweep", "faulty.toml", "--no-report", folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,8 @@ def test_failed_cases_are_tried_again_and_when_asked_for(mendable):
     assert "1 failed before (1 error); --retry-failed runs them again" in again.stderr
     assert statuses_of(mendable) == first
     (mendable / "mended").touch()
-    mended = ppbench("sweep", "faulty.toml", "--retry-failed", folder=mendable)
+    again = ("sweep", "faulty.toml", "--retry-failed", "--no-report")
+    mended = ppbench(*again, folder=mendable)
     assert mended.returncode == 0, mended.stderr
     assert statuses_of(mendable) == {**first, "broken": [*first["broken"], ("ok", 1)]}
 
@@ -418,7 +419,7 @@ def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path):
         assert "Traceback" not in stderr
         assert processes_of(launch) == []
         assert not node_folder(launch.name).exists()
-    finished = ppbench("sweep", file, "--rerun", folder=tmp_path)
+    finished = ppbench("sweep", file, "--rerun", "--no-report", folder=tmp_path)
     assert finished.returncode == 0, finished.stderr
     runs = Store(tmp_path / "results").runs()
     of = {ms: list(some["status"]) for ms, some in runs.groupby("emulated_F_ms")}

@@ -286,7 +286,7 @@ def swept(tmp_path_factory):
 def runs(swept):
     folder, done = swept
     assert done.returncode == 4, done.stdout + done.stderr  # the liar's run failed
-    return Store(folder / "results").last_sweep()
+    return Store(folder / "results").last_sweep().runs
 
 
 def test_all_runtimes_have_the_same_losses(runs):

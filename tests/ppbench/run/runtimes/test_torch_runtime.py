@@ -13,7 +13,7 @@ from torch.distributed.pipelining import schedules as torchs
 sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
 
 from models import configuration_folder
-from pipeline import assert_exact, config, relative_difference, train
+from pipeline import NUM_STEPS, assert_exact, config, relative_difference, train
 from ranks import Ranks
 
 from engine.connection import agree
@@ -96,7 +96,7 @@ def test_its_program_is_torchs_own_and_ours_in_order(outcomes, name, p, m):
 @pytest.mark.parametrize(("name", "p", "m"), SHAPES)
 def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
     found = outcomes(name, p, m)
-    for step in range(3):
+    for step in range(NUM_STEPS):
         spans = [outcome.results[step].spans for outcome in found]
         for rank, of_rank in enumerate(spans):
             assert all((span.step, span.rank) == (step, rank) for span in of_rank)
@@ -121,7 +121,7 @@ def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
 def test_its_bubble_is_attributed_to_the_nanosecond(outcomes, name, p, m):
     found = outcomes(name, p, m)
     spans = pd.DataFrame([s for o in found for result in o.results for s in result.spans])
-    steps = step_figures(spans, p, dict.fromkeys(range(3), 64)).set_index("step")
+    steps = step_figures(spans, p, dict.fromkeys(range(NUM_STEPS), 64)).set_index("step")
     attribution = attribute(spans, found[0].lowered, steps["step_ns"])
     assert (attribution.rows[list(PARTS)].sum(axis=1) == attribution.rows["idle_ns"]).all()
     assert steps["bubble_fraction"].between(0, 1).all()

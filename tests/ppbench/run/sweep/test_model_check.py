@@ -10,6 +10,8 @@ import pytest
 from ppbench.errors import LaunchError, UsageError
 from ppbench.run.sweep.model_check import check_architectures
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 RANKS = """\
 import json, os, sys
 

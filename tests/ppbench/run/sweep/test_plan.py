@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -37,15 +36,21 @@ I_ms = 2
 W_ms = 2
 """
 PLAN = """\
-import json
+import os, sys
 from pathlib import Path
 from ppbench.config.reader import read_sweep
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
 
-plan = plan_sweep(read_sweep(Path("sweep.toml"), [], "cpu"), Store(Path("results")), Choice())
-print(json.dumps([len(plan.missing), plan.sweep_id]))
+for _ in sys.stdin:
+    if (process := os.fork()) == 0:
+        read = read_sweep(Path("sweep.toml"), [], "cpu")
+        print(len(plan_sweep(read, Store(Path("results")), Choice()).missing), flush=True)
+        os._exit(0)
+    os.waitpid(process, 0)
 """
+"""Plans anew, as a new process does, for each line: imports are most of what that takes."""
+
 EXECUTOR = Path("engine/run/executor.py")
 REPORT = Path("ppbench/report/pages/report.py")
 
@@ -61,8 +66,24 @@ def ppbench(folder: Path, *arguments: str) -> str:
     return python(folder, "from ppbench.cli import main; main()", *arguments)
 
 
-def num_missing(folder: Path) -> int:
-    return json.loads(python(folder, PLAN))[0]
+class Own:
+    """A repository of ppbench, its first commit, and a process of its code that plans its sweep."""
+
+    def __init__(self, folder: Path, first: str) -> None:
+        self.folder, self.first = folder, first
+        self.planner = subprocess.Popen(
+            [sys.executable, "-c", PLAN],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def num_missing(self) -> int:
+        assert self.planner.stdin is not None
+        assert self.planner.stdout is not None
+        print(file=self.planner.stdin, flush=True)
+        return int(self.planner.stdout.readline())
 
 
 def reword(folder: Path) -> None:
@@ -78,7 +99,7 @@ def reword(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A repository of ppbench with a finished sweep; its folder, and the commit that ran it."""
+    """A repository of ppbench with a finished sweep."""
     folder = make_repository(tmp_path_factory.mktemp("own") / "repository")
     for package in ("engine", "ppbench"):
         unwanted = shutil.ignore_patterns("__pycache__")
@@ -86,8 +107,10 @@ def own(tmp_path_factory):
     files = {"sweep.toml": SWEEP, ".gitignore": "results/\n__pycache__/\n", "README.md": "one\n"}
     first = commit(folder, files, "First", day=1)
     ppbench(folder, "sweep", "sweep.toml", "--no-report")
-    assert num_missing(folder) == 0
-    return folder, first
+    one = Own(folder, first)
+    assert one.num_missing() == 0
+    yield one
+    one.planner.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +119,11 @@ def reworded(own):
 
     Then the two commits.
     """
-    folder, first = own
-    reword(folder)
-    (folder / "README.md").write_text("two\n")
-    uncommitted = num_missing(folder)
-    second = commit(folder, {}, "Second", day=2)
-    return uncommitted, num_missing(folder), (first, second)
+    reword(own.folder)
+    (own.folder / "README.md").write_text("two\n")
+    uncommitted = own.num_missing()
+    second = commit(own.folder, {}, "Second", day=2)
+    return uncommitted, own.num_missing(), (own.first, second)
 
 
 def test_reworded_code_leaves_a_finished_sweep_with_nothing_to_do(reworded):
@@ -110,26 +132,23 @@ def test_reworded_code_leaves_a_finished_sweep_with_nothing_to_do(reworded):
 
 
 def test_a_changed_constant_of_the_executor_makes_runs_undone(own, reworded):
-    folder, _ = own
-    path = folder / EXECUTOR
+    path = own.folder / EXECUTOR
     text = path.read_text()
     path.write_text(f"{text}\n_OTHER = 1\n")
-    assert num_missing(folder) == 1
+    assert own.num_missing() == 1
     path.write_text(text)
-    assert num_missing(folder) == 0
+    assert own.num_missing() == 0
 
 
 def test_a_changed_file_beside_the_code_makes_runs_undone(own, reworded):
-    folder, _ = own
-    path = folder / "sweep.toml"
+    path = own.folder / "sweep.toml"
     path.write_text(f"{SWEEP}# it may be read by a case, as a file of costs is\n")
-    assert num_missing(folder) == 1
+    assert own.num_missing() == 1
     path.write_text(SWEEP)
 
 
 def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded):
-    folder, _ = own
-    _, _, (first, second) = reworded
+    folder, (first, second) = own.folder, reworded[2]
     ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
     runs = Store(folder / "results").runs(["commit", "status", "code", "sweep_id"])
     assert list(runs["commit"]) == [first, second]
@@ -138,4 +157,4 @@ def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, rewo
     assert runs["sweep_id"].nunique() == 2
     ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
     assert len(Store(folder / "results").runs(["commit"])) == 2
-    assert num_missing(folder) == 0
+    assert own.num_missing() == 0

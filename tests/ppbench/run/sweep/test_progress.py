@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+from dataclasses import replace
 
+import pytest
+from rich.console import Console
+
+from engine.flight import FlightRecord, Phase
 from ppbench.config.case import Case, Measure
+from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import PlannedRun
-from ppbench.run.sweep.progress import Estimate, time_left
+from ppbench.run.sweep.phases import PhaseWatch
+from ppbench.run.sweep.progress import Estimate, LiveDisplay, PlainDisplay, describe, time_left
+from ppbench.run.sweep.pulse import Pulse
 
 MEASURE = Measure(warmup_steps=1, steps=9)
 
@@ -93,3 +101,108 @@ def test_a_run_that_fails_or_begins_anew_leaves_the_rest_right():
 
 def test_nothing_is_claimed_before_a_step_has_been_seen():
     assert time_left(Estimate([item(8)], Clock())) == "-:-- left"
+
+
+def shown_on(display, console_text) -> str:
+    """What a display says of one case that ends and one that fails."""
+    display.begin([item(8), item(16)], ("seq_len",))
+    display.case_begins(0)
+    display.phase_begins(Phase.BUILDS)
+    display.phase_begins(Phase.PEAK)
+    display.step_ends(1, 10, 500.0, 0.1)
+    display.phase_begins(Phase.ALIGNS)
+    display.step_ends(2, 10, 500.0, 0.1)
+    display.case_ends(0, "ok", "2026-a", "1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB")
+    display.case_begins(1)
+    display.case_ends(1, "oom", "2026-b", "too [big]")
+    display.end()
+    return console_text.getvalue()
+
+
+def test_in_a_pipe_each_case_is_a_line_when_it_begins_and_one_with_figures_when_it_ends():
+    text = io.StringIO()
+    assert shown_on(PlainDisplay(Console(file=text)), text).splitlines() == [
+        "run 1 of 2: 8 tokens",
+        "  ok, 1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB, run 2026-a, 0:02 left",
+        "run 2 of 2: 16 tokens",
+        "  oom, too [big], run 2026-b, 0:00 left",
+    ]
+
+
+def test_on_a_terminal_ended_cases_stand_above_the_bar_with_their_figures():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=80, color_system=None)
+    shown = shown_on(LiveDisplay(console), text)
+    assert "8 tokens   1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB" in shown
+    assert "16 tokens  oom: too [big] (2026-b)" in shown
+    assert "2 of 2 runs" in shown
+
+
+def test_a_sweep_with_nothing_to_do_shows_nothing():
+    text = io.StringIO()
+    display = LiveDisplay(Console(file=text, force_terminal=True, width=80, color_system=None))
+    display.begin([], ())
+    display.end()
+    assert text.getvalue() == ""
+
+
+def test_launches_are_counted_from_0_as_in_tables():
+    measure = replace(item(8).measure, launches=3)
+    assert describe(replace(item(8), measure=measure), ("seq_len",)) == (
+        "8 tokens, launch 0 (0 to 2)"
+    )
+
+
+def test_steps_have_their_names_whatever_the_warm_up_does():
+    display = PlainDisplay(Console(file=io.StringIO()))
+    display.begin([item(8)], ())
+    display.case_begins(0)
+    assert [display._after(step, total) for step, total in ((1, 10), (2, 10), (3, 11))] == [
+        "warm-up, step 2",
+        "warm-up, step 3",  # beyond those asked for
+        "warm-up, step 4",
+    ]
+    assert display._in_phase(Phase.ALIGNS) == "measured step 1 of 9"
+    assert display._after(4, 12) == "measured step 2 of 9"
+    assert display._after(12, 12) == "memory step"
+    assert display._in_phase(Phase.ALIGNS) == ""
+    assert display._in_phase(Phase.MEMORY) == "memory step"
+
+
+def test_silence_is_broken_every_five_seconds_by_what_is_being_done():
+    clock, lines = Clock(), []
+    pulse = Pulse(lines.append, now=clock)
+    pulse.doing("building")
+    for seconds in (4, 1, 4, 1):
+        clock.seconds += seconds
+        pulse.look()
+    pulse.doing("warm-up, step 1")
+    clock.seconds += 4
+    pulse.say("a line")
+    clock.seconds += 4
+    pulse.look()
+    clock.seconds += 1
+    pulse.look()
+    pulse.stop()
+    clock.seconds += 9
+    pulse.look()
+    assert lines == ["  building, 5 s", "  building, 10 s", "a line", "  warm-up, step 1, 9 s"]
+
+
+def test_phases_are_read_from_the_record_of_rank_0_also_when_it_is_made_anew(tmp_path):
+    watch = PhaseWatch(tmp_path)
+    assert watch.new_phases() == []
+    for _ in range(2):  # the ranks are started anew
+        record = FlightRecord(flight_path(tmp_path, 0), 0)
+        record.begin_case(0, 0)
+        record.enter(Phase.BUILDS)
+        record.begin_step(0)
+        for index in range(5000):  # more than the ring holds
+            record.come_to(index)
+        record.enter(Phase.MEMORY)
+        assert watch.new_phases()[-1:] == [Phase.MEMORY]
+        assert watch.new_phases() == []
+        record.enter(Phase.STORES)
+        record.begin_case(1, 0)
+        record.enter(Phase.BUILDS)
+        assert watch.new_phases() == [Phase.BUILDS]

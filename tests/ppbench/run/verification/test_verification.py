@@ -307,7 +307,7 @@ def swept(tmp_path_factory):
 def runs(swept):
     folder, done = swept
     assert done.returncode == 4, done.stdout + done.stderr
-    runs = Store(folder / "results").last_sweep().set_index(["model_preset", "seq_len"])
+    runs = Store(folder / "results").last_sweep().runs.set_index(["model_preset", "seq_len"])
     return {key: runs.loc[key] for key in runs.index}
 
 

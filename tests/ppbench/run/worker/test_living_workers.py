@@ -26,15 +26,21 @@ schedule = ["afab", "1f1b", "zb_h1", "zbv"]
 world_size = [1, 2]
 num_microbatches = [2, 6]
 """
+ALONE = "".join(
+    f'[[exclude]]\nschedule = "{schedule}"\nworld_size = 1\n'
+    for schedule in ("afab", "zb_h1", "zbv")
+)
+"""Cases of one rank that are for `--thorough`: there is no schedule to tell them apart by."""
+
 CASE = ["schedule", "world_size", "num_microbatches"]
 MESSAGE_BYTES = 32 * 64 * 4
 
 
 @pytest.fixture(scope="module")
-def living(tmp_path_factory):
+def living(tmp_path_factory, is_thorough):
     """A folder in which all cases were run in two launches, each in an order of its own."""
     folder = tmp_path_factory.mktemp("living")
-    (folder / "living.toml").write_text(SWEEP)
+    (folder / "living.toml").write_text(SWEEP if is_thorough else f"{SWEEP}\n{ALONE}")
     done = ppbench("sweep", "living.toml", "--no-report", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -57,11 +63,11 @@ def are_same(case, ours, theirs):
     return all(abs(a - b) <= on_their_way for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living):
+def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living, is_thorough):
     first, second = (peaks_of(living / "results", launch) for launch in (0, 1))
     assert list(first) != list(second)  # not in the same order
-    assert len(first) == len(second) == 16
-    assert len(set(first.values())) > 8  # cases do differ
+    assert len(first) == len(second) == (16 if is_thorough else 10)
+    assert len(set(first.values())) > len(first) / 2  # cases do differ
     different = {
         case: (peaks, second[case])
         for case, peaks in first.items()

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from command import printed
+from command import inside, ppbench, printed
 from histories import CASE as LATER_CASE
 from histories import CommitFacts, Runs, repository
 from repositories import commit, commits, git, make_repository
-from stored_runs import run_row, store_with
+from stored_runs import concluded, run_row, store_with
 from tracked import STEADY, SWEEP, add_launches, store_in
 
 from ppbench.config.case import Case
 from ppbench.display.cases import NOT_FINITE, without_not_finite
 from ppbench.report.charts.memory import pareto
-from ppbench.report.pages.conclusions import answer
-from ppbench.report.pages.provenance import about_report
 from ppbench.report.pages.report import render_report
 from ppbench.run.records import LOSS, NotFinite, first_of
 from ppbench.store import Store
@@ -53,14 +49,6 @@ num_microbatches = [4]
 seq_len = [16]
 """
 MODELS = ["sound", "weights", "overflows", "gradient"]
-PATIENCE_S = 300
-
-
-def ppbench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +105,13 @@ def test_a_sound_run_is_finite_and_has_no_caution(swept):
 def test_every_command_says_which_runs_broke_down(swept):
     row = rows_of(swept)["gradient", 1e-4]
     for arguments in (["ls"], ["show", row["run_id"]], ["explain", row["run_id"]]):
-        done = ppbench(*arguments, folder=swept)
-        assert done.returncode == 0, done.stderr
-        assert "not_finite" in done.stdout, arguments
-    shown = ppbench("show", row["run_id"], "--format", "json", folder=swept)
-    assert json.loads(shown.stdout)["run"]["not_finite_what"] == "gradient of 2.weight"
-    done = ppbench("report", folder=swept)
-    assert done.returncode == 0, done.stderr
-    page = Path(swept / done.stdout.strip().splitlines()[-1]).read_text()
+        assert "not_finite" in inside(*arguments, folder=swept), arguments
+    shown = inside("show", row["run_id"], "--format", "json", folder=swept)
+    assert json.loads(shown)["run"]["not_finite_what"] == "gradient of 2.weight"
+    written = inside("report", folder=swept)
+    page = Path(swept / written.strip().splitlines()[-1]).read_text()
     assert "a loss or gradient was NaN or infinite" in page
-    assert "Fastest of" not in page or "weights" not in page.partition("Fastest of")[2][:200]
+    assert "is fastest" not in page
 
 
 def runs_of(*rows: dict) -> pd.DataFrame:
@@ -139,11 +124,11 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
         run_row(2, OTHER, tokens_per_s=1000.0, cautions="oversubscribed"),
     ]
     runs = runs_of(*rows)
-    sentences = answer(runs, ("schedule",))
-    assert sentences[0].startswith("1f1b. It reaches 1,000 tokens/s")
-    assert any("1 case in which a loss or gradient was NaN" in one for one in sentences)
-    assert not any("afab" in one and "fast" in one for one in sentences)
-    assert about_report("t", runs, ("schedule",)).fastest.startswith("1f1b")
+    conclusions = concluded(runs)
+    answer = conclusions.sentence.text
+    assert answer.startswith("Nothing to compare. 1f1b reaches 1,000 tokens/s")
+    assert any("1 case in which a loss or gradient was NaN" in note for note in conclusions.notes)
+    assert "afab" not in answer
     [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
     assert list(front.y) == [1000.0]
     store = store_with(tmp_path, rows)
@@ -153,13 +138,14 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
 
 def test_where_every_case_broke_down_nothing_is_fastest():
     runs = runs_of(run_row(1, AFAB, **BROKEN), run_row(2, OTHER, **BROKEN))
-    left_out, nothing = answer(runs, ("schedule",))
-    assert left_out.startswith(
-        "Excluded from these comparisons: 2 cases in which a loss or gradient"
-    )
+    conclusions = concluded(runs)
+    (left_out,) = conclusions.notes
+    assert left_out.startswith("Left out: 2 cases in which a loss or gradient")
     assert "(afab; 1f1b)" in left_out
-    assert nothing == "There is nothing else to compare."
-    assert about_report("t", runs, ("schedule",)).fastest == ""
+    assert conclusions.sentence.text.startswith(
+        "Nothing to compare. Every loss or gradient was NaN"
+    )
+    assert not conclusions.tiles
     [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
     assert list(front.y) == []
 
@@ -167,8 +153,7 @@ def test_where_every_case_broke_down_nothing_is_fastest():
 def test_one_launch_that_broke_down_spoils_its_case():
     rows = [run_row(1, AFAB, tokens_per_s=9000.0), run_row(2, OTHER)]
     broken = run_row(3, AFAB, launch=1, tokens_per_s=9000.0, **BROKEN)
-    sentences = answer(runs_of(*rows, broken), ("schedule",))
-    assert sentences[0].startswith("1f1b")
+    assert "1f1b reaches" in concluded(runs_of(*rows, broken)).sentence.text
 
 
 @pytest.fixture
@@ -218,7 +203,7 @@ def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
 def test_stores_of_older_versions_are_not_judged():
     runs = runs_of(run_row(1, replace(AFAB, world_size=4)))
     assert without_not_finite(runs) is runs
-    assert "NaN" not in " ".join(answer(runs, ()))
+    assert "NaN" not in " ".join(concluded(runs).notes)
 
 
 def test_the_loss_comes_before_what_follows_from_it():

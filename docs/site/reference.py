@@ -1,0 +1,239 @@
+"""The parts of the reference that are made from code when the site is built.
+
+A page says where such a part belongs with a comment, `<!-- made: NAME -->`; `PARTS` has the
+function of each name. The line below the comment is for readers of the file itself: it says how to
+see the part, and is replaced with the comment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer.main
+from pydantic import TypeAdapter, ValidationError
+
+from engine.model.presets import sizes_table
+from ppbench import errors
+from ppbench.cautions import Caution
+from ppbench.cli.app import app
+from ppbench.cli.commands import COMMANDS
+from ppbench.config.case import Case, Measure, Setting, Slurm, Torchrun, settings_in
+from ppbench.config.schema import TrackSection, known_keys
+from ppbench.config.shipped import shipped_sweeps
+from ppbench.display.tables import escaped
+from ppbench.errors import ExitCode, PpbenchError
+from ppbench.store.columns import SCHEMA_VERSION, columns_as_markdown
+
+_MARK = re.compile(r"^<!-- made: ([\w-]+) -->(?:\nMade from the code: .*)?$", re.MULTILINE)
+Words = tuple[str, ...]
+_WHOLE_SWEEP = {"measure.launches", "measure.order_seed"}
+_IMPOSSIBLE = "?"
+"""A value that no setting takes, so that its error says which values it does take."""
+_EXPECTED = re.compile(r"(?:expected |Known: )(.*)", re.DOTALL)
+_SECTIONS = {
+    "": "Top level",
+    "model": "[model]",
+    "data": "[data]",
+    "train": "[train]",
+    "measure": "[measure]",
+    "launch": "[launch]",
+    "launch.torchrun": "[launch.torchrun]",
+    "launch.slurm": "[launch.slurm]",
+    "transfer": "[transfer]",
+    "emulated": "[emulated]",
+}
+
+
+def with_parts(page: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """A page with every mark replaced by the part that it names."""
+    return _MARK.sub(lambda mark: parts[mark[1]](), page)
+
+
+def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, by group and in the order of `--help`."""
+    program: Any = typer.main.get_command(app)
+    known = program.commands
+    parts = []
+    for group, entries in itertools.groupby(COMMANDS, key=lambda entry: entry.group):
+        parts.append(f"## {group}\n")
+        for entry in entries:
+            below = _below_command(("ppbench", entry.name), known[entry.name])
+            parts += [_command(words, command) for words, command in below]
+    return "\n".join(parts)
+
+
+def _below_command(words: Words, command: Any) -> Iterator[tuple[Words, Any]]:
+    """The command itself, or those of a group."""
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from _below_command((*words, name), inner)
+    elif not command.hidden:
+        yield words, command
+
+
+def _command(words: Words, command: Any) -> str:
+    name = " ".join(words)
+    context = typer.Context(command, info_name=name)
+    usage = " ".join(command.collect_usage_pieces(context))
+    text = textwrap.dedent(command.help or "").strip().replace("\b\n", "\n")
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    tables = []
+    for heading, parameters in (("argument", arguments), ("option", options)):
+        records = [record for p in parameters if (record := p.get_help_record(context))]
+        rows = ((code(first.strip()), escaped(" ".join(rest.split()))) for first, rest in records)
+        if records:
+            tables.append(table((heading, "meaning"), rows))
+    return "\n\n".join((f"### `{name}`", text, f"```\n{name} {usage}\n```", *tables)) + "\n"
+
+
+def code(text: str) -> str:
+    """Code in a cell of a table."""
+    return f"`{text.replace('|', chr(92) + '|')}`"
+
+
+def settings() -> str:
+    """Every key of a sweep file: its values, its default and its meaning."""
+    rows: dict[str, list[Sequence[str]]] = {name: [] for name in _SECTIONS}
+    axes = set(known_keys()) - _WHOLE_SWEEP
+    for owner, prefix in (
+        (Case, ""),
+        (Measure, "measure_"),
+        (Torchrun, "launch.torchrun."),
+        (Slurm, "launch.slurm."),
+    ):
+        for name, declared in settings_in(owner):
+            if declared.kind is not None:
+                section, key = _key(f"{prefix}{name}")
+                is_axis = f"{section}.{key}".strip(".") in axes
+                rows[section].append(_row(key, declared, is_axis=is_axis))
+    header = ("key", "values", "default", "axis", "meaning")
+    parts = [
+        f"### {title}\n\n{table(header, iter(rows[section]))}"
+        for section, title in _SECTIONS.items()
+    ]
+    return "\n".join(parts)
+
+
+def _key(name: str) -> tuple[str, str]:
+    """The section of a setting's field, and its key there."""
+    if "." in name:
+        section, _, key = name.rpartition(".")
+        return section, key
+    section, _, key = name.partition("_")
+    return (section, key) if section in _SECTIONS else ("", name)
+
+
+def _row(key: str, declared: Setting, *, is_axis: bool) -> Sequence[str]:
+    default = json.dumps(declared.in_file)
+    mark = "yes" if is_axis else "–"
+    return f"`{key}`", escaped(_values(declared.kind)), f"`{default}`", mark, declared.meaning
+
+
+def _values(kind: Any) -> str:
+    """The values that a setting takes, as its error or its schema has them."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        adapter.validate_python(_IMPOSSIBLE, strict=True)
+    except ValidationError as problem:
+        if found := _EXPECTED.search(str(problem.errors()[0].get("ctx", {}).get("error", ""))):
+            return found[1]
+    return _of_schema(adapter.json_schema())
+
+
+def _of_schema(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema["type"] == "boolean":
+        return "`true`, `false`"
+    if schema["type"] == "string":
+        return "text"
+    bounds = {
+        "from {:,}": schema.get("minimum"),
+        "above {:,}": schema.get("exclusiveMinimum"),
+        "to {:,}": schema.get("maximum"),
+        "below {:,}": schema.get("exclusiveMaximum"),
+    }
+    limits = [text.format(bound) for text, bound in bounds.items() if bound is not None]
+    return " ".join([str(schema["type"]), *limits]) if "items" not in schema else "a list"
+
+
+def shipped() -> str:
+    """The sweeps that ship, each with the comment at its head."""
+    rows = ((f"`{name}`", _head_of(path.read_text())) for name, path in shipped_sweeps().items())
+    return table(("sweep", "what it is for"), rows)
+
+
+def _head_of(text: str) -> str:
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return escaped(" ".join(line.removeprefix("#").strip() for line in lines))
+
+
+def track_keys() -> str:
+    """The keys of `[track]`, which no case has."""
+    return ", ".join(f"`{key}`" for key in TrackSection.model_fields)
+
+
+def columns() -> str:
+    """Every column of the store."""
+    return columns_as_markdown()
+
+
+def schema_version() -> str:
+    return f"The columns below are those of `schema_version` {SCHEMA_VERSION}."
+
+
+def cautions() -> str:
+    """Every caution with its remedy."""
+    return "".join(f"### `{caution.name}`\n\n{caution.remedy}\n\n" for caution in Caution)
+
+
+def exit_codes() -> str:
+    """Every exit code, and the errors that end with it."""
+    kinds: dict[int, list[str]] = {}
+    for kind in _below(PpbenchError):
+        kinds.setdefault(int(kind.exit_code), []).append(f"`{kind.__name__}`")
+    rows = ((str(int(code)), code.name.replace("_", " "), ", ".join(kinds.get(int(code), ["–"])))
+            for code in ExitCode)  # fmt: skip
+    return table(("code", "name", "errors"), rows)
+
+
+def error_kinds() -> str:
+    """Every kind of error with its meaning."""
+    rows = (
+        (f"`{kind.__name__}`", str(int(kind.exit_code)), escaped((kind.__doc__ or "").strip()))
+        for kind in _below(PpbenchError)
+    )
+    return table(("error", "exit code", "meaning"), rows)
+
+
+def _below(kind: type[PpbenchError]) -> Iterator[type[PpbenchError]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        if inner.__module__ == errors.__name__:
+            yield from _below(inner)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "settings": settings,
+    "shipped": shipped,
+    "track-keys": track_keys,
+    "columns": columns,
+    "schema-version": schema_version,
+    "cautions": cautions,
+    "exit-codes": exit_codes,
+    "error-kinds": error_kinds,
+    "presets": sizes_table,
+}

@@ -1,0 +1,119 @@
+"""Runs a loop over arrays: as Python where that is done at once, compiled where it pays.
+
+One source serves both: what `engine.plan.kernels` holds is plain Python that numba makes machine
+code of. This module alone imports numba, and only when there is much to do: loading it takes half a
+second, as long as Python takes for some hundred thousand actions. Machine code is kept on disk,
+beside the source or, where that cannot be written to, in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+from engine.plan.table import Maker, filled, listed
+
+PAYS_FROM = 200_000
+"""Actions that take Python as long as loading the compiler takes."""
+
+AT_ONCE = 64
+"""Calls whose arguments are made at once."""
+
+Result = TypeVar("Result")
+Arguments = TypeVar("Arguments", bound=tuple[object, ...])
+
+
+def maker(num_actions: int) -> Maker:
+    """Makes the arrays that a kernel is called with for so many actions."""
+    return listed if num_actions < PAYS_FROM else filled
+
+
+def run(num_actions: int, kernel: Callable[..., Result], *arguments: object) -> Result:
+    """Call a kernel with arrays and numbers; compiled if there are many actions to go through.
+
+    Where there are lists, Python goes through them: see `engine.plan.table`.
+    """
+    if num_actions < PAYS_FROM or any(isinstance(argument, list) for argument in arguments):
+        return kernel(*arguments)
+    result: Result = _compiled(kernel)(*map(_view, arguments))
+    return result
+
+
+def run_all(
+    num_actions: int, kernel: Callable[..., object], calls: Iterable[Arguments]
+) -> Iterator[Arguments]:
+    """Call a kernel with each of many sets of arguments, made when they are needed.
+
+    Returns these, their arrays filled. Compiled calls are made on all cores; `num_actions` is how
+    many there are to go through in all of them.
+    """
+    waiting = iter(calls)
+    if num_actions < PAYS_FROM:
+        for arguments in waiting:
+            kernel(*arguments)
+            yield arguments
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    for first in itertools.islice(waiting, 1):  # alone: it may compile
+        run(num_actions, kernel, *first)
+        yield first
+    with ThreadPoolExecutor() as pool:
+        while some := list(itertools.islice(waiting, AT_ONCE)):
+            list(pool.map(lambda arguments: run(num_actions, kernel, *arguments), some))
+            yield from some
+
+
+@cache
+def _compiled(kernel: Callable[..., object]) -> Callable[..., Any]:
+    """The kernel as machine code, which takes what `_view` makes and leaves other threads free."""
+    import inspect
+
+    import numba
+
+    _announce_compiling()
+    for name in kernel.__code__.co_names:  # what it calls
+        if inspect.isfunction(helper := kernel.__globals__.get(name)):
+            numba.extending.register_jitable(helper)
+    try:
+        return numba.njit(cache=True, nogil=True)(kernel)
+    except RuntimeError:  # no folder for a cache can be written to
+        return numba.njit(nogil=True)(kernel)
+
+
+@cache
+def _announce_compiling() -> None:
+    """Log a line when the first kernel is not found on disk, since all of them take seconds."""
+    import logging
+
+    from numba.core import event
+
+    class Listener(event.Listener):
+        is_announced = False
+
+        def on_start(self, event: Any) -> None:
+            if (
+                event.data["dispatcher"].__module__ == "engine.plan.kernels"
+                and not self.is_announced
+            ):
+                self.is_announced = True
+                text = "compiling the simulator, once on this machine: takes some seconds"
+                logging.getLogger("engine").info(text)
+
+        def on_end(self, event: Any) -> None:
+            """Nothing is said."""
+
+    event.register("numba:compile", Listener())  # type: ignore[no-untyped-call]  # numba's
+
+
+def _view(argument: object) -> object:
+    """An array as numpy's, of the same memory; anything else as it is."""
+    if isinstance(argument, array):
+        import numpy as np
+
+        kind = argument.typecode
+        return np.frombuffer(argument, kind) if argument else np.empty(0, kind)
+    return tuple(map(_view, argument)) if isinstance(argument, tuple) else argument

@@ -1,0 +1,133 @@
+"""The actions of a program as arrays of small integers: 9 bytes for an action.
+
+    offset        0         3              the rows of rank 0, then those of rank 1
+    op            F  F  B   F  B  F  ...   as a code, see `engine.plan.action.OPS`
+    stage         0  0  0   1  1  1
+    microbatch    0  1  0   0  0  1
+
+Loops over arrays can be compiled (`engine.plan.compiled`). Whoever wants actions reads a table as
+a sequence of rows, each a tuple of them, made when they are asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from functools import cached_property
+from operator import gt, itemgetter
+from typing import Any
+
+from engine.plan.action import CODES, OPS, Action
+
+Ints = MutableSequence[int]
+"""An `array`; a list where numbers are too large for one."""
+Arrays = tuple[Ints, ...]
+
+
+def filled(value: int, length: int, kind: str = "q") -> array[int]:
+    """An array of `length` times `value`; `kind` is that of `array`, by default 64 bits."""
+    return array(kind, [value]) * length
+
+
+def listed(value: int, length: int, _: str = "q") -> list[int]:
+    """As `filled`, for Python alone: quicker there, and for numbers of any size."""
+    return [value] * length
+
+
+Maker = Callable[..., Ints]
+"""Either of these."""
+
+
+class Table(Sequence[tuple[Action, ...]]):
+    """The rows of all ranks; those of rank r are at `offset[r]` to `offset[r + 1]`."""
+
+    KINDS = ("q", "b", "i", "i")  # of the arrays, in their order
+
+    def __init__(
+        self, offset: array[int], op: array[int], stage: array[int], microbatch: array[int]
+    ) -> None:
+        self.offset, self.op, self.stage, self.microbatch = offset, op, stage, microbatch
+        self.legal_in: object = None  # the placement and microbatches that its facts are proved for
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Action]]) -> Table:
+        """The table of some rows of actions."""
+        table = cls(array("q", [0]), array("b"), array("i"), array("i"))
+        for row in rows:
+            table.stage.extend(map(itemgetter(0), row))
+            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), row)))
+            table.microbatch.extend(map(itemgetter(2), row))
+            table.offset.append(len(table.op))
+        return table
+
+    @classmethod
+    def from_memory(cls, *views: memoryview) -> Table:
+        """A copy of the four arrays, such as numpy's, of 64, 8, 32 and 32 bits in this order.
+
+        Raises ValueError where they are not of one table.
+        """
+        arrays = [array(kind) for kind in cls.KINDS]
+        for mine, given in zip(arrays, views, strict=True):
+            mine.frombytes(given.cast("B"))
+        offset, op, *_ = arrays
+        if not offset or offset[0] or any(map(gt, offset, offset[1:])):
+            raise ValueError("offsets must begin with 0 and never fall")
+        if any(len(column) != offset[-1] for column in arrays[1:]):
+            raise ValueError(f"the offsets are of {offset[-1]} actions; the columns are not")
+        if op and not 0 <= min(op) <= max(op) < len(OPS):
+            raise ValueError(f"ops are codes from 0 to {len(OPS) - 1}")
+        return cls(*arrays)
+
+    @property
+    def arrays(self) -> tuple[array[int], ...]:
+        return self.offset, self.op, self.stage, self.microbatch
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], ...]:
+        return tuple(values.tolist() for values in self.arrays)
+
+    def made_by(self, made: Maker) -> Arrays:
+        """The arrays, or lists of the same."""
+        return self._lists if made is listed else self.arrays
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.op)
+
+    def part(self, rank: int, first: int = 0, last: int | None = None) -> tuple[Action, ...]:
+        """The actions of a rank from one position to before another."""
+        begin, end = self.offset[rank], self.offset[rank + 1]
+        chosen = slice(min(begin + first, end), end if last is None else min(begin + last, end))
+        ops = map(OPS.__getitem__, self.op[chosen])
+        return tuple(map(Action, self.stage[chosen], ops, self.microbatch[chosen]))
+
+    def at(self, index: int) -> Action:
+        """The action at an index of the arrays."""
+        return Action(self.stage[index], OPS[self.op[index]], self.microbatch[index])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Rank and position of the action at an index."""
+        rank = bisect_right(self.offset, index) - 1
+        return rank, index - self.offset[rank]
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[Action, ...], ...]:
+        return tuple(map(self.part, range(len(self))))
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self._rows[rank]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Table):
+            return self.arrays == other.arrays
+        return self._rows == other
+
+    def __hash__(self) -> int:
+        return hash(self._rows)
+
+    def __repr__(self) -> str:
+        return repr(self._rows)

@@ -1,0 +1,31 @@
+"""Opens a page that was written in the browser of the user, where there is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.console import note
+
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+
+
+def open_page(path: Path) -> None:
+    """Open a page, or say where it is if this machine shows none; that is no failure."""
+    if not (_has_display() and webbrowser.open(path.resolve().as_uri())):
+        note(f"note: no browser can be opened here; the page is {path.resolve()}")
+
+
+def _has_display() -> bool:
+    """Whether a browser would have a window.
+
+    A machine without a display may still have a browser for terminals, which would take over the
+    one that the command runs in; `BROWSER` asks for it.
+    """
+    is_linux = sys.platform.startswith("linux")
+    return not is_linux or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))

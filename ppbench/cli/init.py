@@ -1,0 +1,46 @@
+"""`ppbench init`: a first sweep file with comments, sized for this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.cli.options import command
+from ppbench.errors import UsageError
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path(
+        "sweep.toml"
+    ),
+) -> None:
+    """Write a commented sweep file for this machine, and list its cases."""
+    from ppbench.cli.sweep import list_cases
+    from ppbench.config.reader import read_sweep
+    from ppbench.config.template import sweep_template
+    from ppbench.display.formats import Format
+    from ppbench.display.units import counted
+    from ppbench.run.machine.environment import default_device, read_environment
+    from ppbench.run.sweep.plan import Choice
+
+    environment = read_environment()
+    num_gpus = len(environment.gpus) if default_device() == "cuda" else 0
+    _write_new(file, sweep_template(file.stem, environment.num_cores, num_gpus))
+    read = read_sweep(file, [], default_device())
+    list_cases(read, Choice(), Format.table)
+    launches = counted(read.cases[0][1].launches, "launch")
+    print(f"{file}: {counted(len(read.cases), 'case')}, {launches} of each")
+    print(f"measure them: {command('sweep', str(file))}")
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that is not there yet. Raises UsageError."""
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file}: is there already and is not overwritten; name another") from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None

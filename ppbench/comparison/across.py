@@ -1,0 +1,308 @@
+"""Cases that differ in one setting alone, pair by pair: throughput, bubble, memory, what moved.
+
+    runs --- equal in all but the axis ---> Row of cases
+    Row  --- base value, other value -----> Contrast, Pairing ---> Line, Breakdown
+
+A case without a partner is named in the notes, with what the nearest one differs in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.comparison import notes
+from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
+from ppbench.comparison.launches import Key, key_text, keys_of
+from ppbench.comparison.lines import (
+    Breakdown,
+    Compared,
+    Line,
+    Pairing,
+    break_down_pairing,
+    lines_of,
+    listed,
+    of_keys,
+    read_metrics,
+)
+from ppbench.comparison.rows import Grid, num_pairs, pairs_of
+from ppbench.comparison.runs import Chosen, choose_runs
+from ppbench.display.cases import axis_text
+from ppbench.errors import UsageError
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise, read_noise
+
+_OF_STAGES = ("world_size", "stages_per_rank")
+"""Settings with which stages are other slices of the model."""
+_OTHERS = {
+    "runtime": ["engine", "torch"],
+    "model_partition": ["uniform", "parameters"],
+    "train_optimizer": ["adamw", "sgd"],
+    "model_dtype": ["float32", "bfloat16"],
+    "transfer_policy": ["early", "just_in_time"],
+}
+"""Settings of words: the usual value, and another."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two cases that differ in one setting, on one machine and measured alike."""
+
+    axis: str
+    base_value: Hashable
+    head_value: Hashable
+    base_key: Key  # of its launches
+    head_key: Key
+    common: tuple[str, ...]  # the settings in which it differs from other contrasts, in words
+    has_other_pairs: bool  # whether some contrast is of other values
+
+    @property
+    def pair(self) -> str:
+        """`afab -> 1f1b`."""
+        values = (self.base_value, self.head_value)
+        return " -> ".join(axis_text(self.axis, value) for value in values)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its name beside the others, setting by setting."""
+        has_pair = self.has_other_pairs or not self.common
+        return (self.pair, *self.common) if has_pair else self.common
+
+    @property
+    def text(self) -> str:
+        return ", ".join(self.parts)
+
+    @property
+    def fingerprint(self) -> str:
+        return " / ".join(dict.fromkeys((self.base_key[1], self.head_key[1])))
+
+    def values(self) -> dict[str, object]:
+        """Its columns in `Across.frame`."""
+        return {
+            "axis": self.axis,
+            "base_value": self.base_value,
+            "head_value": self.head_value,
+            "case": ", ".join(self.common),
+            "base_case_id": self.base_key[0],
+            "head_case_id": self.head_key[0],
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Across(Compared[Contrast]):
+    """Every pair of cases that differ in one setting: lines by pair and metric, with notes."""
+
+    axis: str
+    base: Hashable | None  # the value that others are compared with; None: all with all
+    axis_values: tuple[Hashable, ...]  # in order
+    title: str  # which runs were compared
+    shared: str  # the usual settings that all pairs have alike, in words
+    store: Store
+
+    def __repr__(self) -> str:
+        values = ", ".join(map(str, self.axis_values))
+        return f"<Comparison across {key_of(self.axis)} ({values}): {self.counts() or 'no pair'}>"
+
+    def break_down(self, wanted: Iterable[Contrast]) -> list[Breakdown[Contrast]]:
+        """Find the spans that differ in these pairs, as far as their spans are stored."""
+        stores = (self.store, self.store)
+        breakdowns = (
+            break_down_pairing(pairing, stores, has_same_stages=_has_same_stages(pairing))
+            for pairing in (self.pairings[contrast] for contrast in wanted)
+        )
+        return [breakdown for breakdown in breakdowns if breakdown is not None]
+
+
+def _has_same_stages(pairing: Pairing[Contrast]) -> bool:
+    base, head = (runs.iloc[0] for runs in (pairing.base, pairing.head))
+    return all(base[name] == head[name] for name in _OF_STAGES)
+
+
+def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
+    sides = [side for pairing in pairings for side in (pairing.base, pairing.head)]
+    return pd.concat(sides).drop_duplicates("run_id").sort_values("run_id")
+
+
+def compare_across(
+    axis: str,
+    runs: Sequence[str] = (),
+    *,
+    base: object = None,
+    all_pairs: bool = False,
+    metrics: Sequence[str] = (),
+    results: Path | str = Path("results"),
+) -> Across:
+    """Compare the cases of some runs that differ in one setting alone.
+
+    `runs` are run ids, sweeps or sweep files; by default those of the last sweep. Each value of the
+    setting is compared with `base`, or with `all_pairs` each with each. By default the base is the
+    value that most others can be compared with: of several the smallest number, or the first in
+    the sweep. Raises UsageError, SweepFileError and StoreError.
+    """
+    setting, chosen_metrics = find_axis(axis), read_metrics(metrics)
+    if all_pairs and base is not None:
+        raise UsageError("--all-pairs: compares each value with each; leave --base out")
+    chosen = choose_runs(runs, Store(Path(results)), has_older_programs=setting == "program_digest")
+    grid = Grid(setting, chosen.runs)
+    values = ordered(value for row in grid.rows for value in row.keys)
+    if len(values) < 2:
+        raise UsageError(_too_few_values(setting, values, chosen))
+    usual = None if all_pairs else max(values, key=lambda value: num_pairs(grid.rows, value))
+    compared_with = usual if base is None else value_named(base, setting, values)
+    pairings = _pairings(grid, values, compared_with, chosen)
+    noises = _noises(pairings, Path(results))
+    pairings = [replace(p, noise=noises.get(p.series)) for p in pairings]
+    lines = lines_of(chosen_metrics, pairings) if pairings else []
+    return Across(
+        axis=setting,
+        base=compared_with,
+        axis_values=tuple(values),
+        title=chosen.title,
+        shared=grid.shared_text([row for row in grid.rows if pairs_of(row, values, compared_with)]),
+        store=chosen.store,
+        pairings={pairing.series: pairing for pairing in pairings},
+        lines=tuple(lines),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *_notes(grid, compared_with, pairings, chosen),
+                    *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
+                    *notes.opposed(lines),
+                    *notes.tested_together(lines, _more_launches(chosen, lines)),
+                ]
+            )
+        ),
+    )
+
+
+def _pairings(
+    grid: Grid, values: Sequence[Hashable], base: Hashable | None, chosen: Chosen
+) -> list[Pairing[Contrast]]:
+    pairs = [(row, pair) for row in grid.rows for pair in pairs_of(row, values, base)]
+    paired = list({id(row): row for row, _ in pairs}.values())
+    common = dict(zip(map(id, paired), grid.common_texts(paired), strict=True))
+    has_other_pairs = len({pair for _, pair in pairs}) > 1
+    keys = keys_of(chosen.runs)
+    made = []
+    for row, (first, other) in pairs:
+        contrast = Contrast(
+            *(grid.axis, first, other, row.keys[first], row.keys[other]),
+            common[id(row)],
+            has_other_pairs,
+        )
+        sides = (of_keys(chosen.runs, keys, row.keys[value]) for value in (first, other))
+        base_runs, head_runs = sides
+        made.append(Pairing(contrast, base_runs, head_runs))
+    return made
+
+
+def _noises(pairings: Sequence[Pairing[Contrast]], folder: Path) -> dict[Contrast, StoredNoise]:
+    """Return the machine's noise of each pair: the larger one of its two cases.
+
+    Noise from launches that are compared would count twice, and is left out.
+    """
+    if not pairings:
+        return {}
+    compared = set(_runs_of(pairings)["run_id"])
+    noises = {}
+    for pairing in pairings:
+        contrast = pairing.series
+        read = [
+            read_noise(folder, key[1], key[0]) for key in (contrast.base_key, contrast.head_key)
+        ]
+        usable = [
+            noise
+            for noise in read
+            if noise and noise.run_ids is not None and compared.isdisjoint(noise.run_ids)
+        ]
+        if len(usable) == len(read):
+            noises[contrast] = max(usable, key=lambda noise: max(noise.deviations.values()))
+    return noises
+
+
+def _notes(
+    grid: Grid, base: Hashable | None, pairings: Sequence[Pairing[Contrast]], chosen: Chosen
+) -> Iterable[str]:
+    if text := work_note(grid.axis):
+        yield text
+    yield from chosen.notes
+    yield from grid.without_partner(base)
+    yield from notes.failures(chosen.failed, _texts_of_failed(chosen))
+    if pairings:
+        yield from _states(pairings)
+        runs = _runs_of(pairings)
+        yield from notes.outliers(runs)
+        yield from notes.cautions(runs)
+
+
+def _texts_of_failed(chosen: Chosen) -> dict[str, str]:
+    if chosen.failed.empty:
+        return {}
+    return Grid("schedule", pd.concat([chosen.runs, chosen.failed])).texts()
+
+
+def _states(pairings: Sequence[Pairing[Contrast]]) -> Iterable[str]:
+    """Name the pairs whose sides differ in the code or lie far apart in time."""
+    others, gaps = [], {}
+    for pairing in pairings:
+        sides = (pairing.base, pairing.head)
+        for column, word in (("commit", "commit"), ("changes", "changes"), ("code", "ppbench")):
+            known = [set(side[column].dropna().map(key_text)) for side in sides]
+            if all(known) and known[0] != known[1]:
+                others.append(f"{pairing.series.text} ({word})")
+                break
+        if gap := notes.gap_between(*sides):
+            gaps[pairing.series.text] = gap
+    if others:
+        yield (
+            f"these pairs differ in the code that was measured too: {listed(others)}; measure both "
+            "sides at one commit: ppbench sweep SWEEP"
+        )
+    if gaps:
+        apart = [f"{text} ({gap})" for text, gap in gaps.items()]
+        yield (
+            f"these pairs were measured far apart: {listed(apart)}: part of it is drift "
+            "of the machine; measure both sides in one sweep: ppbench sweep SWEEP --rerun"
+        )
+
+
+def _more_launches(chosen: Chosen, lines: Sequence[Line[Contrast]]) -> str:
+    file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
+    return f"measure more with: ppbench sweep {file} --set measure.launches={num}"
+
+
+def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> str:
+    """Say that there is one value, where others are, and what would give two."""
+    key, name = key_of(axis), axis_text(axis, values[0]) if values else ""
+    sweep = chosen.sweep_file or "SWEEP"
+    only = f"all have {name}" if values else "none of them is ok"
+    lost = ordered(chosen.failed[axis])
+    failed = [axis_text(axis, value) for value in lost if value not in values]
+    elsewhere = ordered(chosen.store.runs([axis])[axis])
+    others = [axis_text(axis, value) for value in elsewhere if value not in values]
+    hints = [
+        f"runs with {', '.join(failed)} failed: ppbench ls --where status!=ok" if failed else "",
+        f"{chosen.store.folder} has runs with {', '.join(others[:4])}: name their sweeps"
+        if others and not failed
+        else "",
+        f"two values come from: ppbench sweep {sweep} --set '{key}={_two_values(axis, values)}'",
+    ]
+    return f"--across {key}: {chosen.title}, {only}; {'; '.join(filter(None, hints))}"
+
+
+def _two_values(axis: str, values: Sequence[Hashable]) -> str:
+    first = values[0] if values else None
+    if axis == "schedule":
+        return '["1f1b", "afab"]' if first == "1f1b" else f'["{first or "1f1b"}", "afab"]'
+    if axis in _OTHERS and first == _OTHERS[axis][0]:
+        return json.dumps(_OTHERS[axis])
+    if isinstance(first, bool):
+        return "[false, true]"
+    if isinstance(first, int):
+        return f"[{first}, {2 * first}]"
+    return f'["{first}", ...]'

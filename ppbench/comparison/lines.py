@@ -1,0 +1,235 @@
+"""Two sides of many cases, figure by figure: changes with verdicts, and the spans that moved.
+
+    Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over all pairings
+        `------> Breakdown           the classes of spans that changed
+
+What the sides are is the business of the series: two commits (`commits`), or two values of a
+setting (`comparison.across`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import pandas as pd
+
+from ppbench.analysis.breakdown import (
+    Figures,
+    Moved,
+    breakdown,
+    launch_figures,
+    of_whole_pipeline,
+    with_whole_backwards,
+)
+from ppbench.display.metrics import METRICS
+from ppbench.errors import UsageError, nearest
+from ppbench.statistics import verdicts
+from ppbench.statistics.significance import Ratio
+from ppbench.statistics.verdicts import FLOOR, SPEED, Change, Metric, Noise, Pair, Verdict
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise
+
+SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
+"""The metrics that are compared by default."""
+_SPEEDS = (SPEED, "step_ns")
+
+
+class Series(Protocol):
+    """The subject of a line, such as a case on a machine."""
+
+    @property
+    def text(self) -> str:
+        """Its name beside the others."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """The machine."""
+        ...
+
+    def values(self) -> dict[str, object]:
+        """Its columns in `Compared.frame`."""
+        ...
+
+
+S = TypeVar("S", bound=Series)
+
+
+@dataclass(frozen=True)
+class Pairing(Generic[S]):
+    """The launches of both sides of a series, rows of `runs` that are ok."""
+
+    series: S
+    base: pd.DataFrame
+    head: pd.DataFrame
+    noise: StoredNoise | None = None
+    floor: float = FLOOR
+
+
+@dataclass(frozen=True)
+class Line(Generic[S]):
+    """The change of one metric of one series."""
+
+    series: S
+    metric: Metric
+    change: Change
+    noise: Noise | None
+
+    def values(self) -> dict[str, object]:
+        """The row of this line in `Compared.frame`."""
+        change = self.change
+        return {
+            **self.series.values(),
+            "metric": self.metric.name,
+            "base": change.base,
+            "head": change.head,
+            **ends("ratio", change.ratio),
+            **ends("difference", change.difference),
+            "p": change.p,
+            "verdict": str(change.verdict),
+            "num_base": change.num_base,
+            "num_head": change.num_head,
+            "floor": change.floor,
+            "noise": None if self.noise is None else self.noise.deviation,
+        }
+
+
+def ends(name: str, ratio: Ratio | None) -> dict[str, object]:
+    """An estimate and the ends of its interval, as columns; null where it was not made."""
+    values = (None,) * 3 if ratio is None else (ratio.estimate, ratio.low, ratio.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
+@dataclass(frozen=True)
+class Breakdown(Generic[S]):
+    """The changes of the spans of one series."""
+
+    series: S
+    moved: tuple[Moved, ...]
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Compared(Generic[S]):
+    """All lines, by series and then metric, with notes that qualify them."""
+
+    pairings: Mapping[S, Pairing[S]]
+    lines: tuple[Line[S], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row of raw figures per series and metric."""
+        return pd.DataFrame([line.values() for line in self.lines])
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether any line has launches enough for a verdict."""
+        return any(line.change.verdict is not Verdict.insufficient for line in self.lines)
+
+    @property
+    def run_ids(self) -> list[str]:
+        """The runs that were compared, each once."""
+        pairings = self.pairings.values()
+        sides = (side for pairing in pairings for side in (pairing.base, pairing.head))
+        return sorted({str(run_id) for side in sides for run_id in side["run_id"]})
+
+    def series(self) -> list[S]:
+        return list(dict.fromkeys(line.series for line in self.lines))
+
+    def changed(self) -> list[S]:
+        """Return the series whose throughput or step has changed, or may have.
+
+        Unclear ones are included: a stage that moved shows in its spans even where the step, which
+        has the noise of all ranks, does not.
+        """
+        changed = [
+            line.series
+            for line in self.lines
+            if line.metric.name in _SPEEDS and _may_have_changed(line.change)
+        ]
+        return list(dict.fromkeys(changed))
+
+    def counts(self) -> str:
+        """`2 faster, 1 same`; empty without lines."""
+        counted = Counter(str(line.change.verdict) for line in self.lines)
+        return ", ".join(f"{num} {verdict}" for verdict, num in counted.items())
+
+
+def _may_have_changed(change: Change) -> bool:
+    if change.verdict is Verdict.unclear and change.ratio is not None:
+        return abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
+    return change.verdict in (Verdict.faster, Verdict.slower)
+
+
+def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
+    """Return the metrics with these names. Raises UsageError for an unknown one."""
+    for name in names:
+        if name not in METRICS:
+            raise UsageError(f'--metric: unknown metric "{name}"{nearest(name, METRICS)}')
+    return [METRICS[name] for name in dict.fromkeys(names or default)]
+
+
+def lines_of(metrics: Sequence[Metric], pairings: Sequence[Pairing[S]]) -> list[Line[S]]:
+    """Compare every metric of every pairing, with Holm's correction for each metric's pairings.
+
+    A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
+    """
+    by_metric = [_lines(metric, pairings) for metric in metrics]
+    return [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
+
+
+def _lines(metric: Metric, pairings: Sequence[Pairing[S]]) -> list[Line[S] | None]:
+    pairs = [_pair(metric, pairing) for pairing in pairings]
+    changes = iter(verdicts.compare(metric, [pair for pair in pairs if pair]))
+    return [
+        Line(pairing.series, metric, next(changes), pair.noise) if pair else None
+        for pairing, pair in zip(pairings, pairs, strict=True)
+    ]
+
+
+def _pair(metric: Metric, pairing: Pairing[S]) -> Pair | None:
+    base, head = (_figures(runs, metric) for runs in (pairing.base, pairing.head))
+    noise = None if pairing.noise is None else pairing.noise.of_metric(metric.name)
+    return Pair(base, head, noise, pairing.floor) if base or head else None
+
+
+def _figures(runs: pd.DataFrame, metric: Metric) -> tuple[float, ...]:
+    return tuple(float(value) for value in runs[metric.name].dropna())
+
+
+def break_down_pairing(
+    pairing: Pairing[S], stores: tuple[Store, Store], *, has_same_stages: bool = True
+) -> Breakdown[S] | None:
+    """Find the spans that changed; None if a side has none in its store.
+
+    Without the same stages on both sides, spans are summed over the whole pipeline.
+    """
+    sides = zip((pairing.base, pairing.head), stores, strict=True)
+    base, head = (_launches(runs, store) for runs, store in sides)
+    if not base or not head:
+        return None
+    base, head = with_whole_backwards(base, head)
+    if not has_same_stages:
+        base, head = ([of_whole_pipeline(figures) for figures in side] for side in (base, head))
+    step_ns = float(pairing.base["step_ns"].median())
+    return Breakdown(pairing.series, tuple(breakdown(base, head, step_ns)))
+
+
+def _launches(runs: pd.DataFrame, store: Store) -> list[Figures]:
+    spans = store.table("spans", runs["run_id"])
+    return [launch_figures(of_run) for _, of_run in spans.groupby("run_id", sort=False)]
+
+
+def listed(words: Sequence[str], most: int = 4) -> str:
+    """`a; b; and 3 more`."""
+    shown = "; ".join(words[:most])
+    return shown if len(words) <= most else f"{shown}; and {len(words) - most} more"
+
+
+def of_keys(runs: pd.DataFrame, keys: Iterable[object], wanted: object) -> pd.DataFrame:
+    """The rows whose key, one of `keys` per row, is the wanted one."""
+    return runs[[key == wanted for key in keys]]

@@ -1,0 +1,162 @@
+"""Notes that qualify a comparison: failures, outliers, cautions, too few launches, time between."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ppbench.cautions import Caution
+from ppbench.comparison.launches import FRESH_S, keys_of
+from ppbench.comparison.lines import Line, listed
+from ppbench.display.cases import cautions_of
+from ppbench.display.changes import figure_text
+from ppbench.display.fields import field_of
+from ppbench.errors import first_line
+from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.step_times import is_outlier
+from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Verdict
+
+_USUAL_LAUNCHES = 5
+OUTLYING = 0.05
+"""Relative distance from its side's median beyond which a launch is reported."""
+
+
+def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") -> Iterable[str]:
+    """Name the cases that failed, by their texts; `where` is ` at base`, for example."""
+    for case_id, rows in failed.groupby("case_id", sort=False):
+        last = rows.iloc[-1]
+        launches = "launch" if len(rows) == 1 else "launches"
+        yield (
+            f"{texts[str(case_id)]}: {len(rows)} {launches} failed{where}, {last['status']}: "
+            f"{first_line(last['error'] or 'no error was recorded')} (ppbench show "
+            f"{last['run_id']})"
+        )
+
+
+def outliers(runs: pd.DataFrame, of: str = "") -> Iterable[str]:
+    """Name the launches far from the others of their case: they count, and hide changes.
+
+    `of` is ` of base`, for example.
+    """
+    if runs.empty:
+        return
+    keys = pd.Series(keys_of(runs), runs.index)
+    for _, mine in runs.groupby(keys, sort=False):
+        speeds = mine[SPEED]
+        if len(mine) < FEWEST_LAUNCHES or speeds.isna().any():
+            continue
+        away = speeds / speeds.median() - 1
+        is_far = np.array(is_outlier(speeds.tolist())) & (away.abs() > OUTLYING).to_numpy()
+        for place in np.flatnonzero(is_far):
+            yield (
+                f"run {mine['run_id'].iloc[place]}{of} is an outlier, "
+                f"{away.iloc[place]:+.0%} from the median of its case: it counts, and may hide a "
+                "change; measure more launches"
+            )
+
+
+def cautions(runs: pd.DataFrame) -> Iterable[str]:
+    """Count the runs with each caution, and say its remedy."""
+    counts = Counter(name for _, row in runs.iterrows() for name in cautions_of(row))
+    for name, num in counts.items():
+        remedy = Caution[name].remedy if name in Caution.__members__ else "unknown to this version"
+        who = "the only run" if len(runs) == 1 else f"{num} of {len(runs)} runs"
+        yield f"{who} {'carries' if num == 1 else 'carry'} the caution {name}: {remedy}"
+
+
+def launches_wanted(lines: Sequence[Line[Any]]) -> int:
+    """Launches of a side that are worth measuring: the usual number, or twice those there are."""
+    nums = [num for line in lines for num in (line.change.num_base, line.change.num_head)]
+    fewest = min(nums, default=0)
+    return _USUAL_LAUNCHES if fewest < _USUAL_LAUNCHES else 2 * fewest
+
+
+def too_few(lines: Sequence[Line[Any]], sides: tuple[str, str], remedy: str) -> Iterable[str]:
+    """Name the series without launches enough; `sides` are ` at base` and ` at head`."""
+    few = [
+        line for line in lines if min(line.change.num_base, line.change.num_head) < FEWEST_LAUNCHES
+    ]
+    base, head = sides
+    names = dict.fromkeys(
+        f"{line.series.text} ({line.change.num_base}{base}, {line.change.num_head}{head})"
+        for line in few
+    )
+    if names:
+        yield (
+            f"a verdict needs {FEWEST_LAUNCHES} launches a side, better {_USUAL_LAUNCHES}: "
+            f"{listed(list(names))}; {remedy}"
+        )
+
+
+def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
+    """Name the figures whose change has the other sign than the two figures beside it."""
+    names = [
+        f"{field_of(line.metric.name).heading} of {line.series.text}"
+        for line in lines
+        if _is_opposed(line)
+    ]
+    if names:
+        yield (
+            f"the change has another sign than the two figures: {listed(names)}; it compares means "
+            "over the launches, and each figure is the median of its launches, which differ much"
+        )
+
+
+def _is_opposed(line: Line[Any]) -> bool:
+    """Whether the estimate and the difference of the medians have other signs, as shown."""
+    change, metric = line.change, line.metric
+    estimate = change.difference if metric.in_points else change.ratio
+    if estimate is None or change.base is None or change.head is None:
+        return False
+    if figure_text(metric, change.base) == figure_text(metric, change.head):
+        return False
+    middle = 0.0 if metric.in_points else 1.0
+    percent = round((estimate.estimate - middle) * 100, 1)
+    return percent * (change.head - change.base) < 0
+
+
+def tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Say why a change is unclear although its interval leaves the floor and zero out."""
+    names = [
+        f"{field_of(line.metric.name).heading} of {line.series.text}"
+        for line in lines
+        if line.change.verdict is Verdict.unclear and _is_clear_alone(line.change)
+    ]
+    if names:
+        yield (
+            f"unclear although its 95 % interval does not contain 0: {listed(names)}; a verdict "
+            f"must be sure to {1 - LEVEL:.0%} for all cases together (Holm's correction); {remedy}"
+        )
+
+
+def _is_clear_alone(change: Change) -> bool:
+    """Whether the estimate is beyond the floor, and the interval leaves no change out."""
+    if change.difference is not None:
+        interval, middle, beyond = change.difference, 0.0, abs(change.difference.estimate)
+    elif change.ratio is not None:
+        interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
+    else:
+        return False
+    return beyond > change.floor and not interval.low <= middle <= interval.high
+
+
+def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:
+    """`3 days`, if the runs of both sides were made over an hour apart; else empty."""
+    times = [_moments(runs) for runs in (base, head)]
+    if any(moments.empty for moments in times):
+        return ""
+    (first, last), (other_first, other_last) = ((m.min(), m.max()) for m in times)
+    between_s = max(other_first - last, first - other_last).total_seconds()
+    if between_s <= FRESH_S:
+        return ""
+    days, hours = between_s / 86400, between_s / 3600
+    return f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
+
+
+def _moments(runs: pd.DataFrame) -> pd.Series:
+    return pd.to_datetime(runs["created_at"], utc=True, format="ISO8601", errors="coerce").dropna()

@@ -1,0 +1,153 @@
+"""The change of a figure in words: its interval, its verdict, and the spans that moved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
+from ppbench.display.fields import field_of
+from ppbench.display.units import MISSING, MS, TOKENS_PER_S
+from ppbench.statistics.significance import Ratio
+from ppbench.statistics.verdicts import Change, Metric, Verdict
+
+BY_COMMIT = "so the order of actions or the host between them did"
+"""Why only idle time changed between two commits."""
+BY_AXIS = "not the time of any action"
+"""The same between two values of a setting."""
+_PER = {
+    Kind.compute: "per microbatch",
+    Kind.optimizer: "per step",
+    Kind.transfer: "per message",
+    Kind.waiting: "per step",
+}
+_EVERYWHERE = {
+    Kind.compute: "compute of all stages",
+    Kind.optimizer: "optimizer of all ranks",
+    Kind.transfer: "transfers between all stages",
+    Kind.waiting: "waiting of all ranks",
+}
+_MOST_NAMED = 6
+_SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
+_AMOUNTS = {Verdict.faster: "less", Verdict.slower: "more"}
+
+
+def figure_text(metric: Metric, value: float | None) -> str:
+    return MISSING if value is None else field_of(metric.name).cell(value)
+
+
+def verdict_text(metric: Metric, verdict: Verdict) -> str:
+    """Return the verdict in words that fit the metric: a bubble is `more`, not `slower`."""
+    is_speed = field_of(metric.name).unit in _SPEEDS
+    return verdict if is_speed else _AMOUNTS.get(verdict, verdict)
+
+
+def change_text(metric: Metric, change: Change) -> str:
+    """`-7.7 % [-8.1, -7.2]`; without an interval where the change was not tested."""
+    if metric.in_points and change.difference is not None:
+        return _with_interval(change.difference, " points", lambda value: value)
+    if change.ratio is not None and not metric.in_points:
+        return _with_interval(change.ratio, " %", lambda value: value - 1)
+    if change.base is None or change.head is None:
+        return "–"
+    if metric.in_points:
+        return f"{_signed(change.head - change.base)} points"
+    return f"{_signed(change.head / change.base - 1)} %" if change.base else "–"
+
+
+def _with_interval(ratio: Ratio, unit: str, less: Callable[[float], float]) -> str:
+    estimate, low, high = (_signed(less(end)) for end in (ratio.estimate, ratio.low, ratio.high))
+    return f"{estimate}{unit} [{low}, {high}]"
+
+
+def _signed(fraction: float) -> str:
+    return f"{fraction * 100:+z.1f}"
+
+
+def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
+    """Sentences on the spans that moved: causes by their share of a step, then idle time."""
+    moved = [part for part in parts if part.has_moved]
+    causes = [part for part in moved if part.of.kind is not Kind.waiting]
+    waits = [part for part in moved if part.of.kind is Kind.waiting]
+    if not any(part.is_tested for part in parts):
+        return _untested(parts)
+    sentences = [_cause_sentence(group) for group in _by_place(causes)]
+    if not causes:
+        sentences = ["no compute, optimizer or transfer time changed significantly"]
+    return sentences + ([_waiting_sentence(waits, why if not causes else "")] if waits else [])
+
+
+def _untested(moved: Sequence[Moved]) -> list[str]:
+    causes = [part for part in moved if part.of.kind is not Kind.waiting]
+    groups = _by_place(causes[:_MOST_NAMED])
+    first = "not tested, which takes 3 launches per side; the largest differences:"
+    return [first, *(_cause_sentence(group, "differs") for group in groups)]
+
+
+def _by_place(causes: Sequence[Moved]) -> list[list[Moved]]:
+    """Group the ops of a stage, and sort the groups by their contribution."""
+    groups: dict[tuple[Kind, int, int], list[Moved]] = {}
+    for part in causes:
+        groups.setdefault((part.of.kind, part.of.place, part.of.target), []).append(part)
+    return sorted(
+        groups.values(), key=lambda group: -abs(sum(part.contribution_ns for part in group))
+    )
+
+
+def _cause_sentence(group: Sequence[Moved], verb: str = "changed") -> str:
+    """`compute of stage 2 changed: F 20.1 -> 21.7 ms per microbatch, +8.0 % [+7.8, +8.2]; ...`."""
+    total_ms = sum(part.contribution_ns for part in group) / 1e6
+    parts = [_times(part, is_first=index == 0) for index, part in enumerate(group)]
+    of = "all ranks'" if group[0].of.place == EVERYWHERE else "its rank's"
+    whole = f"{total_ms:+z,.2f} ms of {of} time per step"
+    return f"{span_name(group[0])} {verb}: {'; '.join(parts)}; in total {whole}"
+
+
+def span_name(part: Moved) -> str:
+    if part.of.place == EVERYWHERE:
+        return _EVERYWHERE[part.of.kind]
+    match part.of.kind:
+        case Kind.compute:
+            return f"compute of stage {part.of.place}"
+        case Kind.optimizer:
+            return f"optimizer of rank {part.of.place}"
+        case Kind.transfer:
+            return f"transfer from stage {part.of.place} to {part.of.target}"
+        case Kind.waiting:
+            return f"waiting of rank {part.of.place}"
+
+
+def _times(part: Moved, *, is_first: bool) -> str:
+    change, op = part.change, f"{part.of.op} " if part.of.op else ""
+    kind = Kind.waiting if part.of.place == EVERYWHERE else part.of.kind
+    per = f" {_PER[kind]}" if is_first else ""
+    times = f"{op}{ms_text(change.base)} -> {ms_text(change.head)} ms{per}"
+    return f"{times}, {change_text(DURATION, change)}"
+
+
+def ms_text(duration_ns: float | None) -> str:
+    """Milliseconds with three digits, or all those before the point."""
+    if duration_ns is None:
+        return "–"
+    ms = duration_ns / 1e6
+    return f"{ms:,.1f}" if ms >= 10 else f"{ms:.3g}"
+
+
+def _rank(part: Moved) -> str:
+    return "all ranks" if part.of.place == EVERYWHERE else f"rank {part.of.place}"
+
+
+def _waiting_sentence(waits: Sequence[Moved], why: str) -> str:
+    ordered = sorted(waits, key=lambda part: part.of.place)
+    times = (
+        f"{_rank(part)} {ms_text(part.change.base)} -> {ms_text(part.change.head)}"
+        for part in ordered
+    )
+    idle = f"idle ms per step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
+    if len(waits) > _MOST_NAMED:
+        idle += f" and {len(waits) - _MOST_NAMED} more"
+    return (
+        f"only idle time changed, {why}; {idle}"
+        if why
+        else f"idle time changed as a consequence; {idle}"
+    )

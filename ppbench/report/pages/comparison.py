@@ -1,0 +1,227 @@
+"""The page of a comparison: what it says, its intervals, what moved, every figure.
+
+It holds no chart of plotly, so it is small and opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ppbench.analysis.breakdown import DURATION, Moved
+from ppbench.comparison.lines import Breakdown, Compared, Line
+from ppbench.display.changes import (
+    change_text,
+    figure_text,
+    moved_sentences,
+    ms_text,
+    span_name,
+    verdict_text,
+)
+from ppbench.display.fields import field_of
+from ppbench.display.units import MISSING, counted
+from ppbench.report.charts.forest import Mark, Scale, mark_of, scale_of
+from ppbench.report.pages.provenance import about_comparison, environments
+from ppbench.report.pages.templates import render, write_page
+from ppbench.statistics.verdicts import SPEED, Metric, Verdict
+
+_HEADINGS = {"peak_memory_bytes": "peak memory"}
+"""Metrics whose label says too little where no figure is beside it."""
+_COLORS = {Verdict.faster: "better", Verdict.slower: "worse"}
+
+
+@dataclass(frozen=True)
+class ComparisonPage:
+    """The content of a page."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]  # what was compared, by its name
+    sides: Sequence[tuple[str, str]]  # of each line, what base and head are called
+    compared: Compared[Any]
+    breakdowns: Sequence[Breakdown[Any]]
+    why: str  # what moved where only idle time did
+    runs: pd.DataFrame  # whole rows of all that was compared
+    command: str  # makes the page again
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A metric of a series: its mark and its words."""
+
+    name: str
+    change: str
+    verdict: str
+    color: str
+    mark: Mark | None
+    values: str  # `1,000 -> 1,020`
+    counts: str
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A metric's column of the picture."""
+
+    heading: str
+    unit: str
+    scale: Scale
+    worse: str  # the words at the ends of the axis, left and right
+    better: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The spans of a series that moved."""
+
+    name: str
+    sentences: list[str]
+    rows: list[tuple[str, ...]]
+    command: str
+
+
+def write_comparison(path: Path, page: ComparisonPage) -> None:
+    """Write the page. Raises StoreError if that fails."""
+    write_page(path, render_comparison(page))
+
+
+def render_comparison(page: ComparisonPage) -> str:
+    """Return the page as HTML."""
+    lines = page.compared.lines
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    scales = {m: scale_of(m, [line.change for line in lines if line.metric == m]) for m in metrics}
+    series = page.compared.series()
+    cells = {(line.series, line.metric): _cell(line, scales[line.metric]) for line in lines}
+    has_machines = len({one.fingerprint for one in series}) > 1
+    return render(
+        "comparison.html",
+        title=page.title,
+        about=about_comparison(page.title, page.runs),
+        facts=page.facts,
+        answer=_answer(page),
+        panels=[_panel(metric, scales[metric]) for metric in metrics],
+        rows=[
+            (
+                one.text,
+                one.fingerprint if has_machines else "",
+                [cells.get((one, metric)) for metric in metrics],
+            )
+            for one in series
+        ],
+        notes=page.compared.notes,
+        parts=[_part(breakdown, page) for breakdown in page.breakdowns],
+        environments=environments(page.runs),
+        command=page.command,
+    )
+
+
+def _cell(line: Line[Any], scale: Scale) -> _Cell:
+    metric, change = line.metric, line.change
+    base, head = (figure_text(metric, value) for value in (change.base, change.head))
+    return _Cell(
+        field_of(metric.name).heading,
+        change_text(metric, change),
+        verdict_text(metric, change.verdict),
+        _COLORS.get(change.verdict, str(change.verdict)),
+        mark_of(metric, change, scale),
+        f"{base} → {head}",
+        f"{change.num_base} and {counted(change.num_head, 'launch')}",
+    )
+
+
+def _panel(metric: Metric, scale: Scale) -> _Panel:
+    ends = (Verdict.slower, Verdict.faster)
+    left, right = (verdict_text(metric, end) for end in ends)
+    if metric.higher_is_better is False:
+        left, right = right, left
+    unit = "points" if metric.in_points else "%"
+    heading = _HEADINGS.get(metric.name, field_of(metric.name).label)
+    return _Panel(heading, unit, scale, left, right)
+
+
+def _answer(page: ComparisonPage) -> list[str]:
+    """A sentence per pair of sides: in how many cases head is faster, and by how much."""
+    of_speed = [
+        (sides, line)
+        for sides, line in zip(page.sides, page.compared.lines, strict=True)
+        if line.metric.name == SPEED
+    ]
+    by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
+    for sides, line in of_speed:
+        by_sides.setdefault(sides, []).append(line)
+    return [_sentence(*sides, lines) for sides, lines in by_sides.items()]
+
+
+def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
+    """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), unclear in 1.`."""
+    if len(lines) == 1:
+        return _single(base, head, lines[0])
+    told = []
+    for verdict in Verdict:
+        some = [line for line in lines if line.change.verdict is verdict]
+        if some and verdict is Verdict.insufficient:
+            told.append(f"too few launches to tell in {len(some)}")
+        elif some:
+            told.append(f"{verdict} in {len(some)}{_range(some) if verdict in _COLORS else ''}")
+    return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(told)}."
+
+
+def _single(base: str, head: str, line: Line[Any]) -> str:
+    change = change_text(line.metric, line.change)
+    match line.change.verdict:
+        case Verdict.faster | Verdict.slower:
+            return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
+        case Verdict.same:
+            return f"{head} is as fast as {base}: {change} tokens/s."
+        case Verdict.unclear:
+            return f"Not decided: {head} against {base}: {change} tokens/s; measure more launches."
+        case _:
+            return (
+                f"Not decided: {head} against {base} has too few launches for a verdict ({change} "
+                "tokens/s)."
+            )
+
+
+def _range(lines: Sequence[Line[Any]]) -> str:
+    """` (+1.2 to +4.0 %)`."""
+    ratios = [100 * (line.change.ratio.estimate - 1) for line in lines if line.change.ratio]
+    if not ratios:
+        return ""
+    ends = dict.fromkeys(f"{end:+.1f}" for end in (min(ratios), max(ratios)))
+    return f" ({' to '.join(ends)} %)"
+
+
+def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> _Part:
+    moved = [part for part in breakdown.moved if part.has_moved]
+    ids = [str(run_id) for run_id in _median_runs(page.compared, breakdown.series)]
+    return _Part(
+        breakdown.series.text,
+        moved_sentences(breakdown.moved, page.why),
+        [_moved_row(part) for part in moved],
+        f"ppbench timeline {' '.join(ids)}" if ids else "",
+    )
+
+
+def _moved_row(part: Moved) -> tuple[str, ...]:
+    change = part.change
+    return (
+        span_name(part),
+        part.of.op or MISSING,
+        ms_text(change.base),
+        ms_text(change.head),
+        change_text(DURATION, change),
+        f"{part.contribution_ns / 1e6:+z,.2f}",
+    )
+
+
+def _median_runs(compared: Compared[Any], series: Any) -> list[str]:
+    """The launch of each side whose throughput is the median, or next to it."""
+    ids = []
+    pairing = compared.pairings[series]
+    for runs in (pairing.base, pairing.head):
+        known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
+        if len(known):
+            ids.append(str(known["run_id"].iloc[(len(known) - 1) // 2]))
+    return ids

@@ -1,0 +1,132 @@
+"""Small timelines: one step of the best case and of its rival on one time scale, as plain shapes.
+
+They are drawn as SVG without a script, so that they are there at once, on paper and in mail; the
+full timelines are further down the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from engine.plan.action import COMPUTE_OPS, Op
+from ppbench.display.cases import ok_runs
+from ppbench.display.colors import OP_COLORS, OP_WORDS
+from ppbench.display.units import counted, milliseconds, percent
+from ppbench.errors import StoreError, UsageError
+from ppbench.report.pages.judgement import Judgement
+from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.timelines import steps_of
+from ppbench.store import Store
+
+WIDTH = 1000  # units of the drawing; a page stretches them to its own width
+_MOST_PX, _LEAST_PX, _TALLEST_PX = 28, 2, 112
+_INSET = 0.8  # units between two bars
+_GRID = 0.5  # units; bars of an op that end in the same one are drawn as one
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All bars of one op."""
+
+    color: str
+    word: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One step of a run."""
+
+    name: str
+    facts: str
+    label: str  # for screen readers
+    height: int
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Steps on one time scale, and what their colours mean."""
+
+    strips: tuple[Strip, ...]
+    end: str
+    words: tuple[tuple[str, str], ...]  # colour and word of each op
+
+
+def strips(store: Store, runs: pd.DataFrame, judgement: Judgement) -> Strips | None:
+    """Draw the median step of the best case and its rival; None if no spans are stored."""
+    cases = [case for case in (judgement.best, judgement.rival) if case is not None]
+    drawn = []
+    for case in cases:
+        run = median_run(runs, str(case["case_id"]))
+        with contextlib.suppress(StoreError, UsageError):
+            (step,) = steps_of(store, [run], [judgement.name(case)])
+            drawn.append((judgement.name(case), step, _figures(store, run, step)))
+    if not drawn:
+        return None
+    end_ns = max(step.end_ns for _, step, _ in drawn)
+    made = tuple(_strip(name, step, facts, end_ns) for name, step, facts in drawn)
+    words = dict.fromkeys((shape.color, shape.word) for strip in made for shape in strip.shapes)
+    return Strips(made, milliseconds(end_ns), tuple(words))
+
+
+def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
+    """Return the launch of a case with the median throughput, or the lower of the middle two."""
+    own = ok_runs(runs)
+    own = own[own["case_id"] == case_id].sort_values("tokens_per_s", kind="stable")
+    return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
+
+
+def _figures(store: Store, run: pd.Series, step: Step) -> str:
+    """Return the duration and bubble of the drawn step, as its timeline below has them."""
+    rows = store.table("steps", [run["run_id"]])
+    own = rows[rows["step"] == int(step.spans["step"].iloc[0])]
+    if own.empty:
+        return milliseconds(step.end_ns)
+    row = own.iloc[0]
+    return f"{milliseconds(row['step_ns'])}, bubble {percent(row['bubble_fraction'])}"
+
+
+def _strip(name: str, step: Step, facts: str, end_ns: int) -> Strip:
+    row_px = max(_LEAST_PX, min(_MOST_PX, _TALLEST_PX // step.num_ranks))
+    spans = step.spans[step.spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
+    shapes = tuple(
+        Shape(OP_COLORS[op], OP_WORDS[op], _path(own, step.origin_ns, end_ns, row_px))
+        for op in OP_COLORS
+        if len(own := spans[spans["op"] == op.value])
+    )
+    ranks = counted(step.num_ranks, "rank")
+    label = f"One step of {name} on {ranks}: {milliseconds(step.end_ns)}"
+    return Strip(name, facts, label, row_px * step.num_ranks, shapes)
+
+
+def _path(spans: pd.DataFrame, origin_ns: int, end_ns: int, row_px: int) -> str:
+    """Return the outline of the bars of one op in the syntax of SVG, merged where they are tiny."""
+    parts = []
+    for rank, own in spans.sort_values("start_ns").groupby("rank"):
+        starts, ends = (
+            (own[column].to_numpy() - origin_ns) / end_ns * WIDTH
+            for column in ("start_ns", "end_ns")
+        )
+        for start, end in _merged(starts, ends):
+            width = max(end - start - (_INSET if end - start > 2 * _INSET else 0), 0.1)
+            top = int(str(rank)) * row_px
+            parts.append(f"M{start:.1f} {top}h{width:.1f}v{max(row_px - 1, 1)}h-{width:.1f}z")
+    return "".join(parts)
+
+
+def _merged(starts: np.ndarray, ends: np.ndarray) -> Sequence[tuple[float, float]]:
+    """Join bars that begin in the grid cell in which the one before ends, if either is tiny."""
+    merged: list[tuple[float, float]] = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        is_tiny = end - start < 2 * _GRID
+        if merged and is_tiny and start - merged[-1][1] < _GRID:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged

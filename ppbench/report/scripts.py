@@ -1,0 +1,70 @@
+"""The scripts of pages: figures as JSON, and the plotting library, which pages may share.
+
+Plotly.js carries the addresses of map servers, of a service to which charts can be uploaded and of
+pages about its parts. Pages use none of them, and a reader who searches a page for addresses should
+find none, so they are taken out; only the names of XML namespaces stay. Notices of copyright stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+from ppbench.display.formats import Assets
+from ppbench.errors import UsageError
+from ppbench.files import is_stream, whole_file
+
+FOLDER = "assets"
+_ADDRESS = re.compile(r"""https?://(?!www\.w3\.org/)[^\s"'`\\()<>$]*""")
+
+
+@cache
+def library() -> str:
+    """Return plotly.js without addresses."""
+    return _ADDRESS.sub("", get_plotlyjs())
+
+
+@cache
+def shared_name() -> str:
+    """Return the path of the shared file, from the folder of the pages; its text is in its name."""
+    digest = hashlib.sha256(library().encode("utf-8")).hexdigest()[:12]
+    return f"{FOLDER}/plotly-{get_plotlyjs_version()}-{digest}.min.js"
+
+
+def check_shareable(assets: Assets, page: Path) -> None:
+    """Refuse a shared library beside a page that is not a file. Raises UsageError."""
+    if assets is Assets.shared and is_stream(page):
+        raise UsageError(
+            f"{page}: not a file in a folder, so no library can lie beside it; "
+            "name a file with -o, or leave --assets shared out"
+        )
+
+
+def write_shared(folder: Path, option: str) -> None:
+    """Write the shared file for pages in `folder`, unless it is there. Raises StoreError."""
+    path = folder / shared_name()
+    if path.exists():
+        return
+    with whole_file(path, option) as file:
+        file.write(library().encode("utf-8"))
+
+
+def figure_json(figure: go.Figure) -> Markup:
+    return _in_script(to_json_plotly(figure, engine="json"))
+
+
+def script_json(value: object) -> Markup:
+    return _in_script(json.dumps(value, ensure_ascii=False))
+
+
+def _in_script(text: str) -> Markup:
+    """Mark JSON as safe in a `<script>`: without `<` it can neither end nor start an element."""
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped on this very line

@@ -1,0 +1,26 @@
+// A button copies the text beside it.
+
+(() => {
+  // A page opened from a file may have no access to the clipboard; then the text is selected and copied,
+  // or left selected for the reader to copy.
+  async function copied(source) {
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      return true;
+    } catch {
+      getSelection().selectAllChildren(source);
+      return document.execCommand("copy");
+    }
+  }
+
+  async function copy(button) {
+    const isDone = await copied(button.parentElement.querySelector("pre"));
+    button.textContent = isDone ? "Copied" : "Selected";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  }
+
+  // Delegated, so that it also works for buttons added later.
+  document.addEventListener("click", ({ target }) => {
+    if (target.matches("button.copy")) copy(target);
+  });
+})();

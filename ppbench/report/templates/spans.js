@@ -1,0 +1,236 @@
+// What a timeline's marks are: their names and texts, the search, messages and busy times.
+// A span is named by { kind, n }: the number of its kind, and of the mark in the kind's columns.
+"use strict";
+
+const COMPUTE = new Set(["F", "B", "I", "W"]);
+const SENT = { RECV_F: "SEND_F", RECV_B: "SEND_B" };
+const ARRIVES_AS = { SEND_F: "RECV_F", SEND_B: "RECV_B" };
+const INPUT_OF = { F: "RECV_F", B: "RECV_B", I: "RECV_B" };
+const OUTPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B" };
+
+// A figure's traces with the properties of their kind; `columns` are those of columns.js.
+function kindsOf(figure, columns) {
+  const { lanes } = figure.layout.meta.timeline;
+  return columns.map((columnsOfKind) => {
+    const { name, legendgroup, showlegend, marker, insidetextfont, hovertemplate, meta } = figure.data[columnsOfKind.trace];
+    const isCompute = meta.lane === "compute";
+    const { at: lane, height } = lanes[meta.lane];
+    const color = [marker.color].flat()[0];
+    const ink = [insidetextfont?.color].flat()[0];
+    const kind = completed({ ...columnsOfKind, lane }, isCompute);
+    return {
+      ...kind,
+      name,
+      height,
+      hovertemplate,
+      group: legendgroup,
+      isListed: showlegend !== false,
+      isWaiting: showlegend === false,
+      op: meta.op,
+      isCompute,
+      isIdle: meta.isIdle,
+      isHatched: Boolean(marker.pattern?.shape),
+      hatch: marker.pattern,
+      isStep: COMPUTE.has(meta.op), // counts as computing
+      firstColor: color,
+      color: kind.color ?? (() => color),
+      ink: kind.ink ?? (() => ink),
+      numberNames: meta.numbers,
+    };
+  });
+}
+
+const plainText = (html) => new DOMParser().parseFromString(html, "text/html").body.textContent;
+const written = (value, digits) => value.toLocaleString("en-US", {
+  minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: digits > 0,
+});
+
+// The lines of a mark's hover text: plotly's template with the mark's numbers.
+function linesOf(kind, n) {
+  const custom = [...kind.numberNames.map((name) => kind.numbers[name]()[n]), kind.width[n]];
+  const values = { base: () => kind.begin[n], hovertext: () => kind.phrase(n), customdata: (at) => custom[at] };
+  return kind.hovertemplate.replace("<extra></extra>", "").split("<br>").map((line) => plainText(
+    line.replace(/%\{(\w+)(?:\[(\d+)\])?(?::,\.(\d)f)?\}/g, (_, key, at, digits) => {
+      const value = values[key](at);
+      return typeof value === "number" ? written(value, Number(digits ?? 0)) : value;
+    }),
+  )).filter(Boolean);
+}
+
+const numberOf = (kind, name, n) => (name in kind.numbers ? kind.numbers[name]()[n] : null);
+
+// An action as in torch's form, `2F7`; of what is none, its kind's name.
+function actionOf(kind, n) {
+  if (kind.isHatched) return kind.label?.(n) || kind.name;
+  const [stage, microbatch] = [numberOf(kind, "stage", n), numberOf(kind, "microbatch", n)];
+  return kind.op && stage !== null ? `${stage}${kind.op}${microbatch}` : kind.name;
+}
+
+const rowOf = (kind, n) => kind.rows.find(({ from, to }) => n >= from && n < to);
+const stepAt = (steps, row) => steps.find(({ firstRow, ranks }) => row > firstRow - 0.5 && row < firstRow + ranks - 0.5);
+
+// The search. Words that all have to fit a mark: `2F7`, `F7`, `2F`, `rank 1`, `stage 2`, `microbatch 7`, or a
+// part of a kind's name.
+const ACTION = /^(\d*)(SEND_F|RECV_F|SEND_B|RECV_B|OPT|F|B|I|W)(\d*)$/i;
+const PLACES = { rank: "rank", r: "rank", stage: "stage", s: "stage", microbatch: "microbatch", mb: "microbatch", m: "microbatch" };
+
+function termsOf(query) {
+  const words = query.trim().toLowerCase().split(/[\s,]+/).filter(Boolean);
+  const terms = [];
+  while (words.length) {
+    const word = words.shift();
+    const joined = /^([a-z]+)(\d+)$/.exec(word);
+    const action = ACTION.exec(word);
+    if (word in PLACES && /^\d+$/.test(words[0] ?? "")) terms.push({ place: PLACES[word], is: Number(words.shift()) });
+    else if (action) terms.push({ op: action[2].toUpperCase(), stage: action[1], microbatch: action[3] });
+    else if (joined && joined[1] in PLACES) terms.push({ place: PLACES[joined[1]], is: Number(joined[2]) });
+    else terms.push({ name: word });
+  }
+  return terms;
+}
+
+// Functions of n that a mark of this kind has to fulfil for a term; null if none of the kind can.
+function testsOf(kind, term) {
+  const isNumber = (name, is) => {
+    const values = kind.numbers[name]?.();
+    return values ? (n) => values[n] === is : null;
+  };
+  if (term.place) return [isNumber(term.place, term.is)];
+  if (term.name) return kind.name.includes(term.name) ? [] : [null];
+  if (kind.op !== term.op) return [null];
+  return ["stage", "microbatch"].filter((name) => term[name] !== "").map((name) => isNumber(name, Number(term[name])));
+}
+
+const MOST_MATCHES = 100_000;
+
+// The spans that match, in the order of time. Idle time only matches if its name is searched for.
+function matchesOf(kinds, query) {
+  const terms = termsOf(query);
+  const isNamed = terms.some(({ name }) => name);
+  const found = [];
+  if (!terms.length) return found;
+  kinds.forEach((kind, number) => {
+    if (kind.isWaiting || (kind.isIdle && !isNamed)) return;
+    const tests = terms.flatMap((term) => testsOf(kind, term));
+    if (tests.includes(null)) return;
+    for (let n = 0; n < kind.begin.length && found.length < MOST_MATCHES; n++) {
+      if (tests.every((fits) => fits(n))) found.push({ kind: number, n });
+    }
+  });
+  const begin = (span) => kinds[span.kind].begin[span.n];
+  return found.sort((a, b) => begin(a) - begin(b));
+}
+
+// The mark of a transfer's moving part.
+function transferOf(kinds, step, op, stage, microbatch) {
+  const number = kinds.findIndex((kind) => kind.op === op && !kind.isWaiting);
+  if (number < 0) return null;
+  const kind = kinds[number];
+  const [stages, microbatches] = [kind.numbers.stage(), kind.numbers.microbatch()];
+  for (let rank = 0; rank < step.ranks; rank++) {
+    const row = kind.rowAt.get(rowKey(step.firstRow + rank));
+    if (!row) continue;
+    for (let n = row.from; n < row.to; n++) {
+      if (microbatches[n] === microbatch && stages[n] === stage) return { kind: number, n };
+    }
+  }
+  return null;
+}
+
+// The messages of a span, as pairs of send and receive: those of a transfer, or the inputs and outputs
+// of a computation.
+function messagesOf(kinds, steps, span) {
+  const kind = kinds[span.kind];
+  const [stage, microbatch] = [numberOf(kind, "stage", span.n), numberOf(kind, "microbatch", span.n)];
+  const step = stepAt(steps, rowOf(kind, span.n).row);
+  if (!kind.op || stage === null || !step) return [];
+  const messages = [];
+  const add = (sendOp, sender, isInput) => {
+    const receiver = sender + (sendOp === "SEND_F" ? 1 : -1);
+    const from = transferOf(kinds, step, sendOp, sender, microbatch);
+    const to = transferOf(kinds, step, ARRIVES_AS[sendOp], receiver, microbatch);
+    if (from && to) messages.push({ from, to, isInput });
+  };
+  const senderTo = (op) => stage - (op === "RECV_F" ? 1 : -1);
+  if (kind.op in ARRIVES_AS) add(kind.op, stage, false);
+  if (kind.op in SENT) add(SENT[kind.op], senderTo(kind.op), true);
+  if (kind.op in INPUT_OF) add(SENT[INPUT_OF[kind.op]], senderTo(INPUT_OF[kind.op]), true);
+  if (kind.op in OUTPUT_OF) add(OUTPUT_OF[kind.op], stage, false);
+  return messages;
+}
+
+// For each step, how long each rank was busy between two times, and the idle time by cause; a step
+// ends where it ends.
+function busyTimes(kinds, steps, start, end) {
+  const working = kinds.filter((kind) => kind.isCompute && !kind.isIdle && !kind.isHatched);
+  const idle = kinds.filter((kind) => kind.isIdle);
+  return steps.map((step) => {
+    const [from, to] = [Math.max(start, 0), Math.min(end, step.end)];
+    const sum = (kind, rank) => {
+      const row = kind.rowAt.get(rowKey(step.firstRow + rank));
+      return row ? Math.max(0, takenBetween(kind, row, from, to)) : 0;
+    };
+    const ranks = Array.from({ length: step.ranks }, (_, rank) => (
+      working.reduce((total, kind) => total + sum(kind, rank), 0)));
+    const causes = idle.map((kind) => ({
+      name: kind.name,
+      time: ranks.reduce((total, _, rank) => total + sum(kind, rank), 0),
+    })).filter(({ time }) => time > 0);
+    return { title: step.title, duration: Math.max(0, to - from), ranks, causes };
+  });
+}
+
+// The next mark of the same lane and row after (or before) a span, among the visible kinds; marks that
+// begin at the same time are in the order of their kinds.
+function neighbourOf(kinds, isVisible, span, isForward) {
+  const { row } = rowOf(kinds[span.kind], span.n);
+  const { lane } = kinds[span.kind];
+  const begin = kinds[span.kind].begin[span.n];
+  let best = null;
+  const isNearer = (a, b) => {
+    const [x, y] = [kinds[a.kind].begin[a.n], kinds[b.kind].begin[b.n]];
+    const order = x - y || a.kind - b.kind || a.n - b.n;
+    return isForward ? order < 0 : order > 0;
+  };
+  kinds.forEach((kind, number) => {
+    const part = kind.rowAt.get(row);
+    if (!part || kind.lane !== lane || !isVisible(kind)) return;
+    const bound = number < span.kind ? (value) => value > begin : (value) => value >= begin;
+    let n = firstAtLeast(kind.begin, begin, part.from, part.to);
+    if (number === span.kind) n = isForward ? span.n + 1 : span.n - 1;
+    else {
+      while (n < part.to && !bound(kind.begin[n])) n++;
+      if (!isForward) n--;
+    }
+    if (n < part.from || n >= part.to) return;
+    const candidate = { kind: number, n };
+    if (!best || isNearer(candidate, best)) best = candidate;
+  });
+  return best;
+}
+
+// The visible lanes from top to bottom, each as { row, lane }.
+function lanesOf(kinds, isVisible) {
+  const lanes = new Map();
+  for (const kind of kinds) {
+    if (!isVisible(kind)) continue;
+    for (const { row } of kind.rows) lanes.set(row + kind.lane, { row, lane: kind.lane });
+  }
+  return [...lanes.keys()].sort((a, b) => a - b).map((y) => lanes.get(y));
+}
+
+// The mark of a lane at a time, or the nearest one.
+function nearestIn(kinds, isVisible, { row, lane }, time) {
+  let [best, least] = [null, Infinity];
+  kinds.forEach((kind, number) => {
+    const part = kind.rowAt.get(row);
+    if (!part || kind.lane !== lane || !isVisible(kind)) return;
+    const next = firstAtLeast(kind.begin, time, part.from, part.to);
+    for (const n of [next - 1, next]) {
+      if (n < part.from || n >= part.to) continue;
+      const far = Math.max(kind.begin[n] - time, time - kind.begin[n] - kind.width[n], 0);
+      if (far < least) [best, least] = [{ kind: number, n }, far];
+    }
+  });
+  return best;
+}

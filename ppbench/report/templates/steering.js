@@ -1,0 +1,453 @@
+// The controls of a timeline: its elements, and what mouse, wheel, touch and keys do.
+"use strict";
+
+const PLACEHOLDER = "Find 2F7, F7, rank 1";
+
+// The elements of a timeline, in its div.
+function build(timeline) {
+  const { div } = timeline;
+  div.classList.add("tl");
+  const tools = element("div", "tl-tools");
+  const find = element("div", "tl-find");
+  timeline.search = Object.assign(element("input"), { type: "search", placeholder: PLACEHOLDER, autocomplete: "off", spellcheck: false });
+  timeline.search.setAttribute("aria-label", "Find actions: 2F7 is the forward of microbatch 7 in stage 2");
+  timeline.previous = button("‹", "Previous match");
+  timeline.next = button("›", "Next match");
+  timeline.count = element("span", "tl-count");
+  timeline.count.setAttribute("aria-live", "polite");
+  find.append(timeline.search, timeline.previous, timeline.next, timeline.count);
+  timeline.buttons = {
+    in: button("+", "Zoom in", "Zoom in (W)"),
+    out: button("−", "Zoom out", "Zoom out (S)"),
+    whole: button("Whole step", "Show the whole step", "Show the whole step (0)"),
+    measure: button("Measure", "Measure a range by dragging", "Measure a range by dragging; or drag with Shift"),
+    taller: button("Taller", "Taller rows"),
+    flatter: button("Flatter", "Flatter rows"),
+  };
+  timeline.buttons.measure.setAttribute("aria-pressed", "false");
+  tools.append(find, ...Object.values(timeline.buttons));
+  timeline.layers = element("div", "tl-layers");
+  timeline.layers.setAttribute("role", "group");
+  timeline.layers.setAttribute("aria-label", "Shown in the timeline");
+  timeline.noted = element("p", "note merged");
+  timeline.live = element("p", "sr-only tl-live");
+  timeline.live.setAttribute("aria-live", "polite");
+  div.replaceChildren(tools, timeline.layers, bodyOf(timeline), timeline.noted, timeline.live);
+  timeline.isFramed = Boolean(div.closest(".scroll"));
+  buildLayers(timeline);
+  fillSide(timeline);
+  timeline.tellMatches();
+  timeline.noted.hidden = true;
+}
+
+function bodyOf(timeline) {
+  const body = element("div", "tl-body");
+  const plot = element("div", "tl-plot");
+  timeline.head = element("div", "tl-head");
+  timeline.map = element("div", "tl-map");
+  timeline.mapCanvas = element("canvas");
+  timeline.shades = [element("div", "tl-shade"), element("div", "tl-shade")];
+  timeline.shades[0].style.left = "0";
+  timeline.shades[1].style.right = "0";
+  timeline.pane = Object.assign(element("div", "tl-window"), { tabIndex: 0 });
+  for (const [name, value] of Object.entries({ role: "slider", "aria-label": "Visible part of the step", "aria-valuemin": "0", "aria-valuemax": "100" })) {
+    timeline.pane.setAttribute(name, value);
+  }
+  timeline.map.append(timeline.mapCanvas, ...timeline.shades, timeline.pane);
+  timeline.axis = element("canvas", "tl-axis");
+  timeline.axis.setAttribute("aria-hidden", "true");
+  timeline.brief = Object.assign(element("button", "tl-brief"), { type: "button", hidden: true });
+  timeline.brief.addEventListener("click", () => timeline.side.scrollIntoView({ block: "nearest" }));
+  timeline.head.append(timeline.map, timeline.brief, timeline.axis);
+  timeline.rows = Object.assign(element("div", "tl-rows"), { tabIndex: 0 });
+  timeline.rows.setAttribute("role", "application");
+  timeline.rows.setAttribute("aria-roledescription", "timeline");
+  timeline.rows.setAttribute("aria-label", `${timeline.div.getAttribute("aria-label") ?? "Timeline"}. Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`);
+  timeline.canvas = element("canvas");
+  timeline.titles = timeline.steps.map(({ title }) => Object.assign(element("div", "tl-title", title), { title }));
+  timeline.tip = Object.assign(element("div", "tl-tip"), { hidden: true });
+  timeline.rows.append(timeline.canvas, ...timeline.titles);
+  plot.append(timeline.head, timeline.rows, timeline.tip);
+  timeline.side = element("aside", "tl-side");
+  timeline.side.setAttribute("aria-label", "Details");
+  body.append(plot, timeline.side);
+  return body;
+}
+
+// A button for each kind, which is also the legend, one for all of several, and one for the critical path.
+const SETS = [
+  { name: "idle time", holds: ({ meta }) => meta.isIdle },
+  { name: "transfers", holds: ({ meta }) => meta.lane !== "compute" },
+];
+
+function buildLayers(timeline) {
+  const listed = timeline.figure.data.filter((trace) => trace.type === "bar" && trace.name && trace.showlegend !== false);
+  const swatch = (trace) => Object.assign(element("i"), { style: `background: ${[trace.marker.color].flat()[0]}` });
+  const add = (groups, name, icon, className = "") => {
+    const made = element("button", className, name);
+    made.type = "button";
+    made.dataset.groups = JSON.stringify(groups);
+    if (icon) made.prepend(icon);
+    made.addEventListener("click", () => {
+      const isShown = groups.some((group) => timeline.hidden.has(group));
+      groups.forEach((group) => timeline.toggle(group, isShown));
+    });
+    timeline.layers.append(made);
+  };
+  if (timeline.path) add([timeline.path.name], timeline.path.name, element("i", "line"));
+  const rest = listed.filter((trace) => !SETS.some(({ holds }) => holds(trace)));
+  rest.forEach((trace) => add([trace.legendgroup], trace.name, swatch(trace)));
+  for (const { name, holds } of SETS) {
+    const members = listed.filter(holds);
+    if (members.length > 1) add(members.map((trace) => trace.legendgroup), `all ${name}`, null, "tl-all");
+    members.forEach((trace) => add([trace.legendgroup], trace.name, swatch(trace)));
+  }
+  updateLayers(timeline);
+}
+
+function updateLayers(timeline) {
+  for (const made of timeline.layers.children) {
+    const groups = JSON.parse(made.dataset.groups);
+    const hidden = groups.filter((group) => timeline.hidden.has(group)).length;
+    made.setAttribute("aria-pressed", hidden === 0 ? "true" : hidden === groups.length ? "false" : "mixed");
+  }
+}
+
+// Beside the plot: the pinned span, the measured range, or how to move.
+const HELP = [
+  ["wheel, pinch", "zoom"], ["drag", "move"], ["double-click", "the whole step"], ["click", "pin a span"],
+  ["Shift-drag", "measure"], ["W S A D", "zoom, move"], ["arrows", "move; or Enter, then span by span"],
+  ["M", "measure the span or the view"], ["Esc", "unpin"],
+];
+
+function fillSide(timeline) {
+  const { side, chosen, range } = timeline;
+  side.replaceChildren();
+  side.classList.toggle("filled", Boolean(chosen || range));
+  if (chosen) side.append(...detailsOf(timeline, chosen));
+  if (range) side.append(...measured(timeline, range));
+  if (chosen || range) return;
+  const list = element("dl");
+  for (const [keys, effect] of HELP) list.append(element("dt", "", keys), element("dd", "", effect));
+  side.append(list);
+}
+
+function detailsOf(timeline, span) {
+  const kind = timeline.kinds[span.kind];
+  const [first, ...lines] = linesOf(kind, span.n);
+  const action = actionOf(kind, span.n);
+  const parts = [element("h3", "", action === first ? first : `${action} ${first}`), ...lines.map((line) => element("p", "", line))];
+  for (const { from, to, isInput } of timeline.messages) {
+    const other = isInput ? from : to;
+    const there = timeline.kinds[other.kind];
+    const time = isInput ? there.begin[other.n] : there.begin[other.n] + there.width[other.n];
+    const text = `${isInput ? "sent by" : "arrives at"} rank ${numberOf(there, "rank", other.n)} at ${inMs(time)}${timeline.unit}`;
+    const go = button(actionOf(there, other.n), `Go to ${actionOf(there, other.n)}`);
+    go.addEventListener("click", () => timeline.choose(other, { isShown: true }));
+    const line = element("p", "tl-message", `${text} `);
+    line.append(go);
+    parts.push(line);
+  }
+  const actions = element("div", "tl-actions");
+  const closer = button("Zoom to it", "Zoom to the pinned span", "Zoom to it (F)");
+  closer.addEventListener("click", () => timeline.reveal(span, true));
+  const close = button("Unpin", "Unpin", "Unpin (Esc)");
+  close.addEventListener("click", () => { timeline.choose(null); timeline.rows.focus(); });
+  actions.append(closer, close);
+  return [...parts, actions];
+}
+
+function measured(timeline, { start, end }) {
+  const { unit } = timeline;
+  const parts = [element("h4", "", `Measured: ${inMs(end - start)}${unit}`), element("p", "", `${inMs(start)} to ${inMs(end)}${unit}`)];
+  if (timeline.kinds) {
+    for (const step of busyTimes(timeline.kinds, timeline.steps, start, end)) {
+      if (step.title) parts.push(element("h4", "", step.title.split(" · ")[0]));
+      parts.push(busyTable(step, unit));
+      step.causes.forEach(({ name, time }) => parts.push(element("p", "", `${name}: ${inMs(time)}${unit} over all ranks`)));
+    }
+  }
+  const clear = button("Clear", "Clear the measured range");
+  clear.addEventListener("click", () => timeline.measure(null));
+  const actions = element("div", "tl-actions");
+  actions.append(clear);
+  return [...parts, actions];
+}
+
+function busyTable({ duration, ranks }, unit) {
+  const table = element("table");
+  const line = (cells, name) => {
+    const row = element("tr");
+    row.append(...cells.map((text, n) => element(name, n ? "number" : "", text)));
+    return row;
+  };
+  const share = (time) => (duration > 0 ? `${((time / duration) * 100).toFixed(1)}%` : "–");
+  table.append(line(["rank", `busy,${unit}`, `idle,${unit}`, "idle"], "th"));
+  ranks.forEach((busy, rank) => {
+    const idle = Math.max(0, duration - busy);
+    table.append(line([String(rank), inMs(busy), inMs(idle), share(idle)], "td"));
+  });
+  return table;
+}
+
+// What mouse, wheel, touch and keys do.
+function steer(timeline) {
+  steerByButtons(timeline);
+  steerByWheel(timeline);
+  steerByPointer(timeline);
+  steerByKeys(timeline);
+  steerByMap(timeline);
+}
+
+function steerByButtons(timeline) {
+  const on = (name, act) => timeline.buttons[name].addEventListener("click", act);
+  on("in", () => timeline.zoom(0.5));
+  on("out", () => timeline.zoom(2));
+  on("whole", () => timeline.show(timeline.first, timeline.last));
+  on("taller", () => timeline.setRowPx(timeline.rowPx * 1.4));
+  on("flatter", () => timeline.setRowPx(timeline.rowPx / 1.4));
+  on("measure", () => setMeasuring(timeline, !timeline.isMeasuring));
+  timeline.previous.addEventListener("click", () => timeline.go(-1));
+  timeline.next.addEventListener("click", () => timeline.go(1));
+  let waiting = 0;
+  const search = () => timeline.find(timeline.search.value);
+  timeline.search.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(search, 150);
+  });
+  timeline.search.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    clearTimeout(waiting);
+    if (timeline.searched !== timeline.search.value) search();
+    timeline.searched = timeline.search.value;
+    timeline.go(event.shiftKey ? -1 : 1);
+  });
+}
+
+function setMeasuring(timeline, isOn) {
+  timeline.isMeasuring = isOn;
+  timeline.buttons.measure.setAttribute("aria-pressed", String(isOn));
+  timeline.rows.classList.toggle("measuring", isOn);
+}
+
+const placeIn = (timeline, event) => {
+  const box = timeline.canvas.getBoundingClientRect();
+  return { x: event.clientX - box.left, y: event.clientY - box.top };
+};
+const LINE_PX = 16;
+
+// On a page with more than a timeline, the wheel scrolls until the timeline was clicked. A pinch on a trackpad
+// is a wheel with Ctrl.
+function steerByWheel(timeline) {
+  const { rows, div } = timeline;
+  const isAlone = Boolean(div.closest(".timeline-page"));
+  rows.addEventListener("wheel", (event) => {
+    if (!isAlone && !event.ctrlKey && !div.contains(document.activeElement)) return;
+    const px = event.deltaMode === 1 ? LINE_PX : event.deltaMode === 2 ? innerHeight : 1;
+    const across = (event.shiftKey ? event.deltaX || event.deltaY : event.deltaX) * px;
+    const perPx = (timeline.view.end - timeline.view.start) / timeline.plane.width;
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      event.preventDefault();
+      timeline.pan(across * perPx);
+      return;
+    }
+    if (event.deltaY > 0 && timeline.isWhole && !event.ctrlKey) return; // the page scrolls on
+    event.preventDefault();
+    const { x } = placeIn(timeline, event);
+    const strength = event.ctrlKey && Math.abs(event.deltaY) < 50 ? 0.01 : 0.0022;
+    timeline.zoom(Math.exp(event.deltaY * px * strength), timeAt(timeline.plane, Math.max(x, timeline.plane.left)));
+  }, { passive: false });
+}
+
+const CLICK_PX = 4;
+
+// One pointer moves the view or measures, two zoom. A finger that moves up or down scrolls the page.
+function steerByPointer(timeline) {
+  const { rows } = timeline;
+  const pointers = new Map();
+  let drag = null;
+  const begin = (event) => {
+    const place = placeIn(timeline, event);
+    pointers.set(event.pointerId, place.x);
+    if (pointers.size > 1) { drag = null; return; }
+    const isMeasuring = event.shiftKey || timeline.isMeasuring;
+    drag = { ...place, view: timeline.view, clientY: event.clientY, time: timeAt(timeline.plane, place.x), isMeasuring, isMoved: false };
+  };
+  const pinch = (event, x) => {
+    const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
+    const before = pointers.get(event.pointerId);
+    const { plane } = timeline;
+    const fixed = timeAt(plane, other);
+    const factor = Math.max(8, Math.abs(before - other)) / Math.max(8, Math.abs(x - other));
+    timeline.zoom(factor, fixed);
+    timeline.plane = { ...plane, ...timeline.view }; // for moves before the next drawing
+  };
+  const move = (event) => {
+    const place = placeIn(timeline, event);
+    if (!pointers.has(event.pointerId)) { if (event.pointerType === "mouse") showTip(timeline, place); return; }
+    if (pointers.size === 2) pinch(event, place.x);
+    pointers.set(event.pointerId, place.x);
+    if (!drag) return;
+    drag.isMoved ||= Math.hypot(place.x - drag.x, event.clientY - drag.clientY) > CLICK_PX;
+    if (!drag.isMoved) return;
+    timeline.tip.hidden = true;
+    if (drag.isMeasuring) {
+      const time = timeAt(timeline.plane, Math.min(Math.max(place.x, timeline.plane.left), timeline.plane.left + timeline.plane.width));
+      timeline.measure({ start: Math.min(time, drag.time), end: Math.max(time, drag.time) });
+      return;
+    }
+    rows.classList.add("panning");
+    const perPx = (drag.view.end - drag.view.start) / timeline.plane.width;
+    const by = (drag.x - place.x) * perPx;
+    timeline.show(drag.view.start + by, drag.view.end + by);
+    if (event.pointerType === "mouse") scrollBy(0, drag.clientY - event.clientY);
+    drag.clientY = event.clientY;
+  };
+  const end = (event) => {
+    const isClick = drag && !drag.isMoved && event.type === "pointerup" && pointers.size === 1;
+    pointers.delete(event.pointerId);
+    rows.classList.remove("panning");
+    if (isClick) timeline.choose(timeline.spanAt(drag.x, drag.y));
+    if (drag?.isMeasuring && drag.isMoved) setMeasuring(timeline, false);
+    drag = null;
+  };
+  rows.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0 || !timeline.plane) return;
+    rows.setPointerCapture(event.pointerId);
+    begin(event);
+  });
+  rows.addEventListener("pointermove", move);
+  rows.addEventListener("pointerup", end);
+  rows.addEventListener("pointercancel", end);
+  rows.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
+  rows.addEventListener("pointerleave", () => { timeline.tip.hidden = true; });
+  rows.addEventListener("dblclick", () => timeline.show(timeline.first, timeline.last));
+}
+
+// The text of what is under the mouse, beside it and inside the plot.
+function showTip(timeline, { x, y }) {
+  const lines = timeline.plane ? timeline.linesAt(x, y) : null;
+  timeline.tip.hidden = !lines;
+  if (!lines) return;
+  const [first, ...others] = lines;
+  timeline.tip.replaceChildren(element("b", "", first), ...others.map((line) => element("span", "", line)));
+  const width = timeline.rows.clientWidth;
+  const top = timeline.rows.offsetTop + timeline.plane.offset + y;
+  const left = x + 14 + timeline.tip.offsetWidth > width ? Math.max(0, x - 14 - timeline.tip.offsetWidth) : x + 14;
+  const seen = timeline.rows.getBoundingClientRect().top - timeline.rows.offsetTop;
+  const isLow = seen + top + 18 + timeline.tip.offsetHeight > innerHeight;
+  Object.assign(timeline.tip.style, { left: `${left}px`, top: `${isLow ? top - 14 - timeline.tip.offsetHeight : top + 18}px` });
+}
+
+const STEP = 0.15; // of the view, per key
+const FACTOR = 0.75;
+
+function steerByKeys(timeline) {
+  const visible = timeline.isVisible;
+  const by = (share) => timeline.pan(share * (timeline.view.end - timeline.view.start));
+  const step = (isForward) => {
+    const span = neighbourOf(timeline.kinds, visible, timeline.chosen, isForward);
+    if (span) timeline.choose(span, { isShown: true });
+  };
+  const cross = (direction) => {
+    const { kind, n } = timeline.chosen;
+    const marks = timeline.kinds[kind];
+    const lanes = lanesOf(timeline.kinds, visible);
+    const at = lanes.findIndex(({ row, lane }) => row === rowOf(marks, n).row && lane === marks.lane);
+    const next = lanes[at + direction];
+    const span = next && nearestIn(timeline.kinds, visible, next, marks.begin[n] + marks.width[n] / 2);
+    if (span) timeline.choose(span, { isShown: true });
+  };
+  const enter = () => {
+    const [first] = timeline.kinds ? lanesOf(timeline.kinds, visible) : [];
+    const span = first && nearestIn(timeline.kinds, visible, first, timeline.view.start);
+    if (span && !timeline.chosen) timeline.choose(span, { isShown: true });
+  };
+  const edge = (isLast) => {
+    const kind = timeline.kinds[timeline.chosen.kind];
+    const lane = { row: rowOf(kind, timeline.chosen.n).row, lane: kind.lane };
+    timeline.choose(nearestIn(timeline.kinds, visible, lane, isLast ? timeline.last : timeline.first), { isShown: true });
+  };
+  const measureIt = () => {
+    if (!timeline.chosen) return timeline.measure({ ...timeline.view });
+    const { kind, n } = timeline.chosen;
+    const { begin, width } = timeline.kinds[kind];
+    return timeline.measure({ start: begin[n], end: begin[n] + width[n] });
+  };
+  const chosen = (act, otherwise) => () => (timeline.chosen ? act() : otherwise());
+  const width = () => timeline.last - timeline.first;
+  const keys = {
+    w: () => timeline.zoom(FACTOR), s: () => timeline.zoom(1 / FACTOR),
+    a: () => by(-STEP), d: () => by(STEP),
+    ArrowLeft: chosen(() => step(false), () => by(-STEP)),
+    ArrowRight: chosen(() => step(true), () => by(STEP)),
+    ArrowUp: chosen(() => cross(-1), () => timeline.zoom(FACTOR)),
+    ArrowDown: chosen(() => cross(1), () => timeline.zoom(1 / FACTOR)),
+    Home: chosen(() => edge(false), () => timeline.pan(-width())),
+    End: chosen(() => edge(true), () => timeline.pan(width())),
+    Enter: enter, " ": enter,
+    Escape: () => { timeline.choose(null); timeline.measure(null); },
+    f: () => timeline.chosen && timeline.reveal(timeline.chosen, true),
+    m: measureIt,
+    0: () => timeline.show(timeline.first, timeline.last),
+    "+": () => timeline.zoom(FACTOR), "-": () => timeline.zoom(1 / FACTOR),
+    "/": () => timeline.search.focus(),
+  };
+  timeline.rows.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!act) return;
+    event.preventDefault();
+    timeline.tip.hidden = true;
+    act();
+    if (!timeline.chosen) timeline.say(timeline.viewText);
+  });
+}
+
+// The small overview: its window is dragged; a drag beside it chooses a new one, a click moves it there.
+function steerByMap(timeline) {
+  const { map, pane } = timeline;
+  const timeOf = (event) => {
+    const box = map.getBoundingClientRect();
+    const share = (event.clientX - box.left) / box.width;
+    return timeline.first + Math.min(1, Math.max(0, share)) * (timeline.last - timeline.first);
+  };
+  let drag = null;
+  map.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    map.setPointerCapture(event.pointerId);
+    const isPane = event.target === pane && !timeline.isWhole;
+    drag = { from: timeOf(event), view: timeline.view, isPane, x: event.clientX, isMoved: false };
+  });
+  const move = (event) => {
+    if (!drag) return;
+    drag.isMoved ||= Math.abs(event.clientX - drag.x) > CLICK_PX;
+    if (!drag.isMoved) return;
+    const time = timeOf(event);
+    if (drag.isPane) timeline.show(drag.view.start + time - drag.from, drag.view.end + time - drag.from);
+    else if (time !== drag.from) timeline.show(Math.min(time, drag.from), Math.max(time, drag.from));
+  };
+  map.addEventListener("pointermove", move);
+  const end = (event) => {
+    if (drag && !drag.isMoved && !drag.isPane && !timeline.isWhole) {
+      const half = (timeline.view.end - timeline.view.start) / 2;
+      timeline.show(drag.from - half, drag.from + half);
+    }
+    drag = null;
+  };
+  map.addEventListener("pointerup", end);
+  map.addEventListener("pointercancel", end);
+  map.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
+  const by = (share) => timeline.pan(share * (timeline.view.end - timeline.view.start));
+  const keys = {
+    ArrowLeft: () => by(-STEP), ArrowRight: () => by(STEP),
+    ArrowUp: () => timeline.zoom(FACTOR), ArrowDown: () => timeline.zoom(1 / FACTOR),
+    Home: () => timeline.pan(timeline.first - timeline.last), End: () => timeline.pan(timeline.last - timeline.first),
+  };
+  pane.addEventListener("keydown", (event) => {
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+}

@@ -1,0 +1,124 @@
+"""The page of a comparison in a real browser: its intervals lie where they say, and it fits."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chromium import Browser, Tab
+from screens import DESK, PHONE, keep, needs_browser
+
+from ppbench.cli.comparison import page_of_axis
+from ppbench.comparison.across import compare_across
+from ppbench.report.pages.comparison import write_comparison
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from tracked import CASE, STEADY, add_launches, slower, store_in
+
+pytestmark = needs_browser
+SIZES = ((DESK, "light"), (1024, "dark"), (PHONE, "dark"))
+READER = """
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const middle = (node) => { const at = node.getBoundingClientRect(); return at.x + at.width / 2; };
+const strips = all(".forest tbody .strip");
+const place = (strip, selector) => middle(strip.querySelector(selector));
+const isInside = (strip) => {
+  const out = strip.getBoundingClientRect();
+  return all("i", strip).every((mark) => {
+    const at = mark.getBoundingClientRect();
+    return at.left >= out.left - 6 && at.right <= out.right + 6;
+  });
+};
+const overlaps = () => {
+  const texts = ".forest .words-of, .forest tbody th, .ticks i, .ends span";
+  const boxes = all(texts).filter((node) => node.checkVisibility()).map((node) => (
+    node.getBoundingClientRect()));
+  return boxes.some((a, n) => boxes.slice(n + 1).some((b) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1F1B is faster on two ranks, about as fast on four, and slower on eight."""
+    folder = tmp_path_factory.mktemp("across")
+    store = store_in(folder)
+    for ranks, by in ((2, -0.04), (4, 0.0), (8, 0.06)):
+        for schedule, speeds in (("afab", STEADY), ("1f1b", slower(by))):
+            case = replace(CASE, schedule=schedule, world_size=ranks)
+            stretch = {(1, "B"): 1.0 + (by if schedule == "1f1b" else 0)}
+            add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
+    result = compare_across("schedule", results=store.folder)
+    told = page_of_axis(result, result.break_down(result.changed()), "ppbench compare")
+    write_comparison(folder / "page.html", told)
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def tabs(browser: Browser, page: Path) -> list[Tab]:
+    opened = [Tab(browser, page, width, scheme) for width, scheme in SIZES]
+    for tab, (width, scheme) in zip(opened, SIZES, strict=True):
+        tab.evaluate(READER)
+        keep(tab, f"comparison-{width}-{scheme}")
+    return opened
+
+
+def test_faster_is_right_of_zero_and_slower_left_on_every_width(tabs: list[Tab]) -> None:
+    for tab in tabs:
+        speeds = "strips.filter((_, n) => n % 3 === 0)"
+        sides = f"{speeds}.map((one) => Math.sign(place(one, '.dot') - place(one, '.zero')))"
+        assert tab.evaluate(sides) == [1, 0, -1] or tab.evaluate(sides)[::2] == [1, -1]
+        assert tab.evaluate("strips.length") == 9
+        assert tab.evaluate("strips.every(isInside)")
+        colors = f"{speeds}.map((one) => getComputedStyle(one.querySelector('.dot')).borderColor)"
+        assert len(set(tab.evaluate(colors))) == 3
+
+
+def test_the_zero_of_the_axis_is_above_that_of_the_strips(tabs: list[Tab]) -> None:
+    tick = "middle(all('.ticks i').find((one) => one.textContent === '0'))"
+    assert tabs[0].evaluate(f"Math.abs({tick} - place(strips[0], '.zero')) < 1.5")
+
+
+def test_nothing_is_wider_than_the_screen_and_no_text_lies_on_another(tabs: list[Tab]) -> None:
+    for tab, (width, _) in zip(tabs, SIZES, strict=True):
+        assert tab.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width] * 2
+        assert tab.evaluate("overlaps()") is False
+
+
+def test_the_answer_and_the_picture_are_on_the_first_screen(tabs: list[Tab]) -> None:
+    for tab in tabs:
+        assert "faster in 1" in str(tab.evaluate("document.querySelector('.lead').textContent"))
+        assert tab.evaluate("strips[0].getBoundingClientRect().bottom < 900")
+    spoken = "document.querySelector('.forest tbody td').textContent.trim()"
+    assert str(tabs[0].evaluate(spoken)).endswith("faster")
+
+
+def test_the_page_requests_nothing_and_has_no_error(tabs: list[Tab], page: Path) -> None:
+    for tab in tabs:
+        assert tab.problems() == []
+        assert tab.requests() == [page.as_uri()]
+    assert page.stat().st_size < 100_000
+
+
+def test_paper_has_the_answer_and_every_interval_in_black_on_white(
+    browser: Browser, page: Path
+) -> None:
+    tab = Tab(browser, page, DESK, "dark")
+    tab.evaluate(READER)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    keep(tab, "comparison-print")
+    assert tab.evaluate("document.querySelector('.lead').checkVisibility()")
+    assert tab.evaluate("strips.filter((one) => one.checkVisibility()).length") == 9
+    assert tab.evaluate("overlaps()") is False
+    colors = (
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    text, ground = map(str, tab.evaluate(colors))  # type: ignore[arg-type]
+    assert sum(map(int, re.findall(r"\d+", text)[:3])) < 200
+    assert ground in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
+    tab.close()

@@ -1,0 +1,385 @@
+"""The first screen of a report, and its controls, by a real mouse: desk, laptop, phone, paper."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Browser, Tab
+from screens import DESK, PHONE, keep, needs_browser
+from test_report_in_browser import simulated_run
+
+from ppbench.config.case import Case
+from ppbench.report.pages.report import write_report
+from ppbench.store import Store
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from stored_runs import run_row, store_failed
+
+pytestmark = needs_browser
+LAPTOP, SCREEN_PX = 1024, 900
+SCREENS = [
+    *((DESK, scheme) for scheme in ("light", "dark")),
+    *((LAPTOP, scheme) for scheme in ("light", "dark")),
+    *((PHONE, scheme) for scheme in ("light", "dark")),
+]
+
+LOOK = """
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const seen = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+const rest = (ms = 30) => new Promise((done) => setTimeout(done, ms));
+const frameOf = (node) => {
+  const { left, right, top, bottom } = node.getBoundingClientRect();
+  return { left, right, top, bottom };
+};
+const drawAll = async () => {
+  for (const div of all(".chart").filter((node) => node.checkVisibility())) {
+    div.scrollIntoView();
+    for (let n = 0; n < 250 && !div.childElementCount; n++) await rest(20);
+  }
+  scrollTo(0, 0);
+};
+// Boxes of all texts, a little lower than their lines are high.
+const textBoxes = () => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const boxes = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.data.trim() || /^(SCRIPT|STYLE)$/.test(parent.tagName) || !seen(parent)) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const { left, right, top, bottom } of range.getClientRects()) {
+      const less = Math.min(4, (bottom - top) / 4);
+      if (right - left > 1 && bottom - top > 4) {
+        const text = node.data.trim();
+        const [upper, lower] = [top + less, bottom - less];
+        boxes.push({ left: left + 1, right: right - 1, top: upper, bottom: lower, text, node });
+      }
+    }
+  }
+  return boxes;
+};
+const overlaps = () => {
+  const boxes = textBoxes().sort((a, b) => a.top - b.top);
+  const pairs = [];
+  boxes.forEach((box, n) => {
+    for (let m = n + 1; m < boxes.length && boxes[m].top < box.bottom; m++) {
+      const [a, b] = [box, boxes[m]];
+      const meet = b.left < a.right && a.left < b.right;
+      if (meet && a.node !== b.node) pairs.push(`${a.text} | ${b.text}`);
+    }
+  });
+  return [boxes.length, pairs];
+};
+const CONTROLS = "a, button, summary, label.chip, input[type=search]";
+// What lies on the middle of a control, if it is not the control itself.
+const covered = async () => {
+  const bad = [];
+  for (const node of all(CONTROLS).filter((item) => seen(item) || item.matches("label"))) {
+    if (!node.checkVisibility()) continue;
+    node.scrollIntoView({ block: "center", behavior: "instant" });
+    const box = node.getClientRects()[0];
+    const middle = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    const hit = document.elementFromPoint(...middle);
+    if (hit !== node && !node.contains(hit)) {
+      bad.push(`${node.outerHTML.slice(0, 90)} under ${hit?.outerHTML.slice(0, 60)}`);
+    }
+  }
+  scrollTo(0, 0);
+  return bad;
+};
+// Contrast of each text with what is behind it, after WCAG 2; the lowest first.
+const channels = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
+const luminance = (color) => {
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = channels(color).map((c) => linear(c / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (node) => {
+  for (let at = node; at; at = at.parentElement) {
+    const color = getComputedStyle(at).backgroundColor;
+    if ((channels(color)[3] ?? 1) > 0.9) return color;
+  }
+  return "rgb(255,255,255)";
+};
+const READ = "#answer *, #contents *, #filters *, section > p, .note, td, th, summary, li";
+const isText = (node) => node.nodeType === 3 && node.data.trim();
+const hasText = (node) => [...node.childNodes].some(isText);
+const faint = () => all(READ).filter((node) => seen(node) && hasText(node))
+  .map((node) => {
+    const colors = [getComputedStyle(node).color, behind(node)];
+    const [a, b] = colors.map(luminance).sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), node.tagName, node.textContent.trim().slice(0, 40)];
+  }).filter(([contrast]) => contrast < 4.5);
+"""
+
+
+def write_page(folder: Path) -> Path:
+    """A report with a clear answer, others, cautions, and failures of two causes."""
+    store = Store(folder / "results")
+    speeds = {"afab": 1000.0, "1f1b": 1100.0, "zb_h1": 1230.0}
+    number = 0
+    for ranks in (2, 4):
+        for schedule, speed in speeds.items():
+            for num in (4, 8) if ranks == 2 else (4,):
+                case = Case(schedule=schedule, world_size=ranks, num_microbatches=num)
+                for launch in range(3 if ranks == 2 else 1):
+                    simulated_run(
+                        store,
+                        number,
+                        case,
+                        run_id=f"20260101T000000{number:03d}-abcdef",
+                        launch=launch,
+                        tokens_per_s=speed * (1 + num / 40) * (1 + launch / 1000),
+                        cautions="oversubscribed" if ranks == 4 else "coarse_clock",
+                        fingerprint="f1",
+                    )
+                    number += 1
+    long = Case(schedule="1f1b", world_size=2, seq_len=4096)
+    for launch in range(3):
+        error = f"CUDA out of memory: tried to allocate {20 + launch}.00 MiB on rank {launch % 2}"
+        row = run_row(100 + launch, long, launch=launch, status="oom", error=f"{error}\nits trace")
+        store.write_run(row, {})
+    store_failed(store, run_row(200, Case(schedule="afab", world_size=2, seq_len=4096)))
+    page = folder / "page.html"
+    write_report(page, store, store.runs(), title="schedules", command="ppbench", sweep_text="a=1")
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture(scope="module", params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
+def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterator[Tab]:
+    width, scheme = request.param
+    tab = Tab(browser, page, width, scheme)
+    tab.evaluate(LOOK)
+    tab.evaluate(
+        "(async () => { while (!document.querySelector('#answer .main-svg')) await rest(); })()"
+    )
+    tab.evaluate("drawAll()")
+    keep(tab, f"first-{width}-{scheme}")
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def desk(browser: Browser, page: Path) -> Iterator[Tab]:
+    tab = Tab(browser, page, DESK)
+    tab.evaluate(LOOK)
+    yield tab
+    tab.close()
+
+
+def click(tab: Tab, selector: str, nth: int = 0) -> None:
+    """Scroll an element into sight and click on its middle with the mouse."""
+    script = f"""(async () => {{
+      const node = all({selector!r})[{nth}];
+      const {{ top, bottom }} = node.getBoundingClientRect();
+      if (top < 0 || bottom > innerHeight) node.scrollIntoView({{ block: "center" }});
+      // Charts that come near are drawn, and may move what is below them.
+      const topOf = () => frameOf(node).top;
+      for (let before = NaN; before !== topOf(); await rest(250)) before = topOf();
+      const box = node.getClientRects()[0];
+      return [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    }})()"""
+    x, y = tab.evaluate(script)  # type: ignore[misc]
+    for kind in ("mousePressed", "mouseReleased"):
+        tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+
+def test_the_first_screen_holds_the_sentence_the_figures_and_a_picture(tab: Tab) -> None:
+    bottoms = tab.evaluate("""["#answer .lead", ".tile:last-child", ".pictures > div"]
+      .map((selector) => document.querySelector(selector).getBoundingClientRect().bottom)""")
+    assert max(bottoms) <= SCREEN_PX
+    assert tab.evaluate("document.querySelector('#answer .lead').textContent").startswith(
+        "Decided. With 2 ranks"
+    )
+    assert tab.evaluate("all('#answer .tile').length") == 3
+    if tab.evaluate("innerWidth") >= LAPTOP:
+        assert tab.evaluate("frameOf(document.querySelector('.strips')).bottom") <= SCREEN_PX
+
+
+def test_both_steps_are_drawn_on_one_scale(tab: Tab) -> None:
+    widths = tab.evaluate("""all(".strip svg").map((svg) => {
+      const ends = all("path", svg).map((path) => path.getBoundingClientRect().right);
+      const { left, width } = svg.getBoundingClientRect();
+      return (Math.max(...ends) - left) / width;
+    })""")
+    assert len(widths) == 2
+    assert max(widths) == pytest.approx(1.0, abs=0.01)
+
+
+def test_no_text_lies_on_another(tab: Tab) -> None:
+    count, pairs = tab.evaluate("overlaps()")  # type: ignore[misc]
+    assert count > 200
+    assert pairs == []
+
+
+def test_every_control_is_what_the_mouse_meets_on_it(tab: Tab) -> None:
+    assert tab.evaluate("covered()") == []
+
+
+def test_every_text_contrasts_with_what_is_behind_it(tab: Tab) -> None:
+    assert tab.evaluate("faint()") == []
+
+
+def test_nothing_is_wider_than_the_screen_nor_wrong(tab: Tab) -> None:
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.problems() == []
+    assert len(tab.requests()) == 1
+
+
+def test_every_chart_has_a_name_that_says_what_it_shows(tab: Tab) -> None:
+    names = tab.evaluate("""Object.fromEntries(all("section.figure > .chart").map((div) => (
+      [div.parentNode.id, div.getAttribute("aria-label")])))""")
+    assert {"throughput", "bubble", "memory", "pareto"} <= set(names)
+    assert names["throughput"].startswith("Throughput: Decided. With 2 ranks")
+    assert all(": " in name for name in names.values())
+    assert tab.evaluate("all('.strip svg').every((svg) => svg.getAttribute('aria-label'))")
+
+
+def test_a_click_anywhere_in_a_row_opens_its_timeline_and_another_closes_it(desk: Tab) -> None:
+    script = """(async () => {
+      const detail = document.querySelector("#runs tr.detail");
+      const isDrawn = () => detail.querySelector(".chart").childElementCount > 0;
+      for (let n = 0; n < 400 && !detail.hidden && !isDrawn(); n++) await rest();
+      const opener = document.querySelector("#runs .opener");
+      return [!detail.hidden, isDrawn(), opener.getAttribute("aria-expanded")];
+    })()"""
+    click(desk, "#runs tr:has(.opener) td:nth-child(3)")
+    assert desk.evaluate(script) == [True, True, "true"]
+    click(desk, "#runs tr:has(.opener) td:nth-child(5)")
+    assert desk.evaluate(script) == [False, True, "false"]
+    click(desk, "#runs .opener")
+    assert desk.evaluate(script) == [True, True, "true"]
+
+
+def test_the_contents_lead_to_their_sections(desk: Tab) -> None:
+    click(desk, "#contents a[href='#bubble']")
+    desk.evaluate("rest(300)")
+    top = desk.evaluate("frameOf(document.getElementById('bubble')).top")
+    assert 0 <= top < 200  # type: ignore[operator]
+    assert (
+        desk.evaluate("document.querySelector('#contents [aria-current]').textContent") == "Bubble"
+    )
+
+
+def test_what_is_about_the_whole_sweep_is_hidden_while_filters_are_set(desk: Tab) -> None:
+    chip = "#filters input[data-axis=schedule][value='1f1b']"
+    desk.evaluate("document.getElementById('throughput').scrollIntoView()")
+    before = desk.evaluate(
+        "(async () => (await rest(200), frameOf(document.getElementById('throughput')).top))()"
+    )
+    click(desk, f"label.chip:has({chip[9:]})")
+    shown = desk.evaluate("""(async () => {
+      await rest(200);
+      return {
+        sweep: all(".sweep").filter((node) => node.checkVisibility()).length,
+        note: document.getElementById("hidden-answer").textContent,
+        name: document.querySelector("#throughput .chart").getAttribute("aria-label"),
+        top: frameOf(document.getElementById("throughput")).top,
+        count: document.querySelector("#throughput .concern .carriers").textContent,
+      };
+    })()""")
+    assert shown["sweep"] == 0
+    assert shown["note"].startswith("The answer is about the whole sweep")
+    assert shown["name"] == "Throughput, 4 of 11 cases"
+    assert shown["count"] == "1"
+    assert shown["top"] == pytest.approx(before, abs=2)  # what is read stays where it is
+    click(desk, "#clear")
+    assert desk.evaluate("document.getElementById('answer').checkVisibility()")
+    assert desk.evaluate("document.querySelector('#throughput .chart').ariaLabel").startswith(
+        "Throughput: Decided."
+    )
+
+
+def test_failures_are_grouped_by_their_cause(desk: Tab) -> None:
+    groups = desk.evaluate("all('.failure > p').map((p) => p.textContent)")
+    assert groups[0].startswith("oom 3 runs: CUDA out of memory: tried to allocate 20.00 MiB")
+    assert groups[1].startswith("timeout afab")
+    assert len(groups) == 2
+    click(desk, ".failure summary")
+    assert (
+        desk.evaluate("all('.failure .member').filter((node) => node.checkVisibility()).length")
+        == 3
+    )
+
+
+def test_a_caution_stands_beside_the_charts_that_it_concerns(desk: Tab) -> None:
+    click(desk, "#bubble .concern[data-caution=oversubscribed] summary")
+    text = "document.querySelector('#bubble .concern[data-caution=oversubscribed]')"
+    assert "3 of 11 cases" in " ".join(str(desk.evaluate(f"{text}.innerText")).split())
+    assert desk.evaluate(f"{text}.querySelector('p').checkVisibility()")
+    assert not desk.evaluate("document.querySelector('#memory .concern') !== null")
+
+
+def test_paper_has_the_answer_and_no_contents_and_no_text_on_another(
+    browser: Browser, page: Path
+) -> None:
+    tab = Tab(browser, page, DESK, "dark")
+    tab.evaluate(LOOK)
+    tab.evaluate("drawAll()")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.evaluate("rest(300)")
+    keep(tab, "first-print")
+    assert not tab.evaluate("document.getElementById('contents').checkVisibility()")
+    assert tab.evaluate(
+        "all('#answer .lead, .tile, .strip svg').every((node) => node.checkVisibility())"
+    )
+    assert tab.evaluate("overlaps()[1]") == []
+    assert tab.evaluate("faint()") == []
+    tab.close()
+
+
+FEW = {"afab": (1000.0, 1010.0, 990.0), "1f1b": (1060.0, 1020.0, 1110.0)}
+DISTURBED = {schedule: (*speeds[:2], speeds[2] * 1.001) for schedule, speeds in FEW.items()}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "cautions", "lead", "command"),
+    [
+        (FEW, "", "Leaning. 1f1b is probably faster than afab", "measure.launches="),
+        (DISTURBED, "busy_machine", "Not decided. 1f1b measured", "ppbench sweep s.toml --rerun"),
+    ],
+    ids=["leaning", "not decided"],
+)
+def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
+    browser: Browser,
+    tmp_path: Path,
+    speeds: dict[str, tuple[float, ...]],
+    cautions: str,
+    lead: str,
+    command: str,
+) -> None:
+    store, number = Store(tmp_path / "results"), 0
+    for schedule, launches in speeds.items():
+        for launch, speed in enumerate(launches):
+            more = {"run_id": f"20260101T000000{number:03d}-abcdef", "sweep_file": "s.toml"}
+            more |= {"cautions": cautions, "launch": launch, "tokens_per_s": speed}
+            simulated_run(store, number, Case(schedule=schedule), fingerprint="f1", **more)
+            number += 1
+    page = tmp_path / "page.html"
+    write_report(page, store, store.runs(), title="mine", command="ppbench", sweep_text=None)
+    for width, scheme in ((DESK, "dark"), (PHONE, "light")):
+        tab = Tab(browser, page, width, scheme)
+        tab.evaluate(LOOK)
+        tab.evaluate("drawAll()")
+        keep(tab, f"first-{lead.partition('.')[0].replace(' ', '-').lower()}-{width}-{scheme}")
+        assert str(tab.evaluate("document.querySelector('#answer .lead').textContent")).startswith(
+            lead
+        )
+        assert command in str(tab.evaluate("document.getElementById('answer').textContent"))
+        assert "is fastest" not in str(tab.evaluate("document.body.innerText"))
+        bottoms = """[".lead", ".tile:last-child"].map((selector) =>
+          frameOf(document.querySelector(`#answer ${selector}`)).bottom)"""
+        assert max(tab.evaluate(bottoms)) <= SCREEN_PX  # type: ignore[arg-type]
+        assert tab.evaluate("overlaps()[1]") == []
+        assert tab.evaluate("covered()") == []
+        assert tab.problems() == []
+        tab.close()

@@ -1,0 +1,199 @@
+"""What is compiled gives what Python gives: one source, called in two ways."""
+
+import random
+import subprocess
+import sys
+from array import array
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import delivers_all, is_legal, naive_times
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutations import mutated_programs, mutated_transfers, with_rows
+from schedule_grid import families, programs_of
+
+from engine.plan import compiled
+from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan.critical_path import critical_path
+from engine.plan.footprint import Cost, Costs, Messages, predict_peak
+from engine.plan.lower import Sharing, lower, prove_no_deadlock
+from engine.plan.replay import of_kinds, replay_all
+from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
+from engine.plan.table import Table, filled
+
+NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
+PROGRAMS = [build_program(*name) for name in NAMES]
+SLOW = TransferModel(latency_ns=7, overlaps=False)
+
+
+def fresh(program):
+    """The same program, of which nothing is proved or kept yet."""
+    return with_rows(program, program.actions)
+
+
+def reason(refuses, program, *arguments):
+    try:
+        refuses(fresh(program), *arguments)
+    except ProgramError as error:
+        return str(error)
+    return None
+
+
+def results(program, durations, transfers=SLOW):
+    """What every walk gives, as plain values."""
+    program = fresh(program)
+    simulation, lowered = simulate(program, durations, transfers), fresh(lower(program))
+    took = of_kinds(lowered, durations.by_kind(program.num_stages))
+    (replayed,) = replay_all(lowered, [took])
+    reasons = [
+        reason(check, with_rows(program, program.actions[::-1])),
+        reason(prove_no_deadlock, lowered, Sharing.RANK),
+        reason(prove_no_deadlock, program),
+    ]
+    return (
+        (simulation.start_ns, simulation.end_ns, simulation.makespan_ns, simulation.compute_ns),
+        (lowered.actions, list(simulation.spans()), critical_path(simulation)),
+        (replayed.compute, replayed.messages, replayed.idle_ns(), peak_activations(lowered)),
+        predict_peak(lowered, 0, 5, COSTS, Messages([1] * 99, [2] * 99)),
+        reasons,
+    )
+
+
+COSTS = Costs({(0, op): Cost(9, 4, 1) for op in COMPUTE_OPS}, {})
+
+
+def both(monkeypatch, work, *arguments):
+    """The result as Python and as machine code."""
+    for pays_from in (10**9, 0):
+        with monkeypatch.context() as patched:
+            patched.setattr(compiled, "PAYS_FROM", pays_from)
+            yield work(*arguments)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=str)
+def test_machine_code_and_python_agree_on_every_walk(name, monkeypatch):
+    program = build_program(*name)
+    durations = uniform(program.placement, 12, 30, 6)
+    as_python, as_code = both(monkeypatch, results, program, durations)
+    assert as_code == as_python
+
+
+def test_on_every_schedule_machine_code_python_and_brute_force_agree(monkeypatch, is_thorough):
+    chance, num_programs = random.Random(1), 0
+    for name, p, v in families((1, 2, 3, 4, 8, 16) if is_thorough else (1, 3, 4)):
+        shapes = list(programs_of(name, p, v).values())
+        for program in shapes if is_thorough else shapes[:1]:
+            costs = [[chance.randrange(50) for _ in range(p * v)] for _ in "FIW"]
+            durations = Durations(*map(tuple, costs))
+            latency, size, overlaps = chance.randrange(90), chance.randrange(50), chance.random()
+            case = program, durations, TransferModel(latency, 1e9, size, overlaps < 0.5)
+            as_python, as_code = both(monkeypatch, results, *case)
+            assert as_code == as_python
+            if program.table.num_actions < 200:
+                times = naive_times(*case)
+                starts_and_ends = [
+                    [[times[action][end] for action in row] for row in program.actions]
+                    for end in (0, 1)
+                ]
+                assert starts_and_ends == list(as_code[0][:2])
+            num_programs += 1
+    assert num_programs == 783 or not is_thorough
+
+
+def test_machine_code_python_and_brute_force_agree_on_what_is_legal(monkeypatch, is_thorough):
+    verdicts = Counter()
+
+    @settings(max_examples=3000 if is_thorough else 150, deadline=None, derandomize=True)
+    @given(mutated_programs(), mutated_transfers(), st.sampled_from(Sharing))
+    def agree(program, lowered, sharing):
+        order, hangs = (
+            list(both(monkeypatch, reason, *call))
+            for call in ((check, program), (prove_no_deadlock, lowered, sharing))
+        )
+        assert order[0] == order[1]
+        assert hangs[0] == hangs[1]
+        assert (order[0] is None) == is_legal(program)
+        assert (hangs[0] is None) == delivers_all(lowered, sharing)
+        verdicts.update([order[0] is None, hangs[0] is None])
+
+    agree()
+    assert min(verdicts[True], verdicts[False]) > 20
+
+
+@pytest.mark.parametrize("pays_from", [0, 10**9])
+def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, monkeypatch):
+    monkeypatch.setattr(compiled, "PAYS_FROM", pays_from)
+    program = fresh(PROGRAMS[1])
+    for num_stages in (1, 4):
+        durations = Durations(*[(1,) * num_stages] * 3)
+        with pytest.raises(ValueError, match=rf"of {num_stages}.* stages .* program of 3"):
+            simulate(program, durations)
+    with pytest.raises(ValueError, match=r"stages .* program of 3"):
+        simulate(program, Durations((1,) * 3, (1,) * 2, (1,) * 3))
+    with pytest.raises(ValueError, match="the times of"):
+        list(replay_all(lower(program), [filled(0, 3)]))
+    astray = replace(program, actions=((Action(9, Op.F, 0),), (), ()))
+    for walk in (check, lower, prove_no_deadlock, lambda one: list(replay_all(one, []))):
+        with pytest.raises(ProgramError):
+            walk(astray)
+    assert sum(astray.num_of_kind) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({0: [0, 3, 2]}, "never fall"),
+        ({0: [0, 1, 9]}, "offsets are of 9"),
+        ({1: [0, 1, 99]}, "codes from 0 to 8"),
+        ({1: [0, -1, 0]}, "codes from 0 to 8"),
+        ({2: [0, 1]}, "the columns are not"),
+    ],
+)
+def test_memory_that_is_no_table_is_refused(change, reason):
+    values = {0: [0, 2, 3], 1: [0, 1, 0], 2: [0, 0, 1], 3: [0, 0, 0], **change}
+    views = [memoryview(array(kind, values[n])) for n, kind in enumerate(Table.KINDS)]
+    with pytest.raises(ValueError, match=reason):
+        Table.from_memory(*views)
+
+
+@pytest.mark.parametrize("pays_from", [0, 10**9])
+def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatch):
+    program = PROGRAMS[1]
+    sets = [Durations((n, 1, 2), (3, n, 4), (5, 6, n)) for n in range(200)]
+    alone = [simulate(program, durations).end_ns for durations in sets]
+    monkeypatch.setattr(compiled, "PAYS_FROM", pays_from)
+    many = simulate_all((program, durations) for durations in sets)
+    assert [simulation.end_ns for simulation in many] == alone
+
+
+def test_times_too_large_for_64_bits_are_exact(monkeypatch):
+    monkeypatch.setattr(compiled, "PAYS_FROM", 0)
+    program, large = PROGRAMS[1], 10**25
+    one, many = (simulate(program, Durations(*[(ns,) * 3] * 3)) for ns in (1, large))
+    assert many.makespan_ns == large * one.makespan_ns
+
+
+def test_a_table_is_made_of_rows_or_of_memory_and_gives_the_rows_back():
+    rows = PROGRAMS[0].actions
+    table = Table.of(rows)
+    again = Table.from_memory(*(memoryview(np.array(values)) for values in table.arrays))
+    assert table == again == tuple(rows)
+    assert table.part(1, 2, 4) == rows[1][2:4]
+    assert table.at(table.offset[2] + 5) == rows[2][5]
+    assert table.place(table.offset[2] + 5) == (2, 5)
+    assert filled(3, 2).tolist() == [3, 3]
+
+
+def test_small_programs_are_played_without_the_compiler():
+    script = (
+        "import sys; from engine.plan.schedules.registry import build_program;"
+        "from engine.plan.lower import lower; from engine.plan.simulate import simulate, uniform;"
+        "p = build_program('zb_h1', 4, 8); lower(p); simulate(p, uniform(p.placement, 1, 1, 1));"
+        "assert not {'numpy', 'numba'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

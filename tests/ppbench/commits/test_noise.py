@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from tracked import CASE, STEADY, add_launches, store_in
+
+from ppbench.commits import noise
+
+SWEEP = 'name = "demo"\ndevice = "cpu"\n'
+
+
+def notes_of(folder: Path, speeds: list[float], monkeypatch, **changes: object) -> tuple[str, ...]:
+    """The notes of a measurement that found these launches finished."""
+    store = store_in(folder)
+    add_launches(store, speeds, "ba5e" * 10, CASE, **changes)
+    runs = pd.DataFrame(store.runs())
+    asked: dict[str, str] = {}
+
+    def finished(*_: object, **how: str) -> SimpleNamespace:
+        asked.update(how)
+        return SimpleNamespace(frame=runs, plan=SimpleNamespace(items=runs["run_id"]))
+
+    monkeypatch.setattr(noise, "run_sweep", finished)
+    file = folder / "demo.toml"
+    file.write_text(SWEEP)
+    result = noise.noise(file, launches=5, results=store.folder)
+    assert asked["to_repeat"].startswith(f"ppbench sweep {file} --set measure.launches=5")
+    return result.notes
+
+
+def test_quiet_launches_have_no_note(tmp_path, monkeypatch):
+    assert notes_of(tmp_path, STEADY, monkeypatch) == ()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.2])
+def test_disturbed_launches_and_a_large_floor_are_noted(tmp_path, monkeypatch, spread):
+    speeds = [speed * spread ** (n % 2) for n, speed in enumerate(STEADY)]
+    notes = notes_of(tmp_path, speeds, monkeypatch, cautions="busy_machine")
+    assert notes[0].startswith("5 of 5 runs carry the caution busy_machine: ")
+    floors = [note for note in notes if "above the usual threshold of 2%" in note]
+    assert len(floors) == (spread > 1)

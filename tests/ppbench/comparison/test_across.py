@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import printed
+from tracked import CASE, STEADY, add_launches, slower, store_in
+
+import ppbench
+from ppbench.comparison.across import Across, compare_across
+from ppbench.comparison.axes import find_axis, ordered
+from ppbench.display.changes import BY_AXIS, moved_sentences
+from ppbench.errors import UsageError
+from ppbench.statistics.verdicts import Verdict
+from ppbench.store import Store
+from ppbench.store.noise import StoredNoise, write_noise
+
+COMMIT = "c0de" * 10
+AFAB = replace(CASE, schedule="afab")
+INTERLEAVED = replace(CASE, schedule="interleaved_1f1b", stages_per_rank=2)
+SWEEP = 'name = "mine"\ndevice = "cpu"\n[grid]\nschedule = ["1f1b", "afab"]\n'
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def add(store: Store, case, speeds=STEADY, commit=COMMIT, **changes: object) -> list[str]:
+    number = sum(1 for _ in (store.folder / "runs").glob("*"))
+    usual = {"position": number, "sweep_name": "mine", "sweep_id": "5eed", "code": "c0de"}
+    return add_launches(store, speeds, commit, case, **{**usual, **changes})
+
+
+def across(store: Store, axis: str = "schedule", *runs: str, **how: object) -> Across:
+    return compare_across(axis, runs, results=store.folder, **how)
+
+
+def pairs(result: Across) -> list[str]:
+    return [series.text for series in result.series()]
+
+
+def verdicts(result: Across, metric: str = "tokens_per_s") -> dict[str, str]:
+    return {
+        line.series.text: str(line.change.verdict)
+        for line in result.lines
+        if line.metric.name == metric
+    }
+
+
+def test_each_pair_of_cases_that_differ_in_the_axis_alone_has_a_line_per_figure(store):
+    for ranks in (2, 4):
+        add(store, replace(AFAB, world_size=ranks))
+        speeds = slower(-0.05) if ranks == 2 else STEADY
+        add(store, replace(CASE, world_size=ranks), speeds, bubble_fraction=0.2)
+    result = across(store)
+    assert (result.base, result.axis_values) == ("afab", ("afab", "1f1b"))
+    assert verdicts(result) == {"2 ranks": Verdict.faster, "4 ranks": Verdict.same}
+    assert verdicts(result, "bubble_fraction") == dict.fromkeys(
+        ("2 ranks", "4 ranks"), Verdict.faster
+    )
+    assert result.notes == ()
+    assert repr(result) == "<Comparison across schedule (afab, 1f1b): 3 faster, 3 same>"
+    frame = result.frame
+    assert list(frame["case"].unique()) == ["2 ranks", "4 ranks"]
+    assert set(frame["base_value"]) == {"afab"}
+
+
+def test_runs_that_differ_in_more_are_named_with_what_they_differ_in(store):
+    add(store, AFAB)
+    add(store, CASE)
+    add(store, replace(CASE, schedule="zb_h1", seq_len=64, num_microbatches=4))
+    add(store, replace(CASE, world_size=4), fingerprint="f9")
+    add(store, replace(AFAB, world_size=4))
+    notes = across(store).notes
+    assert len(notes) == 3
+    assert notes[0].startswith("not compared: zb_h1, 2 ranks, 4 microbatches, 64 tokens: ")
+    assert notes[0].endswith("the nearest case with afab differs in microbatches and seq len too")
+    assert "1f1b, 4 ranks" in notes[1]
+    assert notes[1].endswith("differs in the machine too")
+
+
+def test_how_runs_were_measured_counts_as_a_difference(store):
+    add(store, AFAB, measure_steps=10)
+    add(store, CASE, measure_steps=5)
+    result = across(store)
+    assert result.lines == ()
+    assert all(note.endswith("differs in measure.steps too") for note in result.notes)
+
+
+def test_the_stages_per_rank_that_come_with_a_schedule_are_no_difference(store):
+    for case in (CASE, INTERLEAVED):
+        add(store, case)
+    assert pairs(across(store)) == ["1f1b -> interleaved_1f1b"]
+    add(store, replace(INTERLEAVED, stages_per_rank=4))
+    result = across(store)
+    assert not result.lines
+    assert "differs in stages per rank too" in result.notes[0]
+
+
+def test_of_an_edited_program_file_the_newest_content_is_compared(store):
+    mine = replace(CASE, schedule="csv:mine.csv", program_digest="0ld")
+    for case in (CASE, mine, replace(mine, program_digest="ne3")):
+        add(store, case)
+    result = across(store, "schedule", "mine")
+    assert pairs(result) == ["1f1b -> csv:mine.csv"]
+    assert result.notes == ("csv:mine.csv was edited: 5 runs of its older content left out",)
+    assert result.pairings[result.series()[0]].head["program_digest"].unique() == ["ne3"]
+    edits = across(store, "program_digest", "mine", base="0ld")
+    assert not any("was edited" in note for note in edits.notes)
+    assert set(edits.axis_values) == {"", "0ld", "ne3"}
+
+
+def test_a_case_without_a_program_file_has_no_digest_in_its_name(store):
+    mine = replace(CASE, schedule="csv:mine.csv", program_digest="ne3")
+    for ranks in (2, 4):
+        add(store, replace(CASE, world_size=ranks))
+    add(store, mine)
+    result = across(store, "ranks")
+    assert pairs(result) == ["2 ranks -> 4 ranks"]
+    assert not any("digest" in text for text in (*result.notes, result.shared))
+
+
+def test_the_base_is_the_value_with_the_most_partners_then_the_smallest_or_first(store):
+    for ranks in (4, 2, 8):
+        add(store, replace(CASE, world_size=ranks))
+    assert across(store, "ranks").base == 2
+    assert pairs(across(store, "ranks")) == ["2 ranks -> 4 ranks", "2 ranks -> 8 ranks"]
+    for ranks in (4, 8):
+        add(store, replace(AFAB, world_size=ranks))
+    assert across(store, "ranks").base == 4
+    assert pairs(across(store, "ranks", base="8"))[0] == "8 ranks -> 2 ranks, 1f1b"
+    every = pairs(across(store, "ranks", all_pairs=True))
+    assert len(every) == 4
+    assert "4 ranks -> 8 ranks, afab" in every
+    with pytest.raises(UsageError, match=r"--base 16: no run .* Known: 2, 4, 8"):
+        across(store, "ranks", base=16)
+    with pytest.raises(UsageError, match="leave --base out"):
+        across(store, "ranks", base=2, all_pairs=True)
+
+
+def test_pairs_are_corrected_together(store):
+    add(store, CASE)
+    add(store, AFAB, slower(0.02))
+    alone = next(iter(across(store).lines)).change.p
+    for n, schedule in enumerate(("zb_h1", "zb_h2", "looped_bfs")):
+        add(store, replace(CASE, schedule=schedule), slower(0.001 * n))
+    assert across(store, base="1f1b").lines[0].change.p == pytest.approx(4 * alone)
+
+
+def test_a_note_says_why_a_change_with_a_clear_interval_is_unclear(store):
+    wide = [1000.0, 1014.0, 986.0]
+    add(store, AFAB, wide)
+    add(store, CASE, [1035.0, 1049.0, 1021.0])
+    alone = across(store)
+    line = alone.lines[0]
+    assert line.change.ratio.low > 1
+    assert str(line.change.verdict) == "unclear"
+    assert any("does not contain 0: tokens/s of afab -> 1f1b" in note for note in alone.notes)
+    add(store, replace(CASE, schedule="zb_h1"), [2000.0, 2001.0, 1999.0])
+    decided = [note for note in across(store).notes if "does not contain 0" in note]
+    assert not any("zb_h1" in note for note in decided)
+
+
+def test_an_axis_has_every_name_of_its_setting():
+    assert find_axis("ranks") == find_axis("world_size") == find_axis("grid.world_size")
+    assert find_axis("microbatches") == "num_microbatches"
+    assert find_axis("partition") == find_axis("model.partition") == "model_partition"
+    assert find_axis("train.recompute") == find_axis("recompute") == "train_recompute"
+    for name, words in {
+        "shedule": 'did you mean "schedule"',
+        "seed": "could be any of model.seed, data.seed, emulated.seed",
+        "commit": "ppbench compare BASE HEAD",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            find_axis(name)
+
+
+def test_numbers_and_truths_are_ordered_by_size_and_words_as_they_come():
+    assert ordered([8, 2, 4, 2]) == [2, 4, 8]
+    assert ordered([True, False]) == [False, True]
+    assert ordered(["b", "a", "b"]) == ["b", "a"]
+
+
+def test_a_single_value_is_refused_with_what_gives_two(store):
+    add(store, CASE)
+    with pytest.raises(UsageError) as caught:
+        across(store)
+    assert "all have 1f1b" in str(caught.value)
+    assert 'ppbench sweep sweeps/demo.toml --set \'schedule=["1f1b", "afab"]\'' in str(caught.value)
+    add(store, AFAB, [None], status="oom", error="too big")
+    with pytest.raises(UsageError, match="runs with afab failed"):
+        across(store)
+    add(store, AFAB, sweep_id="other", sweep_name="other")
+    add(store, CASE, sweep_id="new")
+    with pytest.raises(UsageError, match="has runs with afab: name their sweeps"):
+        across(store)
+
+
+def test_runs_are_named_by_sweep_file_name_id_and_run(store, tmp_path):
+    first = add(store, AFAB)
+    add(store, CASE, sweep_id="5eed2", sweep_name="yours")
+    (tmp_path / "mine.toml").write_text(SWEEP)
+    with pytest.raises(UsageError, match="all have 1f1b"):
+        across(store)  # the last sweep
+    with contextlib.chdir(tmp_path):
+        for names in (("mine", "yours"), ("5eed", "5eed2"), ("mine.toml",), (*first[:3], "yours")):
+            result = across(store, "schedule", *names)
+            assert pairs(result) == ["afab -> 1f1b"], names
+        assert result.lines[0].change.num_base == 3
+    with pytest.raises(UsageError, match=r'"min": not a run.*did you mean "mine"'):
+        across(store, "schedule", "min")
+
+
+def test_of_a_named_sweep_each_case_counts_at_its_newest_commit_and_a_note_says_if_they_differ(
+    store,
+):
+    add(store, AFAB, slower(0.5))
+    add(store, AFAB, STEADY[:3], commit="b" * 40, changes="c4")
+    add(store, CASE)
+    (line, *_), notes = (found := across(store, "schedule", "mine")).lines, found.notes
+    assert (line.change.num_base, line.change.base) == (3, 1000.0)
+    assert notes[0].startswith("these pairs differ in the code that was measured too")
+
+
+def test_failures_outliers_cautions_and_few_launches_are_noted(store):
+    add(store, AFAB, STEADY[:2], cautions="busy_machine")
+    add(store, CASE, [*STEADY[:4], 500.0])
+    add(store, replace(CASE, schedule="zb_h1"), [None], status="oom", error="too big\nmore")
+    text = "\n".join(across(store).notes)
+    for words in (
+        "zb_h1: 1 launch failed, oom: too big",
+        "is an outlier, -50%",
+        "2 of 7 runs carry the caution busy_machine",
+        "a verdict needs 3 launches a side, better 5: afab -> 1f1b (2, 5)",
+        "ppbench sweep sweeps/demo.toml --set measure.launches=5",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "words"),
+    [
+        ("seq_len", (64, 128), "seq_len changes the tokens of a step"),
+        ("microbatches", (4, 8), "tokens/s are compared, not steps"),
+        ("ranks", (2, 4), "more ranks are more devices"),
+        ("model", ("llama-8m", "llama-tiny"), "changes the work of a token"),
+    ],
+)
+def test_a_note_says_what_is_compared_where_the_work_differs(store, axis, values, words):
+    for value in values:
+        add(store, replace(CASE, **{find_axis(axis): value}))
+    assert words in across(store, axis).notes[0]
+
+
+def test_threads_are_part_of_the_machine_and_still_an_axis(store):
+    for threads in (1, 2):
+        case = replace(CASE, launch_threads_per_rank=threads)
+        add(store, case, fingerprint=f"threads{threads}")
+    result = across(store, "threads_per_rank")
+    assert result.series()[0].fingerprint == "threads1 / threads2"
+
+
+def test_noise_of_both_cases_is_the_floor_and_of_one_is_none(store):
+    for case, by in ((AFAB, 0), (CASE, 0.04)):
+        add(store, case, slower(by))
+    for num, case in enumerate((AFAB, CASE)):
+        facts = (case.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.03 + num / 50})
+        write_noise(store.folder, StoredNoise(*facts, ["other"]))
+        floor = across(store).lines[0].change.floor
+        assert floor == pytest.approx(0.05 if num else 0.01)
+
+
+def test_what_moved_is_told_by_stage_and_over_all_where_stages_differ(store):
+    add(store, AFAB, stretch={})
+    add(store, CASE, slower(0.05), stretch={(1, "B"): 1.1})
+    add(store, INTERLEAVED, slower(0.05), stretch={(1, "B"): 1.1})
+    result = across(store)
+    one, other = (
+        moved_sentences(breakdown.moved, BY_AXIS)
+        for breakdown in result.break_down(result.changed())
+    )
+    assert one[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms per microbatch")
+    assert other[0].startswith("compute of all stages changed: B 32.0 -> 33.2 ms per step")
+
+
+def test_it_is_a_function_of_the_package(store):
+    for case in (AFAB, CASE):
+        add(store, case)
+    result = ppbench.compare(across="schedule", base="1f1b", results=store.folder)
+    assert isinstance(result, Across)
+    assert set(result.frame["head_value"]) == {"afab"}
+
+
+def test_the_command_prints_a_narrow_table_and_every_format(store, monkeypatch):
+    monkeypatch.chdir(store.folder.parent)
+    for ranks, microbatches in ((2, 4), (2, 8), (4, 8)):
+        for case in (AFAB, CASE, INTERLEAVED):
+            add(store, replace(case, world_size=ranks, num_microbatches=microbatches, seq_len=256))
+    done = printed("compare", "--across", "schedule")
+    table, *_ = done.text.split("\n\nnote")
+    assert max(map(len, table.splitlines())) <= 100
+    assert "afab -> interleaved_1f1b" in done.text
+    assert done.exit_code == 0
+    data = json.loads(printed("compare", "--across", "ranks", "--format", "json").text)
+    assert (data["axis"], data["values"]) == ("world_size", [2, 4])
+    assert data["changes"][0]["base_value"] == 2
+    rows = printed("compare", "--across", "ranks", "--format", "csv").text.splitlines()
+    assert rows[0].startswith("axis,base_value,head_value,case,")
+    page = printed("compare", "--across", "ranks", "--format", "markdown").text
+    assert "| afab | tokens/s | 1,000 |" in page
+
+
+def test_rows_are_sorted_by_the_change_itself_and_each_names_its_case(store, monkeypatch):
+    monkeypatch.chdir(store.folder.parent)
+    for ranks, by in ((2, 0.02), (4, 0.3), (8, -0.05)):
+        add(store, replace(AFAB, world_size=ranks))
+        add(store, replace(CASE, world_size=ranks), slower(by))
+    words = ("compare", "--across", "schedule", "--metric", "tokens_per_s", "--sort")
+
+    def ranks_in(text):
+        return [int(line.split()[0]) for line in text.splitlines() if " ranks" in line[:10]]
+
+    assert ranks_in(printed(*words, "change").text) == [4, 2, 8]
+    assert ranks_in(printed(*words, "-change").text) == [8, 2, 4]
+    assert ranks_in(printed(*words, "-case").text) == [8, 4, 2]
+    rows = printed(*words, "-ratio", "--format", "csv").text.splitlines()
+    assert [row.split(",")[3] for row in rows[1:]] == ["8 ranks", "2 ranks", "4 ranks"]
+    with pytest.raises(UsageError, match='--sort: unknown column "chance"'):
+        printed(*words, "chance")
+
+
+def test_the_page_is_one_small_file_and_says_the_result_first(store, monkeypatch):
+    monkeypatch.chdir(store.folder.parent)
+    add(store, AFAB, stretch={})
+    add(store, CASE, slower(-0.05), stretch={(1, "B"): 0.8})
+    done = printed("compare", "--across", "schedule", "-o", "page.html")
+    assert done.text.splitlines()[-1] == "page: page.html"
+    text = Path("page.html").read_text()
+    assert "1f1b is faster than afab: +5.1 %" in text
+    assert "compute of stage 1 changed" in text
+    assert "Plotly" not in text
+    assert len(text) < 100_000
+    printed("compare", "--across", "schedule", "-o", "reports/mine.html")
+    assert "mine.html" in Path("reports/index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["compare"], "nothing is named"),
+        (["compare", "a", "b", "--base", "2"], "name it with --across"),
+        (["compare", "--across", "schedule", "--run"], "measure a sweep first"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(store, words, problem):
+    with pytest.raises(UsageError, match=problem):
+        printed(*words)

@@ -1,0 +1,325 @@
+"""Tables fit the terminal, whatever they hold, and say what they leave out."""
+
+import contextlib
+import itertools
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from scenes import make_scene
+from stored_runs import run_row, store_with
+from typer.testing import CliRunner
+
+from ppbench.cli import models, overhead, runs
+from ppbench.cli.app import app
+from ppbench.config.case import Case
+from ppbench.display.fields import WORKLOAD
+from ppbench.display.fitting import Column, fit
+from ppbench.display.formats import Format
+from ppbench.display.tables import View, render
+from ppbench.errors import UsageError
+from ppbench.store import Store
+
+WIDTHS = (80, 100, 120)
+LONG = "a message that is much longer than any terminal is wide, since somebody wrote a whole page "
+AXES = {
+    "schedule": ["afab", "1f1b", "interleaved_1f1b"],
+    "world_size": [2, 4],
+    "num_microbatches": [8, 1024],
+    "seq_len": [128, "variable"],
+    "stages_per_rank": [1, 2],
+    "model_preset": ["llama-8m", "a/folder/of/a/model/with/a/long/path"],
+    "train_microbatch_size": [1, 16],
+    "device": ["cpu", "emulated"],
+}
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return request.param
+
+
+def as_terminal(number):
+    """Within it, tables are drawn for a terminal of that many columns."""
+    return mock.patch.dict("os.environ", {"FORCE_COLOR": "1", "COLUMNS": str(number)})
+
+
+def table(frame, columns=None, view=None, essential=()):
+    shown = list(frame) if columns is None else columns
+    return render(frame, Format.table, shown, view or View(), essential)
+
+
+cells = st.one_of(
+    st.none(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=150)
+)
+names = st.one_of(
+    st.sampled_from(["run_id", "case", *WORKLOAD, "tokens_per_s", "error", "bubble_fraction"]),
+    st.text("abcdefgh ijk", min_size=1, max_size=40),
+)
+
+
+@st.composite
+def frames(draw):
+    columns = draw(st.lists(names, min_size=1, max_size=12, unique=True))
+    rows = draw(st.integers(0, 6))
+    kinds = st.lists(cells, min_size=rows, max_size=rows)
+    return pd.DataFrame({name: pd.Series(draw(kinds), dtype=object) for name in columns})
+
+
+@settings(max_examples=60, deadline=None)
+@given(frames(), st.sampled_from(WIDTHS))
+def test_any_table_fits_and_no_row_is_wrapped(frame, number):
+    with as_terminal(number):
+        lines = table(frame).splitlines()
+    assert all(cell_len(line) <= number for line in lines)
+    (rule,) = [place for place, line in enumerate(lines) if set(line.strip()) == {"─"}]
+    below = lines[rule + 1 :]
+    note = next((n for n, line in enumerate(below) if line.startswith(" no room for ")), None)
+    assert len(below[:note]) == len(frame)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.booleans()), min_size=1, max_size=15),
+    st.integers(20, 150),
+)
+def test_what_is_laid_out_fits_and_holds_the_first_column(shapes, limit):
+    columns = [
+        Column(f"c{n}", "a heading of words", (width,), n, is_text, is_essential or n == 0)
+        for n, (width, is_text, is_essential) in enumerate(shapes)
+    ]
+    layout = fit(columns, limit)
+    assert layout.total <= limit
+    assert layout.columns[0] is columns[0]
+    kept = {column.name for column in layout.columns}
+    left_out = [column for column in columns if column.name not in kept]
+    if any(column.is_essential for column in left_out):
+        assert all(column.is_essential for column in layout.columns)
+
+
+def test_what_all_rows_share_is_said_once_above_them():
+    frame = pd.DataFrame(
+        {
+            "run_id": ["a", "b"],
+            "device": "cpu",
+            "world_size": 2,
+            "num_microbatches": 8,
+            "bubble_fraction": [0.25, 0.5],
+        }
+    )
+    first, *rest = table(frame).splitlines()
+    assert first == " cpu, ranks 2, microbatches 8"
+    assert rest[0].split() == ["run", "bubble"]
+    assert rest[2].split() == ["a", "25.0", "%"]
+
+
+def test_one_row_keeps_its_columns_where_there_is_room():
+    frame = pd.DataFrame([{"run_id": "a", "device": "cpu", "world_size": 2}])
+    assert table(frame).splitlines()[0].split() == ["run", "device", "ranks"]
+
+
+def test_what_has_no_room_is_named_with_what_shows_it():
+    frame = pd.DataFrame(
+        [
+            {"run_id": n, "commit": f"c{n}" * 9, **{f"figure_{k}": n for k in range(20)}}
+            for n in "ab"
+        ]
+    )
+    with as_terminal(80):
+        text = " ".join(table(frame).split())
+    assert " no room for commit, figure_" in text
+    assert text.endswith("; --columns shows them")
+
+
+def test_a_long_text_is_cut_before_a_column_is_left_out():
+    frame = pd.DataFrame(
+        {"run_id": ["a", "b"], "error": [f"{LONG}1", f"{LONG}2"], "tokens_per_s": [1, 2]}
+    )
+    with as_terminal(60):
+        text = table(frame)
+    assert "…" in text
+    assert "no room" not in text
+
+
+def test_columns_and_order_apply_to_every_format():
+    frame = pd.DataFrame({"run_id": ["a", "b", "c"], "world_size": [2, None, 4], "loss": [1, 2, 3]})
+    view = View.of(["ranks,run_id"], "-ranks")
+    assert json.loads(render(frame, Format.json, ["loss"], view)) == [
+        {"world_size": 4, "run_id": "c"},
+        {"world_size": 2, "run_id": "a"},
+        {"world_size": None, "run_id": "b"},
+    ]
+    assert render(frame, Format.csv, [], view).splitlines()[0] == "world_size,run_id"
+    assert render(frame, Format.markdown, [], view).splitlines()[0] == "| ranks | run |"
+    assert table(frame, ["loss"], view).splitlines()[2].split() == ["4", "c"]
+    up = render(frame, Format.csv, [], View.of(["run_id"], "ranks"))
+    assert up.splitlines() == ["run_id", "a", "c", "b"]
+
+
+def test_rows_of_numbers_and_words_are_sorted_numbers_first():
+    frame = pd.DataFrame({"seq_len": ["variable", 64, 8]})
+    assert render(frame, Format.csv, [], View.of(None, "seq_len")).split() == [
+        *("seq_len", "8", "64", "variable")
+    ]
+
+
+@pytest.mark.parametrize("option", ["--columns", "--sort"])
+def test_an_unknown_column_suggests(option):
+    frame = pd.DataFrame({"world_size": [1], "tokens_per_s": [2]})
+    view = View.of(["rank"], None) if option == "--columns" else View.of(None, "-rank")
+    with pytest.raises(UsageError, match=f'{option}: unknown column "rank"; did you mean "ranks"'):
+        render(frame, Format.csv, [], view)
+
+
+def test_a_column_is_taken_by_its_heading_too():
+    frame = pd.DataFrame({"tokens_per_s": [2], "bubble_fraction": [0.5]})
+    assert render(frame, Format.csv, [], View.of(["tokens/s", "Bubble"], None)).splitlines() == [
+        "tokens_per_s,bubble_fraction",
+        "2,0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["case_id", *AXES],
+        [*AXES, *overhead.COLUMNS],
+        [*AXES, "num_launches", "deviation", "deviation_low", "deviation_high", "floor"],
+        models.COLUMNS,
+        ["run_id", *AXES, "status", "tokens_per_s", "step_ns", "bubble_fraction", "cautions"],
+        runs.GPU_COLUMNS,
+        runs.MACHINE_COLUMNS,
+    ],
+    ids=["cases", "overhead", "noise", "models", "sweep", "gpu", "machine"],
+)
+def test_the_tables_of_what_measures_fit(columns, width):
+    values = [{name: f"{name} of row {n}" if n else LONG for name in columns} for n in range(3)]
+    numbers = [dict.fromkeys(columns, 123456789.125 * (n + 1)) for n in range(3)]
+    for rows in (values, numbers):
+        lines = table(pd.DataFrame(rows), columns).splitlines()
+        assert max(map(cell_len, lines)) <= width
+
+
+# Every command that prints a table, over stored runs
+
+
+def many_axes(folder):
+    rows = []
+    for number in range(12):
+        chosen = {name: values[number % len(values)] for name, values in AXES.items()}
+        error = {"status": "oom", "error": LONG, "tokens_per_s": None} if number == 5 else {}
+        row = run_row(number, replace(Case(), **chosen), cautions="busy_machine,few_steps", **error)
+        row["run_id"] = f"20260101T0000{number:05}-{number * 7919:06x}"
+        row |= {"commit": f"{number:x}" * 40, "sweep_name": f"a sweep named {number}"}
+        rows.append(row)
+    store_with(folder / "results", rows)
+    axes = "\n".join(
+        f"{name.replace('train_', 'train.').replace('model_', 'model.')} = {json.dumps(values)}"
+        for name, values in AXES.items()
+        if name not in ("device", "model_preset", "schedule", "stages_per_rank")
+    )
+    (folder / "many.toml").write_text(
+        f"device = 'cpu'\n[grid]\nschedule = ['afab', '1f1b']\n{axes}"
+    )
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    for name in ("swept", "tracked", "history", "bisected", "traces", "empty"):
+        (folder / name).mkdir()
+        make_scene(name, folder / name)
+    (folder / "axes").mkdir()
+    many_axes(folder / "axes")
+    return folder
+
+
+COMMANDS = [
+    *(("axes", words) for words in (
+        "ls",
+        "ls --columns run_id,schedule,ranks,error --sort -ranks",
+        "show last",
+        "query 'SELECT * FROM runs'",
+        "query 'SELECT run_id, error, tokens_per_s FROM runs'",
+        "sweep many.toml --dry-run",
+    )),
+    *(("swept", words) for words in (
+        "ls", "show last", "show 20260102", "explain last", "explain 20261122T222659",
+        "query 'SELECT * FROM ranks'", "compact",
+        "compare 20261122T222659 20261122T222659",
+    )),
+    ("tracked", "compare HEAD~1 HEAD"),
+    ("tracked", "check"),
+    ("history", "history --no-page --all --dirty"),
+    ("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b"),
+    ("bisected", "backfill main~6.. sweep.toml --dry-run"),
+    ("traces", "import rank0.json rank1.json --name mine --tokens-per-step 1000"),
+    ("empty", "schedules list"),
+    ("empty", "simulate --schedule all -p 4 -m 8"),
+    ("empty", "simulate --schedule zbv -p 4 -m 8"),
+    ("empty", "env"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[words for _, words in COMMANDS])
+def test_no_row_of_a_command_is_wrapped(place, words, places, width):
+    arguments = shlex.split(words)
+    with (
+        contextlib.chdir(places / place),
+        mock.patch.object(sys, "argv", ["ppbench", *arguments]),
+    ):
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code in (0, 1, 3, 4), done.output
+    rows = list(rows_of(done.stdout))
+    assert rows
+    for row in rows:
+        assert cell_len(row) <= width, row
+
+
+def rows_of(text):
+    """The lines of tables: headings, captions and notes too, each indented by a blank."""
+    lines = text.splitlines()
+    rules = [place for place, line in enumerate(lines) if line and set(line.strip()) == {"─"}]
+    for rule in rules:
+        above = itertools.takewhile(is_indented, reversed(lines[:rule]))
+        yield from (*above, *itertools.takewhile(is_indented, lines[rule:]))
+    if not rules:  # facts, one a line
+        yield from filter(is_indented, lines)
+
+
+def is_indented(line):
+    return line.startswith(" ") and bool(line.strip())
+
+
+def test_a_short_id_of_a_listing_is_taken_by_every_command(places):
+    folder = places / "axes"
+    with contextlib.chdir(folder):
+        listed = CliRunner().invoke(app, ["ls"]).stdout
+        short = next(line.split()[0] for line in listed.splitlines() if " ok " in line)
+        whole = Store(Path("results")).find(short)["run_id"]
+        assert len(short) < len(whole)
+        assert whole.endswith(short)
+        for words in (["show", short], ["export", "--format", "csv", short], ["report", short]):
+            assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_ids_with_equal_ends_are_shortened_to_what_tells_them_apart(tmp_path):
+    store = Store(tmp_path)
+    known = ["20260101T000000001-abcdef", "20260101T000000012-abcdef", "20260101T000000002-123456"]
+    for run_id in known:
+        store.write_run({**run_row(1, Case()), "run_id": run_id}, {})
+    short = store.short_ids()
+    assert short[known[2]] == "123456"
+    assert len(set(short.values())) == 3
+    assert all(store.find(short[run_id])["run_id"] == run_id for run_id in known)

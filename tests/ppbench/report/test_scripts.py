@@ -1,0 +1,57 @@
+"""The plotting library: no address in it, and one copy for the pages that share it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ppbench.display.formats import Assets
+from ppbench.errors import UsageError
+from ppbench.report.pages.report import report_runs
+from ppbench.report.pages.timeline import timeline_of_runs
+from ppbench.report.scripts import library, shared_name
+from ppbench.store import Store
+
+MOST_BYTES = 500_000
+
+
+def addresses(text: str) -> set[str]:
+    return set(re.findall(r"https?://(?!www\.w3\.org/)[^\s\"']*", text))
+
+
+def test_no_address_of_a_service_is_in_the_library_and_its_copyright_is() -> None:
+    assert addresses(library()) == set()
+    assert not re.search(r"plot\.ly|plotly\.com|mapbox\.com|openstreetmap|cartocdn", library())
+    assert "Copyright" in library()[:300]
+    assert "MIT license" in library()[:300]
+
+
+def test_no_address_of_a_service_is_in_a_page(demo: Store, tmp_path: Path) -> None:
+    pages = [
+        report_runs(demo, [], None, tmp_path),
+        timeline_of_runs(demo, [str(demo.runs()["run_id"].iloc[1])], None, tmp_path),
+        tmp_path / "index.html",
+    ]
+    for page in pages:
+        assert addresses(page.read_text(encoding="utf-8")) == set()
+
+
+def test_pages_share_one_library_and_are_small(demo: Store, tmp_path: Path) -> None:
+    report = report_runs(demo, [], None, tmp_path, Assets.shared)
+    run_id = str(demo.runs().query("status == 'ok'").iloc[0]["run_id"])
+    line = timeline_of_runs(demo, [run_id], None, tmp_path, assets=Assets.shared)
+    for page, has_charts in ((report, True), (line, False)):
+        text = page.read_text(encoding="utf-8")
+        assert page.stat().st_size < MOST_BYTES
+        assert text.count(f'<script src="{shared_name()}">') == has_charts
+        assert library() not in text
+        assert ("is missing beside this page" in text) == has_charts
+    assert [path.name for path in (tmp_path / "assets").iterdir()] == [Path(shared_name()).name]
+    assert (tmp_path / shared_name()).read_text(encoding="utf-8") == library()
+
+
+def test_a_page_that_is_printed_has_nothing_beside_it(demo: Store) -> None:
+    with pytest.raises(UsageError, match=r"/dev/stdout: not a file in a folder.*--assets shared"):
+        report_runs(demo, [], Path("/dev/stdout"), Path("reports"), Assets.shared)
