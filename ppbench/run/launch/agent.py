@@ -38,9 +38,15 @@ from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
     WorkerSpec,
+    WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    MultiprocessContext,
+    SignalException,
+    Std,
+)
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -115,15 +121,22 @@ class Agent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """End the other workers at once: torch's method would find the failure later."""
-        watch = self._watch
-        if watch is not None and watch.has_failed:
+        """Ask torch only when a worker has failed, and then end the others first, or all are done.
+
+        Where torch is the first to see a failure, it ends the other workers itself: it gives them
+        30 s, and the watch takes them for workers that failed on their own.
+        """
+        if self._watch is not None and self._watch.has_failed:
             self._end_workers()
+        elif self._watch is not None and not self._has_all_results():
+            return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
-        if watch is not None:
-            for rank, failure in result.failures.items():
-                watch.note(rank, failure.pid, failure.exitcode)
         return result
+
+    def _has_all_results(self) -> bool:
+        """Whether every worker has done its work; each then waits for torch to read its result."""
+        assert isinstance(self._pcontext, MultiprocessContext)
+        return not any(queue.empty() for queue in self._pcontext._ret_vals.values())
 
     def _shutdown(self, *arguments: Any, **named: Any) -> None:
         self._end_workers()
@@ -139,13 +152,12 @@ class _Watch:
     """Waits for one start of the workers by a thread for each, and notes those that fail.
 
     The threads leave dead workers to be reaped by torch, so that no other process can get their
-    ids. Torch may be faster than they are: the ends that it saw are noted as well.
+    ids.
     """
 
     def __init__(self, folder: Path, attempt: int, pids: Mapping[int, int]) -> None:
         self._folder, self._attempt, self._pids = folder, attempt, pids
         self._is_ending, self._lock = False, threading.Lock()
-        self._noted: set[int] = set()  # process ids
         self.has_failed = False
         self._threads = [
             threading.Thread(target=self._follow, args=worker, daemon=True)
@@ -162,15 +174,14 @@ class _Watch:
             return
         assert status is not None  # it is without WNOHANG
         is_signal = status.si_code != os.CLD_EXITED
-        self.note(rank, pid, -status.si_status if is_signal else status.si_status)
+        self._note(rank, pid, -status.si_status if is_signal else status.si_status)
 
-    def note(self, rank: int, pid: int, exitcode: int) -> None:
-        """Note, once, that a worker has ended, even with code 0: its work may be unfinished."""
+    def _note(self, rank: int, pid: int, exitcode: int) -> None:
+        """Note that a worker has ended, even with code 0: its work may be unfinished."""
         at, at_ns = time.time(), time.monotonic_ns()
         with self._lock:
-            if self._is_ending or pid in self._noted:
+            if self._is_ending:
                 return
-            self._noted.add(pid)
             self.has_failed = self.has_failed or exitcode != 0
             ended = Exit(self._attempt, rank, pid, exitcode, at, at_ns)
             if exitcode != 0:

@@ -105,9 +105,12 @@ if start == 0:
     sys.exit(7)
 """
     ended = launch(text, max_restarts=1)
+    wait_until(lambda: bool(read_exits(tmp_path)), "the failure of rank 1")
+    failed_at = time.monotonic()
     assert exit_code_of(ended) == 0
     assert [(one.rank, one.exitcode) for one in read_exits(tmp_path)] == [(1, 7)]
     assert GRACE_S <= 2
+    assert time.monotonic() - failed_at < 30, "torch's own grace"
 
 
 def test_what_the_first_to_fail_wrote_is_shown_not_what_its_peers_wrote_after(launch):
