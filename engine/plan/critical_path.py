@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from array import array
 
+from engine.arrays import Arrays, run
 from engine.plan import kernels
 from engine.plan.action import Action
-from engine.plan.compiled import run
 from engine.plan.kernels import NONE
 from engine.plan.lower import outgoing
 from engine.plan.rules import kinds_of, num_links
 from engine.plan.simulate import Simulation
-from engine.plan.table import Arrays, filled, listed
 
 
 def critical_path(simulation: Simulation) -> list[Action]:
@@ -30,7 +29,7 @@ def critical_path(simulation: Simulation) -> list[Action]:
     last = [(simulation.ends_ns[end - 1], -end) for end in table.offset[1:] if end > 0]
     if not table.num_actions:
         return []
-    made_by = filled if isinstance(simulation.ends_ns, array) else listed
+    made_by = simulation.made_by
     arrays, kinds = table.made_by(made_by), kinds_of(program.placement, width, made_by)
     maker = made_by(NONE, num_links(program) * width)
     run(table.num_actions, kernels.find_makers, arrays, kinds.made, maker)

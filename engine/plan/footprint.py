@@ -43,13 +43,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.arrays import filled, run
 from engine.plan import kernels
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, RECV_OPS, Action, Op
-from engine.plan.compiled import run
 from engine.plan.lower import edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.rules import columns_of, kinds_of, num_links
-from engine.plan.table import filled
 
 StageOp = tuple[int, Op]
 

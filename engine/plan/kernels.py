@@ -2,7 +2,7 @@
 
 A kernel takes arrays and numbers and fills arrays that its caller has made; it makes none, raises
 nothing and knows no names. Where a rule is broken it returns the index of the action, and whoever
-called it finds the words. Each is called through `engine.plan.compiled`. Nothing here may be given
+called it finds the words. Each is called through `engine.arrays`. Nothing here may be given
 a stage or column that is out of range, except where it is looked for.
 
 `table` is (offset, op, stage, column): the arrays of `engine.plan.table`, with the microbatch as a
@@ -13,8 +13,8 @@ there, so that each action is visited once.
 
 from __future__ import annotations
 
+from engine.arrays import Arrays, Ints
 from engine.plan.action import CODES, Op
-from engine.plan.table import Arrays, Ints
 
 F, B, I, W = (CODES[op] for op in (Op.F, Op.B, Op.I, Op.W))
 SEND_F, RECV_F, SEND_B, RECV_B = (CODES[op] for op in (Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B))

@@ -23,12 +23,12 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from engine.arrays import Arrays, Ints, filled, run
 from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.compiled import run
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError, check_facts, columns_of, kinds_of, num_links
-from engine.plan.table import Arrays, Ints, Table, filled
+from engine.plan.table import Table
 
 DEFAULT_LOOK_AHEAD = 1
 

@@ -16,9 +16,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from engine.arrays import run
 from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, parse_action, parse_cell
-from engine.plan.compiled import run
 from engine.plan.table import Table
 
 _COMPUTE_CODES = bytes(CODES[op] for op in COMPUTE_OPS)

@@ -29,12 +29,11 @@ from functools import lru_cache
 from operator import ne, sub
 from typing import Any, NamedTuple
 
+from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, packed, run, run_all, zeros
 from engine.plan import kernels
 from engine.plan.action import OPS, Action, Op
-from engine.plan.compiled import maker, run, run_all
 from engine.plan.drawing import draw
 from engine.plan.program import Placement, Program
-from engine.plan.table import Arrays, Ints, Maker, filled, listed
 
 
 class ProgramError(ValueError):
@@ -230,7 +229,7 @@ def play(
         offset = compute.table.offset
         if any(map(ne, walk[0], offset[1:])):
             raise _circle_of_waits(compute, list(map(sub, walk[0], offset)))
-        yield start, end
+        yield packed(start), packed(end)
 
 
 def _call_of(
@@ -238,7 +237,8 @@ def _call_of(
 ) -> tuple[Any, ...]:
     """These are the arguments of `kernels.play`."""
     table, width, links = compute.table, compute.num_microbatches, num_links(compute)
-    if table.num_actions * (max(took, default=0) + transfer_ns) > MOST_NS:
+    size = table.num_actions
+    if size * (max(took, default=0) + transfer_ns) > MOST_NS:
         made_by = listed
     now, blocked, stack = (made_by(value, len(table)) for value in (0, kernels.NONE, 0))
     for rank in range(len(table)):
@@ -247,7 +247,7 @@ def _call_of(
     ready[:width] = made_by(0, width)
     walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
     costs = list(took) if made_by is listed else array("q", took)
-    times = (made_by(0, table.num_actions) for _ in "se")
+    times = ([0] * size if made_by is listed else zeros(size) for _ in "se")
     kinds = kinds_of(compute.placement, width, made_by)
     return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
 

@@ -8,22 +8,20 @@ when asked for.
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
+from engine.arrays import Ints, Maker, listed, maker, run
 from engine.plan import kernels
 from engine.plan.action import OPS, Action, Op
-from engine.plan.compiled import run
 from engine.plan.kernels import NONE
 from engine.plan.lower import edge_of, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import kinds_of, num_links, play
 from engine.plan.spans import Lane, Span
-from engine.plan.table import Ints, filled, listed
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,12 @@ class Simulation:
     took_ns: list[int]  # by kind of action
     starts_ns: Ints
     ends_ns: Ints
+
+    @property
+    def made_by(self) -> Maker:
+        """Makes the arrays that a walk over these times fills."""
+        is_large = isinstance(self.ends_ns, list)  # numbers that no array holds
+        return listed if is_large else maker(self.program.table.num_actions)
 
     @cached_property
     def start_ns(self) -> list[list[int]]:
@@ -193,7 +197,7 @@ class Simulation:
     def move_messages(self) -> tuple[Ints, Ints]:
         """When each action's message begins to move, and which action's is before it; or NONE."""
         table, links = self.program.table, num_links(self.program)
-        made_by = filled if isinstance(self.ends_ns, array) else listed
+        made_by = self.made_by
         message = made_by(NONE, table.num_actions), made_by(NONE, table.num_actions)
         channel, duration = (made_by(NONE, links), made_by(0, links)), self.transfers.duration_ns
         edge = kinds_of(self.program.placement, self.program.num_microbatches, made_by).edge

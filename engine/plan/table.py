@@ -5,7 +5,7 @@
     stage         0  0  0   1  1  1
     microbatch    0  1  0   0  0  1
 
-Loops over arrays can be compiled (`engine.plan.compiled`). Whoever wants actions reads a table as
+Loops over arrays can be compiled (`engine.arrays`). Whoever wants actions reads a table as
 a sequence of rows, each a tuple of them, made when they are asked for.
 """
 
@@ -13,30 +13,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import gt, itemgetter
 from typing import Any
 
+from engine.arrays import Arrays, Maker, listed
 from engine.plan.action import CODES, OPS, Action
-
-Ints = MutableSequence[int]
-"""An `array`; a list where numbers are too large for one."""
-Arrays = tuple[Ints, ...]
-
-
-def filled(value: int, length: int, kind: str = "q") -> array[int]:
-    """An array of `length` times `value`; `kind` is that of `array`, by default 64 bits."""
-    return array(kind, [value]) * length
-
-
-def listed(value: int, length: int, _: str = "q") -> list[int]:
-    """As `filled`, for Python alone: quicker there, and for numbers of any size."""
-    return [value] * length
-
-
-Maker = Callable[..., Ints]
-"""Either of these."""
 
 
 class Table(Sequence[tuple[Action, ...]]):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from mutations import mutated_programs, mutated_transfers, with_rows
 from schedule_grid import families, programs_of
 
-from engine.plan import compiled
+from engine import arrays
+from engine.arrays import filled
 from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
@@ -24,7 +25,7 @@ from engine.plan.replay import of_kinds, replay_all
 from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
-from engine.plan.table import Table, filled
+from engine.plan.table import Table
 
 NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
 PROGRAMS = [build_program(*name) for name in NAMES]
@@ -71,7 +72,7 @@ def both(monkeypatch, work, *arguments):
     """The result as Python and as machine code."""
     for pays_from in (10**9, 0):
         with monkeypatch.context() as patched:
-            patched.setattr(compiled, "PAYS_FROM", pays_from)
+            patched.setattr(arrays, "PAYS_FROM", pays_from)
             yield work(*arguments)
 
 
@@ -127,7 +128,7 @@ def test_machine_code_python_and_brute_force_agree_on_what_is_legal(monkeypatch,
 
 @pytest.mark.parametrize("pays_from", [0, 10**9])
 def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, monkeypatch):
-    monkeypatch.setattr(compiled, "PAYS_FROM", pays_from)
+    monkeypatch.setattr(arrays, "PAYS_FROM", pays_from)
     program = fresh(PROGRAMS[1])
     for num_stages in (1, 4):
         durations = Durations(*[(1,) * num_stages] * 3)
@@ -166,13 +167,13 @@ def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatc
     program = PROGRAMS[1]
     sets = [Durations((n, 1, 2), (3, n, 4), (5, 6, n)) for n in range(200)]
     alone = [simulate(program, durations).end_ns for durations in sets]
-    monkeypatch.setattr(compiled, "PAYS_FROM", pays_from)
+    monkeypatch.setattr(arrays, "PAYS_FROM", pays_from)
     many = simulate_all((program, durations) for durations in sets)
     assert [simulation.end_ns for simulation in many] == alone
 
 
 def test_times_too_large_for_64_bits_are_exact(monkeypatch):
-    monkeypatch.setattr(compiled, "PAYS_FROM", 0)
+    monkeypatch.setattr(arrays, "PAYS_FROM", 0)
     program, large = PROGRAMS[1], 10**25
     one, many = (simulate(program, Durations(*[(ns,) * 3] * 3)) for ns in (1, large))
     assert many.makespan_ns == large * one.makespan_ns

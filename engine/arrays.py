@@ -1,20 +1,64 @@
-"""Runs a loop over arrays: as Python where that is done at once, compiled where it pays.
+"""Arrays of integers, and loops over them: as Python where that is done at once, or compiled.
 
-One source serves both: what `engine.plan.kernels` holds is plain Python that numba makes machine
-code of. This module alone imports numba, and only when there is much to do: loading it takes half a
-second, as long as Python takes for some hundred thousand actions. Machine code is kept on disk,
-beside the source or, where that cannot be written to, in the user's cache folder.
+One source serves both: what a module such as `engine.plan.kernels` holds is plain Python that numba
+makes machine code of. This module alone imports numba, and only when there is much to do: loading
+it takes half a second, as long as Python takes for some hundred thousand numbers. Machine code is
+kept on disk, beside the source or, where that cannot be written to, in the user's cache folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import mmap
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from engine.plan.table import Maker, filled, listed
+Ints = MutableSequence[int]
+"""An `array` or a view of memory; a list where numbers are too large for one."""
+Arrays = tuple[Ints, ...]
+
+
+def filled(value: int, length: int, kind: str = "q") -> array[int]:
+    """An array of `length` times `value`; `kind` is that of `array`, by default 64 bits."""
+    return array(kind, [value]) * length
+
+
+def listed(value: int, length: int, _: str = "q") -> list[int]:
+    """As `filled`, for Python alone: quicker there, and for numbers of any size."""
+    return [value] * length
+
+
+def zeros(length: int) -> Ints:
+    """64-bit zeros; many of them in huge pages, where the system has them: quicker to get."""
+    if length < _IN_HUGE_PAGES:
+        return filled(0, length)
+    memory = mmap.mmap(-1, 8 * length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return cast("Ints", memoryview(memory).cast("q"))
+
+
+_IN_HUGE_PAGES = 2**19
+
+
+def packed(numbers: Ints) -> Ints:
+    """A list as an array, unless its numbers are too large for one."""
+    if not isinstance(numbers, list):
+        return numbers
+    try:
+        return array("q", numbers)
+    except OverflowError:
+        return numbers
+
+
+Maker = Callable[..., Ints]
+"""Either of these."""
+
+
+# loops over them
 
 PAYS_FROM = 200_000
 """Actions that take Python as long as loading the compiler takes."""
@@ -34,7 +78,7 @@ def maker(num_actions: int) -> Maker:
 def run(num_actions: int, kernel: Callable[..., Result], *arguments: object) -> Result:
     """Call a kernel with arrays and numbers; compiled if there are many actions to go through.
 
-    Where there are lists, Python goes through them: see `engine.plan.table`.
+    Where there are lists, Python goes through them.
     """
     if num_actions < PAYS_FROM or any(isinstance(argument, list) for argument in arguments):
         return kernel(*arguments)
@@ -95,10 +139,8 @@ def _announce_compiling() -> None:
         is_announced = False
 
         def on_start(self, event: Any) -> None:
-            if (
-                event.data["dispatcher"].__module__ == "engine.plan.kernels"
-                and not self.is_announced
-            ):
+            is_ours = event.data["dispatcher"].__module__.startswith("engine.")
+            if is_ours and not self.is_announced:
                 self.is_announced = True
                 text = "compiling the simulator, once on this machine: takes some seconds"
                 logging.getLogger("engine").info(text)
@@ -111,9 +153,9 @@ def _announce_compiling() -> None:
 
 def _view(argument: object) -> object:
     """An array as numpy's, of the same memory; anything else as it is."""
-    if isinstance(argument, array):
+    if isinstance(argument, (array, memoryview)):
         import numpy as np
 
-        kind = argument.typecode
+        kind = argument.typecode if isinstance(argument, array) else argument.format
         return np.frombuffer(argument, kind) if argument else np.empty(0, kind)
     return tuple(map(_view, argument)) if isinstance(argument, tuple) else argument
