@@ -1,6 +1,7 @@
 """Options of training besides the schedule, each compared with the unsplit model."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 
@@ -213,8 +214,17 @@ def train_losses(fabric, is_member, settings):
     return losses
 
 
-def test_compiled_layers_compute_the_same():
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
+)
+def test_compiled_layers_compute_the_same(monkeypatch, backend):
+    """Torch's default takes the same graphs, and ten seconds of a C++ compiler."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    counters.clear()
     losses, _ = outcome_of(config("1f1b", 1, 2, dtype="float32", compile=True), 2)
+    assert counters["frames"] == {"total": 1, "ok": 1}  # equal layers share one compilation
     expected, _ = outcome_of(config("1f1b", 1, 2, dtype="float32"), 2)
     assert losses == pytest.approx(expected, rel=1e-5)
 
