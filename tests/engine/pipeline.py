@@ -54,7 +54,8 @@ def config(
     dtype: str = "float64",
     **rest,
 ) -> TrainerConfig:
-    """`rest` are fields of any of the parts."""
+    """`rest` are fields of any of the parts. Data are drawn: a corpus is shuffled on each rank."""
+    rest = {"source": "synthetic", **rest}
     of = {kind: {f.name for f in dataclasses.fields(kind)} for kind in (ModelSpec, DataSpec)}
     model = {k: v for k, v in rest.items() if k in of[ModelSpec] and k != "seed"}
     data = {k: v for k, v in rest.items() if k in of[DataSpec]}

@@ -33,6 +33,35 @@ def warm_processes() -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
+class Alone:
+    """A call in a process of its own, which is over when its result is there."""
+
+    def __init__(self, function: Function, *arguments: Any) -> None:
+        context = warm_processes()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_answer, args=(theirs, function, arguments))
+        self._process.start()
+        theirs.close()
+
+    def result(self) -> Any:
+        assert self._pipe.poll(PATIENCE_S), "no answer"
+        failure, result = _received(self._pipe)
+        self._process.join(GRACE_S)
+        assert failure is None, failure
+        return result
+
+
+def in_a_process(function: Function, *arguments: Any) -> Any:
+    return Alone(function, *arguments).result()
+
+
+def _answer(pipe: Connection, function: Function, arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((None, function(*arguments)))
+    except Exception:
+        pipe.send((traceback.format_exc(), None))
+
+
 class Ranks:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks

@@ -30,6 +30,9 @@ from engine.trainer import Trainer, TrainerConfig, _seed_of
 NUM_STEPS = 2
 SCHEDULES = {1: "afab", 2: "1f1b", 3: "zb_h1"}
 SGD = OptimizerSpec("sgd", 0.05, momentum=0.9)
+BATCH = {"source": "synthetic", "seq_len": 6, "microbatch_size": 2}
+"""Drawn: each rank would shuffle a corpus in windows of six bytes."""
+
 ADAMW = OptimizerSpec("adamw", 1e-3, weight_decay=0.1)
 """Leaves alone what has no gradient, and decays what has one of zeros."""
 
@@ -44,7 +47,7 @@ class Trained:
 
 
 def settings_of(name: str, world_size: int, **changes: object) -> TrainerConfig:
-    changes = {"optimizer": SGD, "seq_len": 6, "microbatch_size": 2, **changes}
+    changes = {"optimizer": SGD, **BATCH, **changes}
     schedule = changes.pop("schedule", SCHEDULES[world_size])
     return config(schedule, world_size, 4, preset=f"awkward_models:{name}", **changes)
 

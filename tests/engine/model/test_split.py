@@ -1,6 +1,4 @@
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import models
 from models import configuration_folder
-from ranks import warm_processes
+from ranks import in_a_process
 
 from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS
@@ -160,28 +158,18 @@ def test_a_checkpoint_is_read_as_transformers_reads_it(
 
 
 def test_a_hub_id_is_read_from_the_hubs_local_cache(tmp_path, monkeypatch):
-    path, _ = checkpoint(tmp_path)
-    repository = tmp_path / "cache" / "models--org--name"
+    path, model = checkpoint(tmp_path)
+    cache = tmp_path / "cache"
+    repository = cache / "models--org--name"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     (repository / "snapshots").mkdir()
     path.rename(repository / "snapshots" / ("0" * 40))
-    script = (
-        "import torch; from engine.model.split import *;"
-        "model = open_model(ModelSpec('org/name'), (1, 8), torch.device('cpu'));"
-        "stage = model.build_stage([range(2), range(2, 4)], 1, torch.device('cpu'));"
-        "print(len(stage.own_parameters()))"
-    )
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout == "20\n", done.stderr
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    parameters = build_stage(ModelSpec("org/name"), 1, 2).own_parameters()
+    assert len(parameters) == 20
+    assert torch.equal(parameters["lm_head.weight"], model.lm_head.weight)
 
 
 def test_a_checkpoints_weights_can_be_left_aside(tmp_path):
@@ -196,7 +184,7 @@ def test_a_checkpoint_is_cast_to_the_dtype_asked_for(tmp_path):
     assert {p.dtype for p in parameters.values()} == {torch.bfloat16}
 
 
-def peak_while_building(name, stage, pipe):
+def peak_while_building(name, stage):
     """Bytes by which the process's high-water mark rises above what importing needs."""
     from engine.run.memory import process_peak_bytes, reset_process_peak
 
@@ -204,18 +192,7 @@ def peak_while_building(name, stage, pipe):
     reset_process_peak()
     before = process_peak_bytes()
     built = build_stage(ModelSpec(name), stage, 2)
-    pipe.send((process_peak_bytes() - before, sum(p.nbytes for p in built.parameters())))
-
-
-def in_a_process(function, *arguments):
-    context = warm_processes()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=function, args=(*arguments, theirs))
-    process.start()
-    assert ours.poll(120)
-    result = ours.recv()
-    process.join()
-    return result
+    return process_peak_bytes() - before, sum(p.nbytes for p in built.parameters())
 
 
 @pytest.mark.parametrize(
@@ -228,7 +205,12 @@ def test_starting_one_of_two_stages_needs_less_than_60_percent_of_the_whole_mode
     name = {"preset": "llama-160m", "factory": "models:big_sequential"}.get(kind)
     if kind == "checkpoint":
         name = str(tmp_path / "saved")
-        LlamaForCausalLM(preset_config("llama-160m")).save_pretrained(name, max_shard_size="200MB")
+        config = preset_config("llama-160m")
+        config.num_hidden_layers = 4
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.to_empty(device="cpu").save_pretrained(name, max_shard_size="100MB")
+        whole_bytes = 4 * model.num_parameters()
     peak_bytes, owned_bytes = in_a_process(peak_while_building, name, stage)
     assert 0.4 * whole_bytes < owned_bytes
     assert peak_bytes < 0.6 * whole_bytes, f"{peak_bytes:,} of {whole_bytes:,}"

@@ -1,10 +1,10 @@
 import json
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from ranks import Alone
 from texts import END, TEXTS
 
 from engine.model.tokens import ByteTokens, DataError, identity_of, load_tokenizer, open_tokens
@@ -148,25 +148,18 @@ def test_nothing_is_printed_and_progress_bars_are_as_before(
     assert are_progress_bars_disabled() == before
 
 
-TOKENISE = """
-import sys
-from engine.model.tokens import load_tokenizer, open_tokens
-tokens = open_tokens(sys.argv[1], load_tokenizer(sys.argv[2], None))
-print(tokens.read(0, len(tokens)).tolist())
-"""
+def tokens_in_cache(source, tokenizer_folder, cache):
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = cache
+    return _stream(open_tokens(source, load_tokenizer(tokenizer_folder, None)))
 
 
 def test_processes_that_start_together_all_get_the_tokens(sources, tokenizer_folder, tmp_path):
-    command = [sys.executable, "-c", TOKENISE, sources["json"], tokenizer_folder]
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path)}
-    workers = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = {worker.communicate()[0] for worker in workers}
-    assert [worker.returncode for worker in workers] == [0, 0]
+    arguments = (sources["json"], tokenizer_folder, str(tmp_path))
+    processes = [Alone(tokens_in_cache, *arguments) for _ in range(2)]
     tokens = open_tokens(sources["json"], load_tokenizer(tokenizer_folder, None))
-    assert outputs == {f"{_stream(tokens)}\n"}
+    assert [process.result() for process in processes] == [_stream(tokens)] * 2
     assert len(list(tmp_path.rglob("cache-*.arrow"))) == 1
 
 
