@@ -4,6 +4,7 @@ import functools
 
 import models
 import pytest
+import traced_models
 from models import configuration_folder
 from pipeline import assert_exact, config
 
@@ -13,22 +14,32 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2
 HEADS = {"gpt_neox": {"lm_head.weight": "gpt_neox.embed_in.weight"}}
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 TWO = pytest.param(2, marks=pytest.mark.thorough)  # what four ranks show as well
+FOUR = pytest.param(4, marks=pytest.mark.thorough)  # what two ranks show as well: equal layers
 SGD = OptimizerSpec("sgd", 1e-2, momentum=0.9)
 """For attention with biases: that of the keys has no gradient but rounding, of which AdamW makes
 steps as large as any."""
 
 
-@pytest.mark.parametrize("world_size", [TWO, 4])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("world_size", [2, FOUR])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [(name, False) for name in ARCHITECTURES]
+    + [
+        (name, True) if name in HEADS else pytest.param(name, True, marks=pytest.mark.thorough)
+        for name in ARCHITECTURES
+    ],
+)
 def test_an_architecture_is_exact(ranks, tmp_path, architecture, tied, world_size):
+    """The names of what is tied are those of llama, of which other tests are, but for one."""
     folder = configuration_folder(tmp_path, architecture, tied=tied)
     shared = HEADS.get(architecture, TIED) if tied else None
     assert_exact(ranks, config("1f1b", world_size, 3, preset=folder), shared=shared)
 
 
-@pytest.mark.parametrize("world_size", [TWO, 4])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("world_size", [2, FOUR])
+@pytest.mark.parametrize(
+    "tied", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["untied", "tied"]
+)
 def test_a_mixture_of_experts_is_exact(ranks, tmp_path, tied, world_size):
     folder = configuration_folder(tmp_path, "mixtral", tied=tied)
     settings = config("1f1b", world_size, 3, preset=folder, dtype="float32")
@@ -56,7 +67,7 @@ def build(factory):
     return unsplit
 
 
-@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b"])
 @pytest.mark.parametrize("world_size", [1, TWO, 4])
 @pytest.mark.parametrize("name", ["sequential", "tied_sequential"])
 def test_a_sequential_is_exact(ranks, name, world_size, schedule):
@@ -79,7 +90,7 @@ def test_a_sequential_with_variable_lengths_is_exact(ranks):
         4,
         preset="models:sequential",
         seq_len="variable",
-        max_seq_len=100,
+        max_seq_len=40,
         microbatch_size=2,
         optimizer=SGD,
     )
@@ -102,8 +113,8 @@ SPLITS = {2: ("layers.2",), 3: ("layers.1", "layers.3"), 4: ("layers.1", "layers
         pytest.param("Tutorial", 2, "afab", marks=pytest.mark.thorough),
         pytest.param("Tutorial", 3, "1f1b", marks=pytest.mark.thorough),
         pytest.param("Tutorial", 4, "1f1b", marks=pytest.mark.thorough),
-        pytest.param("TiedTutorial", 2, "1f1b", marks=pytest.mark.thorough),
-        ("TiedTutorial", 4, "afab"),
+        ("TiedTutorial", 2, "1f1b"),
+        pytest.param("TiedTutorial", 4, "afab", marks=pytest.mark.thorough),
     ],
 )
 def test_a_traced_module_is_exact(ranks, name, world_size, schedule):
@@ -127,9 +138,10 @@ def test_a_traced_module_with_an_empty_stage_is_exact(ranks):
         "1f1b",
         3,
         3,
-        preset="models:Tutorial",
+        preset="traced_models:Frame",
         split="trace",
-        split_points=("layers.2",),
+        split_points=("second",),
         optimizer=SGD,
     )
-    assert_exact(ranks, settings, build=build(models.Tutorial))
+    outcomes = assert_exact(ranks, settings, build=build(traced_models.Frame))
+    assert 0 in outcomes[0].layers
