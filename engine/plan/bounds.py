@@ -1,0 +1,292 @@
+"""A lower bound on the makespan of every program for a problem, and why it is one.
+
+Three facts about any program P make it easier to bound. None lengthens the makespan:
+
+- A backward B can be cut into its I and W at the same times: the input gradient is only earlier.
+  (Where transfers block their sender, W moves behind the message, which the B had behind it.)
+- All microbatches being alike, the nth F, I and W of a stage can be given to microbatch n: the nth
+  to start has its input by then, since n inputs have been made, and memory is a count of each.
+- The rank of a stage is busy with its nth action of a kind before the (n + 1)th.
+
+So the starts of P, renumbered, obey these differences, and the longest path to an action is a head
+(a time before which it cannot start), the longest path from it a tail:
+
+    chain       F(s, n) -> F(s+1, n) -> ... -> I(S-1, n) -> ... -> I(0, n), and I(s, n) -> W(s, n),
+                a transfer more between ranks
+    order       F(s, n) -> F(s, n+1), and so for I and W, with the transfer more where messages
+                leave the rank and block it, or at least its length where they share a channel
+    memory      I(s, n) -> F(s, n+k): whoever is between F and I of a stage holds it and all stages
+                before it on the rank, and k of them fill the limit
+                W(s, n) -> F(s, n+k): k that have not been through W fill the limit
+
+The bound is the largest of three, over the ranks:
+
+1. The time of one machine that may interrupt its jobs, each with head and tail: for every set of
+   actions, least head + their time + least tail. The largest over all sets is found by Carlier's
+   schedule: of what has its head behind it, always go on with the longest tail.
+2. What a rank has done before its first I can start is limited by memory, and so is what W it has
+   left when its last I is over. All else lies between.
+3. Memory over time: held x time, summed over the microbatches, is at most the limit x time, less
+   what can not yet be taken at the beginning and what must be free already at the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from engine.plan.problem import Problem
+
+
+class Job(NamedTuple):
+    """An action on its rank: it cannot start before `head`, nor the program end before `tail`."""
+
+    head: int
+    busy: int
+    tail: int
+
+
+def lower_bound(problem: Problem) -> int:
+    """Nanoseconds that no program within the limits is faster than.
+
+    Raises NoProgramError where there is none.
+    """
+    problem.check_limits()
+    chain = Chain(problem)
+    heads, tails = chain.heads(), chain.tails()
+    bounds = [heads[0][0] + tails[0][0]]
+    for rank in range(problem.placement.world_size):
+        kinds = chain.kinds_of(rank)
+        if kinds:
+            jobs = [
+                Job(head, chain.busy[kind], tail - chain.busy[kind])
+                for kind in kinds
+                for head, tail in zip(heads[kind], tails[kind], strict=True)
+            ]
+            bounds.append(_one_machine(jobs))
+            bounds += _between(chain, rank, heads, tails)
+            bounds.append(_held_over_time(chain, rank, heads))
+    return max(bounds)
+
+
+class Chain:
+    """The actions of a microbatch, by kind: F of all stages, then I, then W.
+
+    `busy`: how long the rank is, with the message where that blocks it; `delay`: from then until
+    the next stage can start.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.num_stages = problem, problem.placement.num_stages
+        times = problem.durations
+        self.busy = [*times.forward_ns, *times.input_ns, *times.weight_ns]
+        self.delay = [0] * len(self.busy)
+        ranks, transfers = problem.placement.ranks, problem.transfers
+        for stage, (here, there) in enumerate(itertools.pairwise(ranks)):
+            for kind in (stage, self.num_stages + stage + 1) if here != there else ():
+                if transfers.overlaps:
+                    self.delay[kind] = transfers.duration_ns
+                else:
+                    self.busy[kind] += transfers.duration_ns
+        self.order = [
+            *range(self.num_stages),
+            *range(2 * self.num_stages - 1, self.num_stages - 1, -1),
+        ]
+        self.places = [self._places(stage) for stage in range(self.num_stages)]
+
+    def kinds_of(self, rank: int) -> list[int]:
+        stages = self.problem.placement.stages_of(rank)
+        return [op * self.num_stages + stage for op in range(3) for stage in stages]
+
+    def _places(self, stage: int) -> tuple[int, int]:
+        """The F of a stage that can start before the end of the first one's I, and of its W."""
+        problem, m = self.problem, self.problem.num_microbatches
+        rank = problem.placement.ranks[stage]
+        stages = [s for s in problem.placement.stages_of(rank) if s <= stage]
+        limit, both = problem.limits[rank], sum(problem.held_after_forward[s] for s in stages)
+        left = problem.held_after_input[stage]
+        until_input = limit // both if both else m
+        return until_input, 1 + (limit - both) // left if left else m
+
+    def heads(self) -> list[list[int]]:
+        """By kind and microbatch, a time before which the action cannot start."""
+        m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        heads = [[0] * m for _ in busy]
+        for n in range(m):
+            there = 0
+            for kind in self.order:
+                begin = max(there, heads[kind][n - 1] + busy[kind] if n else 0)
+                if kind < num_stages:
+                    for after, places in zip((1, 2), self.places[kind], strict=True):
+                        if n >= places:
+                            before = kind + after * num_stages
+                            begin = max(begin, heads[before][n - places] + busy[before])
+                else:
+                    weight = kind + num_stages
+                    there = begin + busy[kind]
+                    heads[weight][n] = max(there, heads[weight][n - 1] + busy[weight] if n else 0)
+                heads[kind][n] = begin
+                there = begin + busy[kind] + self.delay[kind]
+        return heads
+
+    def tails(self) -> list[list[int]]:
+        """By kind and microbatch, how long before the end the action must start."""
+        m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        tails = [[0] * m for _ in busy]
+        for n in reversed(range(m)):
+            left = 0
+            for kind in reversed(self.order):
+                stage = kind % num_stages
+                longest = max(self.delay[kind] + left, tails[kind][n + 1] if n + 1 < m else 0)
+                if kind >= num_stages:
+                    weight = kind + num_stages
+                    places, places_to_weight = self.places[stage]
+                    later = tails[weight][n + 1] if n + 1 < m else 0
+                    if n + places_to_weight < m:
+                        later = max(later, tails[stage][n + places_to_weight])
+                    if n + places < m:
+                        longest = max(longest, tails[stage][n + places])
+                    tails[weight][n] = busy[weight] + later
+                    longest = max(longest, tails[weight][n])
+                tails[kind][n] = left = busy[kind] + longest
+        return tails
+
+
+def _one_machine(jobs: Iterable[Job]) -> int:
+    """The least time of a machine that may interrupt its jobs (Carlier 1982)."""
+    waiting, ready, now, least = sorted(jobs), list[list[int]](), 0, 0
+    at = 0
+    while at < len(waiting) or ready:
+        if not ready:
+            now = max(now, waiting[at].head)
+        while at < len(waiting) and waiting[at].head <= now:
+            heapq.heappush(ready, [-waiting[at].tail, waiting[at].busy])
+            at += 1
+        first = ready[0]
+        until = waiting[at].head if at < len(waiting) else math.inf
+        if now + first[1] <= until:
+            now += first[1]
+            least = max(least, now - first[0])
+            heapq.heappop(ready)
+        else:
+            first[1] -= int(until) - now
+            now = int(until)
+    return least
+
+
+def _between(
+    chain: Chain, rank: int, heads: list[list[int]], tails: list[list[int]]
+) -> Iterator[int]:
+    """Bounds by what lies between a rank's first I and its last, the work before and after less."""
+    problem, num_stages = chain.problem, chain.num_stages
+    m, limit, stages = (
+        problem.num_microbatches,
+        problem.limits[rank],
+        problem.placement.stages_of(rank),
+    )
+    work = m * sum(chain.busy[kind] for kind in chain.kinds_of(rank))
+    lowest = stages[0]
+    forward, after_input = problem.held_after_forward, problem.held_after_input
+    early = _most([(chain.busy[s], forward[s]) for s in stages], limit, m)
+    weights = [(chain.busy[2 * num_stages + s], after_input[s]) for s in stages]
+    late = _most(weights, limit - forward[lowest], m) + chain.busy[2 * num_stages + lowest]
+    turn = num_stages + lowest
+    tail = tails[turn][m - 1] - chain.busy[turn]
+    first = min(heads[s][0] for s in stages)
+    first_input = min(heads[num_stages + s][0] for s in stages)
+    yield first_input + work - early
+    yield first_input + work - early - late + tail
+    yield first + work - late + tail
+
+
+def _most(items: list[tuple[int, int]], limit: int, most_each: int) -> int:
+    """At least the most work that can be held at once, of up to so many (work, memory) each."""
+    grain = math.gcd(*(memory for _, memory in items))
+    left = limit - limit % grain if grain else limit
+    total = 0
+    for work, memory in sorted(
+        items, key=lambda item: item[0] / item[1] if item[1] else math.inf, reverse=True
+    ):
+        if memory == 0 or left >= memory * most_each:
+            total += work * most_each
+            left -= memory * most_each
+        else:
+            return total - -work * left // memory
+    return total
+
+
+def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
+    """The first time by which memory over time is enough for all microbatches."""
+    problem, num_stages = chain.problem, chain.num_stages
+    limit, stages = problem.limits[rank], problem.placement.stages_of(rank)
+    forward, left = problem.held_after_forward, problem.held_after_input
+    alone = _alone(chain)
+    needed = problem.num_microbatches * sum(
+        forward[s] * (alone[num_stages + s] + chain.busy[num_stages + s] - alone[s])
+        + left[s] * chain.busy[2 * num_stages + s]
+        for s in stages
+    )
+    taken = [(forward[s], chain.busy[s]) for s in stages]
+    freed = [
+        (held, time)
+        for s in stages
+        for held, time in (
+            (left[s], chain.busy[2 * num_stages + s]),
+            (forward[s], chain.busy[num_stages + s] + chain.busy[2 * num_stages + s]),
+        )
+    ]
+    most = max(forward[s] for s in stages)
+    rise, fall = _steepest(taken), _steepest(freed)
+    start = min(heads[s][0] for s in stages)
+    low, high = (
+        0,
+        max(1, *chain.busy) * 4 * num_stages * problem.num_microbatches,
+    )
+    while _area(high, limit, most, rise, fall) < needed:
+        high *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if _area(middle, limit, most, rise, fall) < needed * (1 - 1e-9):
+            low = middle + 1
+        else:
+            high = middle
+    return start + low
+
+
+def _alone(chain: Chain) -> list[int]:
+    """When each action would start of a microbatch that is alone."""
+    starts, now = [0] * len(chain.busy), 0
+    for kind in chain.order:
+        starts[kind] = now
+        now += chain.busy[kind] + chain.delay[kind]
+    return starts
+
+
+def _steepest(changes: list[tuple[int, int]]) -> float:
+    return max(held / time if time else math.inf if held else 0.0 for held, time in changes)
+
+
+def _area(length: int, limit: int, most: int, rise: float, fall: float) -> float:
+    """Memory x time under a limit, a rise from the beginning and a fall to the end.
+
+    Each begins at `most`: one action is under way.
+    """
+
+    def level(at: float) -> float:
+        risen = most + rise * at if at else most if rise < math.inf else limit
+        left = length - at
+        fallen = most + fall * left if left else most if fall < math.inf else limit
+        return min(limit, risen, fallen)
+
+    points = {0.0, float(length)}
+    if 0 < rise < math.inf:
+        points.add((limit - most) / rise)
+    if 0 < fall < math.inf:
+        points.add(length - (limit - most) / fall)
+    if max(rise, fall) < math.inf and rise + fall > 0:
+        points.add(fall * length / (rise + fall))
+    inside = sorted(point for point in points if 0 <= point <= length)
+    return sum((level(a) + level(b)) * (b - a) / 2 for a, b in itertools.pairwise(inside))

@@ -1,0 +1,95 @@
+"""What a program is looked for: a pipeline, its durations, and how much each rank can hold.
+
+Memory is counted in one unit, such as bytes. A microbatch's forward on a stage takes what the stage
+holds after it; the input-gradient half leaves part of that, the weight-gradient half nothing:
+
+    held by a stage      F ######### I ##### W .
+
+A rank runs one action at a time, so what it holds follows from the order of its row alone: an F
+counts from its start, what an I or W frees is free at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.plan.program import Placement
+from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
+
+
+class NoProgramError(ValueError):
+    """No program keeps within the limits; `least` are the lowest that one would, by rank."""
+
+    def __init__(self, limits: tuple[int, ...], least: tuple[int, ...]) -> None:
+        self.least = least
+        short = [rank for rank, need in enumerate(least) if limits[rank] < need]
+        text = ", ".join(f"rank {rank}: {least[rank]}, not {limits[rank]}" for rank in short)
+        super().__init__(f"no program holds so little; the least limits that would do: {text}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A step to plan: times in nanoseconds, memory in a unit of the caller's.
+
+    `limits` are by rank; `held_after_forward` and `held_after_input` by stage, for one microbatch.
+    Raises ValueError where there are not as many as ranks or stages, no microbatch, a negative
+    number, or an input half that leaves more than its forward took.
+    """
+
+    placement: Placement
+    num_microbatches: int
+    durations: Durations
+    limits: tuple[int, ...]
+    held_after_forward: tuple[int, ...]
+    held_after_input: tuple[int, ...]
+    transfers: TransferModel = FREE_TRANSFERS
+
+    def __post_init__(self) -> None:
+        ranks, stages = self.placement.world_size, self.placement.num_stages
+        times = self.durations.forward_ns, self.durations.input_ns, self.durations.weight_ns
+        by_stage = (*times, self.held_after_forward, self.held_after_input)
+        if len(self.limits) != ranks or any(len(given) != stages for given in by_stage):
+            raise ValueError(
+                f"expected {ranks} limits, and durations and memory of {stages} stages"
+            )
+        if self.num_microbatches < 1:
+            raise ValueError(f"expected at least one microbatch, got {self.num_microbatches}")
+        if min(map(min, by_stage)) < 0:
+            raise ValueError("durations and memory must not be negative")
+        both = zip(self.held_after_forward, self.held_after_input, strict=True)
+        if any(after_input > after_forward for after_forward, after_input in both):
+            raise ValueError("an input half cannot leave more than its forward took")
+
+    @property
+    def least_limits(self) -> tuple[int, ...]:
+        """By rank, what one microbatch takes on all its stages: no program can do with less.
+
+        A microbatch has gone forward through every stage of a rank before it comes back to any of
+        them. And this is enough: the microbatches can go one after another.
+        """
+        least = [0] * self.placement.world_size
+        for rank, held in zip(self.placement.ranks, self.held_after_forward, strict=True):
+            least[rank] += held
+        return tuple(least)
+
+    def check_limits(self) -> None:
+        """Raise NoProgramError unless there is a program within the limits."""
+        least = self.least_limits
+        if any(limit < need for limit, need in zip(self.limits, least, strict=True)):
+            raise NoProgramError(self.limits, least)
+
+
+def counted(
+    placement: Placement,
+    num_microbatches: int,
+    durations: Durations,
+    limit: int,
+    transfers: TransferModel = FREE_TRANSFERS,
+) -> Problem:
+    """The problem whose memory is counted in activations, each of one microbatch of a stage.
+
+    An activation is held from its F to the end of its W, as `engine.plan.rules` counts.
+    """
+    one_each = (1,) * placement.num_stages
+    limits = (limit,) * placement.world_size
+    return Problem(placement, num_microbatches, durations, limits, one_each, one_each, transfers)

@@ -1,0 +1,270 @@
+"""The loops of the solver, which can be compiled as `engine.plan.kernels` can.
+
+All microbatches are alike, so that each stage may take them in order: a row is then a sequence of
+kinds, and its nth action of a kind is of microbatch n. With S stages, kind o x S + s is op o of
+stage s, F, I and W being 0, 1 and 2. A backward is never whole here: split, its input gradient is
+there sooner and its rank is done as soon.
+
+`shape` is (rank of each stage, where a rank's stages begin, the stages by rank, where a rank's row
+begins, and by kind the kind before it and after it on a microbatch's way through F and I, or NONE);
+`memory` is (limit and least limit by rank, by kind what an action changes of what is held). The
+input of F or I of stage s and microbatch m arrives at `arrival`, at its kind x M + m.
+
+Room is kept for the oldest microbatch that has not gone forward through all stages of a rank: else
+younger ones could fill the rank, and none could ever turn back. With it kept on every rank, that
+microbatch can always go on once all that turned back are done: no choice leads into a dead end.
+"""
+
+from __future__ import annotations
+
+from engine.arrays import Arrays, Ints
+from engine.plan.kernels import NONE
+
+LATE = 2**62
+
+
+def open_stages(
+    shape: Arrays, memory: Arrays, count: Ints, held: int, rank: int, is_open: Ints
+) -> None:
+    """Mark the stages of which a rank can take one more F and still finish what it has begun."""
+    first, stages = shape[1], shape[2]
+    limit, least, takes = memory
+    last = stages[first[rank + 1] - 1]
+    younger = least[rank]  # than the oldest microbatch that is still to come to the last stage
+    for at in range(first[rank], first[rank + 1] - 1):
+        here = stages[at]
+        younger += max(0, count[here] - count[last] - 1) * takes[here]
+    for at in range(first[rank], first[rank + 1]):
+        here = stages[at]
+        more = takes[here] if here != last and count[here] > count[last] else 0
+        is_open[here] = held + takes[here] <= limit[rank] and younger + more <= limit[rank]
+
+
+def choose(shape: Arrays, took: Ints, key: Ints, patience: int, state: Arrays, rank: int) -> int:
+    """Which kind a rank starts next, or NONE; `next_time` gets when.
+
+    The one that can start first, of several that of the lowest key; but one of a lower key, if it
+    can start before `patience` percent of the first one's time are over.
+    """
+    first, stages = shape[1], shape[2]
+    count, arrival, now, next_time, is_open = state[:5]
+    num_stages = len(took) // 3
+    width = len(arrival) // (2 * num_stages)
+    begin, until, lowest, best = LATE, LATE, LATE, NONE
+    for turn in range(2):
+        for at in range(3 * first[rank], 3 * first[rank + 1]):
+            stage, op = stages[at // 3], at % 3
+            kind = op * num_stages + stage
+            done = count[kind]
+            if done == width or (op == 2 and done == count[kind - num_stages]):
+                continue
+            there = now[rank]
+            if op < 2:
+                if arrival[kind * width + done] < 0:
+                    continue
+                there = max(there, arrival[kind * width + done])
+            if there > (begin if turn == 0 else until):
+                continue
+            urgency = key[kind * width + done]
+            is_better = urgency < lowest or (turn == 0 and there < begin)
+            if is_better and (op > 0 or is_open[stage]):
+                best, lowest, next_time[rank] = kind, urgency, there
+                begin = there if turn == 0 else begin
+        if patience == 0 or best == NONE:
+            break
+        until = begin + max(took[best] * patience // 100 - 1, 0)
+    return best
+
+
+def list_schedule(
+    shape: Arrays,
+    took: Ints,
+    memory: Arrays,
+    transfer_ns: int,
+    overlaps: bool,
+    key: Ints,
+    patience: int,
+    state: Arrays,
+    row: Ints,
+) -> int:
+    """Fill the rows in order of time, each rank taking what its keys say; returns the makespan.
+
+    `state` is zeros but for `arrival`, NONE but for the inputs of stage 0, and `position`, where
+    the rows begin. Limits must be at least the least: then no rank is ever at a dead end.
+    """
+    ranks, follower, change = shape[0], shape[5], memory[2]
+    count, arrival, now, next_time, is_open, next_kind, held, channel_free, position = state
+    num_stages, makespan = len(ranks), 0
+    width = len(arrival) // (2 * num_stages)
+    for rank in range(len(now)):
+        open_stages(shape, memory, count, held[rank], rank, is_open)
+        next_kind[rank] = choose(shape, took, key, patience, state, rank)
+    for _ in range(len(row)):
+        rank = NONE
+        for other in range(len(now)):
+            if next_kind[other] >= 0 and (rank < 0 or next_time[other] < next_time[rank]):
+                rank = other
+        kind = next_kind[rank]
+        row[position[rank]] = kind
+        position[rank] += 1
+        held[rank] += change[kind]
+        end = now[rank] = next_time[rank] + took[kind]
+        makespan, after = max(makespan, end), follower[kind]
+        user = ranks[after % num_stages] if after >= 0 else rank
+        if user != rank:
+            end = channel_free[kind] = max(channel_free[kind], end) + transfer_ns
+            now[rank] = now[rank] if overlaps else end
+        if after >= 0:
+            arrival[after * width + count[kind]] = end
+        count[kind] += 1
+        open_stages(shape, memory, count, held[rank], rank, is_open)
+        next_kind[rank] = choose(shape, took, key, patience, state, rank)
+        if user != rank:
+            next_kind[user] = choose(shape, took, key, patience, state, user)
+    return makespan
+
+
+def rewind(shape: Arrays, state: Arrays) -> None:
+    """Bring the state of `play_rows` back to before the first action."""
+    offset = shape[3]
+    count, position, now, blocked, stack, channel_free = state[:6]
+    for kind in range(len(count)):
+        count[kind] = 0
+    for kind in range(len(channel_free)):
+        channel_free[kind] = 0
+    for rank in range(len(now)):
+        position[rank], now[rank], blocked[rank], stack[rank] = offset[rank], 0, NONE, rank
+
+
+def play_rows(
+    shape: Arrays, took: Ints, transfer_ns: int, overlaps: bool, row: Ints, state: Arrays
+) -> int:
+    """The makespan of some rows, NONE where they cannot be finished.
+
+    `cause` gets, of each action, the place of that which ended for it to start; `last[0]` the place
+    of the last to end. Of the state, `arrival` and `maker` may hold anything but for stage 0's F.
+    """
+    ranks, _, _, offset, leader, follower = shape
+    count, position, now, blocked, stack, channel_free, arrival, maker, cause, last = state
+    num_stages, top, makespan, num_left = len(ranks), len(now), 0, len(row)
+    width = len(arrival) // (2 * num_stages)
+    while top > 0:
+        top -= 1
+        rank = stack[top]
+        at, free = position[rank], now[rank]
+        while at < offset[rank + 1]:
+            kind = row[at]
+            done, before, after = count[kind], leader[kind], follower[kind]
+            if before >= 0 and count[before] <= done:
+                blocked[rank] = before
+                break
+            cause[at] = at - 1 if at > offset[rank] else NONE
+            if kind < 2 * num_stages and arrival[kind * width + done] > free:
+                free, cause[at] = arrival[kind * width + done], maker[kind * width + done]
+            free += took[kind]
+            if free > makespan:
+                makespan, last[0] = free, at
+            count[kind] += 1
+            num_left -= 1
+            if after >= 0:
+                user, end = ranks[after % num_stages], free
+                if user != rank:
+                    end = channel_free[kind] = max(channel_free[kind], end) + transfer_ns
+                    free = free if overlaps else end
+                    if blocked[user] == kind:
+                        blocked[user], stack[top] = NONE, user
+                        top += 1
+                arrival[after * width + done], maker[after * width + done] = end, at
+            at += 1
+        position[rank], now[rank] = at, free
+    return makespan if num_left == 0 else NONE
+
+
+def refill(
+    shape: Arrays, memory: Arrays, row: Ints, level: Ints, rank: int, first: int, last: int
+) -> bool:
+    """Count what a rank holds after each of its actions from one to another; whether it may."""
+    limit, _, change = memory
+    held = level[first - 1] if first > shape[3][rank] else 0
+    for at in range(first, last + 1):
+        held += change[row[at]]
+        level[at] = held
+        if held > limit[rank]:
+            return False
+    return True
+
+
+def move(row: Ints, source: int, target: int) -> None:
+    """Take the action at one place to another, those between up by one."""
+    kind, step = row[source], 1 if target > source else -1
+    for at in range(source, target, step):
+        row[at] = row[at + step]
+    row[target] = kind
+
+
+def trace(cause: Ints, last: int, path: Ints) -> int:
+    """The places of the actions on the longest path, the last first; returns how many."""
+    length, at = 0, last
+    while at >= 0:
+        path[length] = at
+        length += 1
+        at = cause[at]
+    return length
+
+
+def draw(seed: Ints, below: int) -> int:
+    """The next of a sequence of pseudo-random numbers, from 0 to before `below`."""
+    seed[0] = (seed[0] * 1103515245 + 12345) % 2147483648
+    return (seed[0] >> 8) % below
+
+
+def anneal(
+    shape: Arrays,
+    took: Ints,
+    memory: Arrays,
+    transfer_ns: int,
+    overlaps: bool,
+    row: Ints,
+    best: Ints,
+    state: Arrays,
+    work: Arrays,
+    settings: tuple[int, int, int, int],
+    seed: Ints,
+) -> int:
+    """Move actions of the longest path along their rows, worse by ever less; the least makespan.
+
+    From `row` on; `best` gets the best rows. Threshold accepting: a move may cost up to a random
+    part of what is left of `warmth_ns`. It ends with `enough`.
+    """
+    num_moves, warmth_ns, reach, enough = settings
+    path, level, owner = work
+    offset, cause, last = shape[3], state[8], state[9]
+    now = play_rows(shape, took, transfer_ns, overlaps, row, state)
+    least, length = now, trace(cause, last[0], path)
+    best[:] = row
+    for rank in range(len(offset) - 1):
+        refill(shape, memory, row, level, rank, offset[rank], offset[rank + 1] - 1)
+    for turn in range(num_moves if least > enough else 0):
+        source = path[draw(seed, length)]
+        hop = 1 + draw(seed, 1 + draw(seed, reach))
+        if draw(seed, 4) == 0:  # what stands before it goes behind it
+            source, hop = source - 1, -hop
+        target = source - hop
+        low, high, makespan = min(source, target), max(source, target), NONE
+        if low < 0 or high >= len(row) or owner[low] != owner[high]:
+            continue
+        move(row, source, target)
+        if refill(shape, memory, row, level, owner[low], low, high):
+            rewind(shape, state)
+            makespan = play_rows(shape, took, transfer_ns, overlaps, row, state)
+        allowed = warmth_ns * (num_moves - turn) // num_moves * draw(seed, 1024) // 1024
+        if makespan < 0 or makespan > now + allowed:
+            move(row, target, source)
+            refill(shape, memory, row, level, owner[low], low, high)
+            continue
+        now, length = makespan, trace(cause, last[0], path)
+        if now < least:
+            least, best[:] = now, row
+            if least <= enough:
+                break
+    return least

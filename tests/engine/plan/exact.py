@@ -1,0 +1,136 @@
+"""The least makespan of a small problem, from scipy's solver of integer programs.
+
+Starts are numbers; for two actions of one rank whose order is open, a 0 or 1 says which is first.
+What a rank holds at an F is then a sum of what came before it. Backwards are split and microbatches
+in order, as `engine.plan.bounds` proves to be enough.
+"""
+
+import itertools
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from engine.plan.problem import Problem
+
+
+def least_makespan(problem: Problem, within_ns: int, time_limit_s: float) -> int | None:
+    """The optimum, known to be at most `within_ns`; None where the time does not prove one."""
+    model = _Model(problem, within_ns)
+    result = milp(
+        np.array([1.0] + [0.0] * (model.num_columns - 1)),
+        integrality=np.array([0] * model.num_starts + [1] * len(model.orders)),
+        bounds=Bounds(0, [within_ns] * model.num_starts + [1] * len(model.orders)),
+        constraints=model.constraint(),
+        options={"time_limit": time_limit_s, "mip_rel_gap": 0},
+    )
+    return round(result.fun) if result.status == 0 else None
+
+
+class _Model:
+    """Column 0 is the makespan, then come the starts of F, I and W, then the open orders."""
+
+    def __init__(self, problem: Problem, within_ns: int) -> None:
+        self.problem, self.within_ns = problem, within_ns
+        self.num_stages, self.width = problem.placement.num_stages, problem.num_microbatches
+        times = problem.durations
+        self.took = (times.forward_ns, times.input_ns, times.weight_ns)
+        self.num_starts = 1 + 3 * self.num_stages * self.width
+        actions = itertools.product(range(3), range(self.num_stages), range(self.width))
+        self.actions = list(actions)
+        rank = problem.placement.ranks
+        pairs = itertools.combinations(self.actions, 2)
+        is_open = (pair for pair in pairs if rank[pair[0][1]] == rank[pair[1][1]])
+        left = [pair for pair in is_open if self.known_order(*pair) is None]
+        self.orders = {pair: self.num_starts + at for at, pair in enumerate(left)}
+        self.num_columns = self.num_starts + len(self.orders)
+        self.rows: list[tuple[list[tuple[int, float]], float]] = []  # sum of them >= a number
+        self.add_times()
+        self.add_memory()
+
+    def known_order(self, one, other) -> bool | None:
+        """Whether the first of two actions of a rank is before the other; None if that is open."""
+        (op, stage, n), (op2, stage2, n2) = one, other
+        if n == n2 and op < 2 and op2 < 2:
+            place, place2 = (
+                s if o == 0 else 2 * self.num_stages - s for o, s in ((op, stage), (op2, stage2))
+            )
+            return place < place2
+        if stage == stage2 and (n - n2) * (op - op2) >= 0:
+            return (op, n) < (op2, n2)
+        return None
+
+    def column(self, action) -> int:
+        op, stage, n = action
+        return 1 + (op * self.num_stages + stage) * self.width + n
+
+    def busy(self, action) -> int:
+        return self.took[action[0]][action[1]]
+
+    def after(self, one, other, delay: int = 0, unless=()) -> None:
+        """`other` starts when `one` is over; `unless` are columns and what they must lack."""
+        terms = [(self.column(other), 1.0), (self.column(one), -1.0)]
+        self.rows.append((terms + list(unless), self.busy(one) + delay))
+
+    def add_times(self) -> None:
+        ranks, transfer_ns = self.problem.placement.ranks, self.problem.transfers.duration_ns
+        for op, stage, n in self.actions:
+            self.rows.append(
+                ([(0, 1.0), (self.column((op, stage, n)), -1.0)], self.busy((op, stage)))
+            )
+            if op == 2 or (op == 1 and stage == self.num_stages - 1):
+                self.after((op - 1, stage, n), (op, stage, n))
+            elif not (op == 0 and stage == 0):
+                other = stage + (1 if op == 1 else -1)
+                delay = transfer_ns if ranks[stage] != ranks[other] else 0
+                self.after((op, other, n), (op, stage, n), delay)
+        for one, other in itertools.combinations(self.actions, 2):
+            if ranks[one[1]] != ranks[other[1]]:
+                continue
+            if (order := self.orders.get((one, other))) is not None:
+                big = float(self.within_ns + max(map(max, self.took)))
+                self.after(other, one, unless=[(order, big)])
+                self.rows.append(
+                    (
+                        [(self.column(other), 1.0), (self.column(one), -1.0), (order, -big)],
+                        self.busy(one) - big,
+                    )
+                )
+            else:
+                is_first = self.known_order(one, other)
+                self.after(*((one, other) if is_first else (other, one)))
+
+    def add_memory(self) -> None:
+        problem, ranks = self.problem, self.problem.placement.ranks
+        for taking in self.actions:
+            if taking[0] != 0:
+                continue
+            terms, held = [], 0
+            for other in self.actions:
+                if other == taking or ranks[other[1]] != ranks[taking[1]]:
+                    continue
+                taken, left = (
+                    problem.held_after_forward[other[1]],
+                    problem.held_after_input[other[1]],
+                )
+                change = (taken, left - taken, -left)[other[0]]
+                pair = min(taking, other), max(taking, other)
+                if (order := self.orders.get(pair)) is None:
+                    held += change * (self.known_order(*pair) == (other < taking))
+                elif other < taking:
+                    terms.append((order, -float(change)))
+                else:
+                    held += change
+                    terms.append((order, float(change)))
+            left = problem.limits[ranks[taking[1]]] - problem.held_after_forward[taking[1]]
+            self.rows.append((terms, held - left))
+
+    def constraint(self) -> LinearConstraint:
+        entries = [
+            (at, column, value)
+            for at, (terms, _) in enumerate(self.rows)
+            for column, value in terms
+        ]
+        row, column, value = zip(*entries, strict=True)
+        matrix = coo_array((value, (row, column)), shape=(len(self.rows), self.num_columns))
+        return LinearConstraint(matrix.tocsc(), [least for _, least in self.rows], np.inf)

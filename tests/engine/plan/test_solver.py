@@ -1,0 +1,170 @@
+"""Programs that the solver finds: legal, within memory, no worse than families or the optimum."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from exact import least_makespan
+
+from engine import arrays
+from engine.plan.action import Op
+from engine.plan.bounds import lower_bound
+from engine.plan.lower import lower
+from engine.plan.problem import NoProgramError, Problem, counted
+from engine.plan.program import from_csv, loop_placement, to_csv, v_placement
+from engine.plan.rules import check, peak_activations
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.simulate import Durations, TransferModel, simulate
+from engine.plan.solver import solve
+
+
+def drawn(seed, most_ranks=16, most_stages=4, most_microbatches=64):
+    """A problem with one stage up to twice as heavy, its memory counted in activations."""
+    random_ = random.Random(seed)
+    p, v = random_.randint(1, most_ranks), random_.randint(1, most_stages)
+    placement = random_.choice([loop_placement, v_placement])(p, v)
+    base, scatter = 100_000, random_.choice([0, 0.05, 0.2, 0.4])
+    forward = [base * (1 + random_.uniform(0, scatter)) for _ in placement.ranks]
+    forward[random_.randrange(len(forward))] *= random_.uniform(1, 2)
+    shares = 1, random_.uniform(0.5, 1.5), random_.uniform(0.3, 1.2)
+    durations = Durations(*(tuple(round(f * share) for f in forward) for share in shares))
+    limit = max(v, round(random_.uniform(p / 3, 2 * p) * v))
+    transfers = TransferModel(round(random_.uniform(0, base / 2)), overlaps=seed % 5 > 0)
+    m = random_.randint(1, most_microbatches)
+    return counted(placement, m, durations, limit, transfers)
+
+
+def drawn_in_bytes(seed):
+    """A small problem whose stages differ in all: times, and memory of both kinds."""
+    random_ = random.Random(seed)
+    p, v, m = random_.randint(1, 4), random_.choice([1, 1, 2]), random_.randint(1, 6)
+    m = min(m, 14 // (p * v))
+    placement = random_.choice([loop_placement, v_placement])(p, v)
+    times = [tuple(random_.randint(20, 150) for _ in placement.ranks) for _ in range(3)]
+    taken = tuple(random_.randint(3, 9) for _ in placement.ranks)
+    left = tuple(random_.randint(0, held) for held in taken)
+    transfers = TransferModel(random_.choice([0, 10, 50]))
+    problem = Problem(placement, m, Durations(*times), (99,) * p, taken, left, transfers)
+    part = random_.uniform(1, m + 1)
+    return replace(problem, limits=tuple(int(least * part) for least in problem.least_limits))
+
+
+def most_held(problem, program):
+    """By rank, in the problem's unit."""
+    peaks = []
+    for row in program.actions:
+        held, peak = 0, 0
+        for stage, op, _ in row:
+            taken, left = problem.held_after_forward[stage], problem.held_after_input[stage]
+            held += {Op.F: taken, Op.I: left - taken, Op.W: -left, Op.B: -taken}[op]
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks
+
+
+def assert_sound(problem, solution):
+    check(solution.program)
+    lower(solution.program)
+    assert from_csv(to_csv(solution.program), "solved") == solution.program
+    simulation = simulate(solution.program, problem.durations, problem.transfers)
+    assert simulation.makespan_ns == solution.makespan_ns >= solution.bound_ns
+    for held, limit in zip(most_held(problem, solution.program), problem.limits, strict=True):
+        assert held <= limit
+
+
+def families(problem):
+    """Makespans of the registry's schedules with the problem's placement and memory."""
+    p, stages = problem.placement.world_size, problem.placement.num_stages
+    for name, schedule in SCHEDULES.items():
+        if schedule.place(p, stages // p) == problem.placement:
+            try:
+                program = build_program(name, p, problem.num_microbatches, stages // p)
+            except ShapeError:
+                continue
+            if max(peak_activations(program)) <= problem.limits[0]:
+                yield simulate(program, problem.durations, problem.transfers).makespan_ns
+
+
+def test_programs_are_sound_and_never_worse_than_a_family_that_fits(is_thorough):
+    for seed in range(500 if is_thorough else 25):
+        problem = drawn(seed) if is_thorough else drawn(seed, most_microbatches=16)
+        solution = solve(problem, 1 if is_thorough else 0)
+        assert_sound(problem, solution)
+        assert solution.makespan_ns <= min(families(problem), default=solution.makespan_ns)
+
+
+def test_there_is_a_program_wherever_one_microbatch_fits(is_thorough):
+    for seed in range(400 if is_thorough else 60):
+        problem = drawn_in_bytes(seed)
+        least = replace(problem, limits=problem.least_limits)
+        for one in (problem, least):
+            assert_sound(one, solve(one, 0))
+        for rank in range(problem.placement.world_size):
+            limits = [*problem.least_limits]
+            limits[rank] -= 1
+            with pytest.raises(NoProgramError, match=f"rank {rank}: {limits[rank] + 1}, not") as no:
+                solve(replace(problem, limits=tuple(limits)))
+            assert no.value.least == problem.least_limits
+
+
+def test_small_problems_are_solved_as_well_as_can_be_and_the_bound_is_never_above(is_thorough):
+    num_proved = num_equal = 0
+    for seed in range(150 if is_thorough else 12):
+        problem = drawn_in_bytes(seed)
+        solution = solve(problem, 0.05)
+        assert_sound(problem, solution)
+        least = least_makespan(problem, solution.makespan_ns, 20 if is_thorough else 3)
+        if least is not None:
+            num_proved += 1
+            num_equal += solution.makespan_ns == least
+            assert solution.bound_ns <= least
+            assert solution.makespan_ns <= 1.01 * least
+    assert num_proved >= 6
+    assert num_equal >= 0.9 * num_proved
+
+
+@pytest.mark.parametrize("limit", [32, 48, 64])
+@pytest.mark.thorough
+def test_256_microbatches_on_32_ranks_come_within_2_percent_of_the_bound(limit):
+    random_ = random.Random(limit)
+    times = [
+        tuple(round(share * random_.uniform(950_000, 1_050_000)) for _ in range(32))
+        for share in (1, 1, 0.8)
+    ]
+    problem = counted(loop_placement(32), 256, Durations(*times), limit, TransferModel(20_000))
+    solution = solve(problem)
+    assert_sound(problem, solution)
+    assert solution.makespan_ns <= 1.02 * solution.bound_ns
+
+
+def test_pinned_bounds():
+    times = Durations((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1))
+    assert lower_bound(counted(loop_placement(4), 1, times, 1)) == 9  # 4 F, 4 I and the last W
+    assert lower_bound(counted(loop_placement(4), 8, times, 8)) == 8 * 3 + 3  # 3 F before rank 3
+    assert lower_bound(counted(loop_placement(4), 8, times, 1)) == 8 * 9  # one after another
+
+
+def test_the_same_each_time_and_compiled_or_not(monkeypatch):
+    times = Durations((9, 4, 5, 7, 6, 5), (8, 5, 6, 5, 4, 8), (3, 6, 5, 4, 7, 5))
+    problem = counted(v_placement(3), 5, times, 3)
+    assert solve(problem, 0.005).makespan_ns < solve(problem, 0).makespan_ns  # it is searched
+    machine_code = solve(problem, 0.005)
+    assert solve(problem, 0.005) == machine_code
+    monkeypatch.setattr(arrays, "PAYS_FROM", 10**12)
+    assert solve(problem, 0.005) == machine_code
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"limits": (1,)}, "2 limits"),
+        ({"held_after_forward": (1,)}, "2 stages"),
+        ({"num_microbatches": 0}, "one microbatch"),
+        ({"held_after_input": (2, 1)}, "more than its forward"),
+        ({"held_after_input": (-1, 1)}, "negative"),
+    ],
+)
+def test_a_problem_that_is_none(changes, match):
+    problem = counted(loop_placement(2), 2, Durations((1, 1), (1, 1), (1, 1)), 2)
+    with pytest.raises(ValueError, match=match):
+        replace(problem, **changes)
