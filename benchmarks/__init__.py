@@ -13,6 +13,7 @@ BENCHMARKS: tuple[str, ...] = (
     "overhead",
     "case_cost",
     "simulate",
+    "core",
     "split_backward",
     "report",
     "timeline",
