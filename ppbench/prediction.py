@@ -258,7 +258,7 @@ def read_quantity(where: str, text: str, unit: str) -> Fraction:
 
 
 MOST_ACTIONS = 20_000_000
-"""Most actions of a program: simulating them takes about 6 GB."""
+"""Most actions of a program: to generate and simulate them takes up to about 5 GB."""
 _OPTIONS = {
     "world_size": "--ranks",
     "num_microbatches": "--microbatches",

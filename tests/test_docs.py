@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 TRAIN = (ROOT / "docs" / "howto" / "train.md").read_text()
 SWEEP_FILE = (ROOT / "docs" / "reference" / "sweep-file.md").read_text()
+SIMULATION = (ROOT / "docs" / "explanation" / "simulation.md").read_text()
 NOTEBOOK = (ROOT / "docs" / "howto" / "notebook.md").read_text()
 PAGES = (
     "README.md",
@@ -79,6 +80,13 @@ def test_the_page_on_the_library_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Prediction(1f1b: 2 ranks, 4 microbatches; makespan 15 s, bubble 20.0%)" in done.stdout
     assert "stage imbalance" in done.stdout
+
+
+def test_the_page_on_simulation_runs(capsys):
+    exec(block(SIMULATION, "python"), {})
+    slow_head, equal = map(int, capsys.readouterr().out.split())
+    assert slow_head == 10 + 2 + 8 * (14 + 14 + 12)  # the head waits for the first F alone
+    assert equal == 8 * (10 + 10 + 8) + (10 + 10 - 8)  # W fills a part of the drain
 
 
 def test_the_page_on_the_library_names_every_function():
