@@ -383,9 +383,9 @@ class _Streams:
 
 
 @pytest.mark.parametrize("name", ["twice", "thrice", "shared_layer", "shared_projection"])
-def test_what_is_shared_is_exact_where_a_rank_has_several_stages(ranks, name):
+def test_what_is_shared_is_exact_where_a_rank_has_several_stages(ranks, name, is_thorough):
     theirs = unsplit(settings_of(name, 1))
-    for schedule in ("interleaved_1f1b", "zbv"):
+    for schedule in ("interleaved_1f1b", "zbv") if is_thorough else ("zbv",):
         ours = ranks.run(2, train, settings_of(name, 2, schedule=schedule))
         assert_equal(ours, theirs, 1e-10)
 
@@ -407,7 +407,7 @@ def test_where_no_gradient_comes_back_none_is_made_whatever_the_cut(
     optimizer = dataclasses.replace(ADAMW, clip_norm=clip_norm)
     theirs = unsplit(settings_of(name, 1, optimizer=optimizer))
     for world_size, schedule in SPLIT_BACKWARD[transport].items():
-        for partition in UNEVEN[world_size][: None if is_thorough else 2]:
+        for partition in UNEVEN[world_size][: None if is_thorough else 1]:
             settings = settings_of(
                 name, world_size, optimizer=optimizer, schedule=schedule, partition=partition
             )

@@ -132,7 +132,7 @@ def campaign(ranks, tmp_path, seeds, transport, **rest):
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_shuffled_legal_programs_train_exactly(ranks: Ranks, tmp_path, transport, is_thorough):
-    num_programs = 2000 if is_thorough else 6
+    num_programs = 2000 if is_thorough else 5
     seeds = range(num_programs)
     assert campaign(ranks, tmp_path, seeds, transport) > num_programs / 2
 

@@ -5,8 +5,10 @@ import functools
 import math
 from collections import Counter
 
+import models
 import pytest
 import torch
+import traced_models
 from pipeline import (
     CPU,
     TOLERANCE,
@@ -40,7 +42,7 @@ def one_rank(settings):
 
 
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, TWO, 4])
 def test_clipping_by_the_norm_of_all_stages_is_exact(ranks, world_size, preset):
     settings = config("1f1b", world_size, 3, preset=preset, optimizer=CLIP)
     shared = TIED if "tied" in preset else None
@@ -55,11 +57,11 @@ def test_clipping_by_the_norm_of_all_stages_is_exact(ranks, world_size, preset):
 @pytest.mark.parametrize(
     ("world_size", "schedule", "run"),
     [
-        (1, "afab", train),
+        pytest.param(1, "afab", train, marks=pytest.mark.thorough),
         pytest.param(1, "1f1b", train, marks=pytest.mark.thorough),
         pytest.param(2, "afab", train, marks=pytest.mark.thorough),
         pytest.param(2, "1f1b", train_over_gloo, marks=pytest.mark.thorough),
-        (4, "afab", train_over_gloo),
+        pytest.param(4, "afab", train_over_gloo, marks=pytest.mark.thorough),
         (4, "1f1b", train),
         (4, "1f1b", train_over_gloo),
     ],
@@ -149,19 +151,20 @@ def test_over_gloo_a_shape_goes_before_each_message_that_varies(ranks):
     assert ranks.run(2, over_gloo, shapes_sent, fixed) == [0, 0]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, TWO, 4])
 def test_recomputation_is_exact(ranks, world_size):
     assert_exact(ranks, config("1f1b", world_size, 3, recompute=True))
 
 
-@pytest.mark.parametrize("name", ["models:sequential", "models:Tutorial"])
+@pytest.mark.parametrize("name", ["models:sequential", "traced_models:Frame"])
 def test_recomputation_of_other_modules_is_exact(ranks, name):
-    import models
     from test_models import SGD, build
 
-    trace = {"split": "trace", "split_points": ("layers.2",)} if "Tutorial" in name else {}
+    trace = {"split": "trace", "split_points": ("second",)} if "Frame" in name else {}
     settings = config("1f1b", 2, 3, preset=name, recompute=True, optimizer=SGD, **trace)
-    assert_exact(ranks, settings, build=build(getattr(models, name.partition(":")[2])))
+    module, _, factory = name.partition(":")
+    factory = getattr({"models": models, "traced_models": traced_models}[module], factory)
+    assert_exact(ranks, settings, build=build(factory))
 
 
 def test_recomputation_holds_less():
@@ -196,7 +199,7 @@ def test_autocast_computes_in_bfloat16_and_keeps_float32_parameters():
 
 
 @pytest.mark.parametrize("precision", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [TWO, 3])
 def test_low_precision_is_the_same_however_it_is_split(ranks, world_size, precision):
     settings = config("1f1b", world_size, 3, **{"dtype": "float32", **precision})
     outcomes = ranks.run(world_size, train_losses, settings)

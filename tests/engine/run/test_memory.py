@@ -232,8 +232,8 @@ def peaks(ranks: Ranks):
     """By schedule and number of microbatches, the memory of two ranks."""
     return {
         (name, m): ranks.run(2, memory_of, config(name, 2, m, seq_len=64))
-        for name in ("afab", "1f1b")
-        for m in (2, 4, 8, 16)
+        for name, numbers in (("afab", (2, 4, 8, 16)), ("1f1b", (4, 16)))
+        for m in numbers
     }
 
 
@@ -260,9 +260,9 @@ def test_the_program_predicts_the_peak_of_split_backwards_and_several_stages(ran
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
 
-@pytest.mark.parametrize("name", ["afab", "1f1b", "zbv"])
+@pytest.mark.parametrize("name", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b", "zbv"])
 def test_the_program_predicts_the_peak_over_gloo(ranks: Ranks, name):
-    settings = config(name, 2, 8, seq_len=64)
+    settings = config(name, 2, 4, seq_len=64)
     for memory in ranks.run(2, over_gloo, memory_of, settings):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
