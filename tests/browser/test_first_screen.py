@@ -20,10 +20,12 @@ from stored_runs import run_row, store_failed
 
 pytestmark = needs_browser
 LAPTOP, SCREEN_PX = 1024, 900
+ORDINARY = ((DESK, "light"), (PHONE, "dark"))
+"""The screens that are looked at unless all of them are (`--thorough`)."""
 SCREENS = [
-    *((DESK, scheme) for scheme in ("light", "dark")),
-    *((LAPTOP, scheme) for scheme in ("light", "dark")),
-    *((PHONE, scheme) for scheme in ("light", "dark")),
+    pytest.param((width, scheme), marks=() if (width, scheme) in ORDINARY else pytest.mark.thorough)
+    for width in (DESK, LAPTOP, PHONE)
+    for scheme in ("light", "dark")
 ]
 
 LOOK = """
@@ -167,12 +169,19 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterato
     tab.close()
 
 
-@pytest.fixture
-def desk(browser: Browser, page: Path) -> Iterator[Tab]:
+@pytest.fixture(scope="module")
+def clicked(browser: Browser, page: Path) -> Iterator[Tab]:
     tab = Tab(browser, page, DESK)
     tab.evaluate(LOOK)
     yield tab
     tab.close()
+
+
+@pytest.fixture
+def desk(clicked: Tab) -> Tab:
+    """A page that others may have clicked on, each in a section of its own."""
+    clicked.evaluate("scrollTo(0, 0)")
+    return clicked
 
 
 def click(tab: Tab, selector: str, nth: int = 0) -> None:
@@ -342,10 +351,16 @@ DISTURBED = {schedule: (*speeds[:2], speeds[2] * 1.001) for schedule, speeds in 
 
 
 @pytest.mark.parametrize(
-    ("speeds", "cautions", "lead", "command"),
+    ("speeds", "cautions", "lead", "command", "ordinary"),
     [
-        (FEW, "", "Leaning. 1f1b is probably faster than afab", "measure.launches="),
-        (DISTURBED, "busy_machine", "Not decided. 1f1b measured", "ppbench sweep s.toml --rerun"),
+        (FEW, "", "Leaning. 1f1b is probably faster than afab", "measure.launches=", 0),
+        (
+            DISTURBED,
+            "busy_machine",
+            "Not decided. 1f1b measured",
+            "ppbench sweep s.toml --rerun",
+            1,
+        ),
     ],
     ids=["leaning", "not decided"],
 )
@@ -356,7 +371,11 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
     cautions: str,
     lead: str,
     command: str,
+    ordinary: int,
+    is_thorough: bool,
 ) -> None:
+    screens = ((DESK, "dark"), (PHONE, "light"))
+    screens = screens if is_thorough else screens[ordinary : ordinary + 1]
     store, number = Store(tmp_path / "results"), 0
     for schedule, launches in speeds.items():
         for launch, speed in enumerate(launches):
@@ -366,7 +385,7 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
             number += 1
     page = tmp_path / "page.html"
     write_report(page, store, store.runs(), title="mine", command="ppbench", sweep_text=None)
-    for width, scheme in ((DESK, "dark"), (PHONE, "light")):
+    for width, scheme in screens:
         tab = Tab(browser, page, width, scheme)
         tab.evaluate(LOOK)
         tab.evaluate("drawAll()")

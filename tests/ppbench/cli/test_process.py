@@ -26,6 +26,7 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 fresh = pytest.mark.usefixtures("fresh_starts")
+thorough = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 180
@@ -147,7 +148,7 @@ def interrupted(script, folder, arguments, delay_s, number=signal.SIGINT):
 def test_ctrl_c_at_any_moment_ends_a_command_with_130_and_no_traceback(
     script, stored, tmp_path, is_thorough
 ):
-    rng, num = random.Random(19), 400 if is_thorough else 8
+    rng, num = random.Random(19), 400 if is_thorough else 5
     begun_s = time.monotonic()
     out = tmp_path / "whole.html"
     arguments = ("report", "--results", "results", "-o", str(out))
@@ -173,7 +174,9 @@ def test_ctrl_c_at_any_moment_ends_a_command_with_130_and_no_traceback(
 
 
 @fresh
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=thorough)], ids=lambda n: n.name
+)
 def test_other_signals_that_end_a_process_do_as_ctrl_c(script, stored, number):
     code, stderr = interrupted(script, stored, ("ls",), 0.3, number)
     assert code in (0, 130, -number), stderr
@@ -260,11 +263,11 @@ def test_a_results_folder_that_goes_during_a_sweep_is_one_clear_error(script, tm
 PRINTING = [
     ("--help",),
     ("ls",),
-    ("show", "last"),
-    ("show", "last", "--format", "json"),
+    pytest.param(("show", "last"), marks=thorough),
+    pytest.param(("show", "last", "--format", "json"), marks=thorough),
     ("export", "--format", "csv"),
-    ("schedules", "list"),
-    ("env",),
+    pytest.param(("schedules", "list"), marks=thorough),
+    pytest.param(("env",), marks=thorough),
 ]
 
 
@@ -291,24 +294,28 @@ def test_a_reader_that_goes_away_closes_a_command_quietly(ppbench, arguments):
 
 
 @fresh
-def test_closed_streams_change_neither_work_nor_exit_code(script, stored):
-    for closed in ([0], [1], [2], [0, 1, 2]):
-        redirections = " ".join(f"{number}>&-" for number in closed)
-        command = "schedules list" if closed in ([0], [2]) else "ls"  # which opens files
-        words = f"{sys.executable} {script} {command}"
-        done = subprocess.run(
-            ["sh", "-c", f"{words} {redirections}"], cwd=stored, capture_output=True, text=True,
-            check=False, timeout=PATIENCE_S,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, ""), closed
-        assert bool(done.stdout) == (1 not in closed)
+@pytest.mark.parametrize(
+    "closed",
+    [pytest.param([0], marks=thorough), pytest.param([1], marks=thorough), [2], [0, 1, 2]],
+    ids=str,
+)
+def test_closed_streams_change_neither_work_nor_exit_code(script, stored, closed):
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    command = "schedules list" if closed in ([0], [2]) else "ls"  # which opens files
+    words = f"{sys.executable} {script} {command}"
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {redirections}"], cwd=stored, capture_output=True, text=True,
+        check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (1 not in closed)
 
 
 def test_a_sweep_whose_progress_nobody_reads_is_measured_to_its_end(ppbench, tmp_path):
     (tmp_path / "short.toml").write_text(SWEEP)
     reader, writer = os.pipe()
     os.close(reader)
-    words = ("sweep", "short.toml", "--no-report", "--only", "emulated.F_ms=1")
+    words = ("sweep", *ONE_CASE, "--no-report")
     done = ppbench(*words, folder=tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
     assert done.returncode == 0
@@ -328,7 +335,7 @@ def test_output_that_is_full_is_one_clear_error(ppbench):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"PYTHONIOENCODING": "ascii"},
+        pytest.param({"PYTHONIOENCODING": "ascii"}, marks=thorough),
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         {"TERM": "dumb", "HOME": "/nonexistent", "TMPDIR": "/nonexistent"},
         {"COLUMNS": "0"},
@@ -398,10 +405,11 @@ def test_a_working_directory_that_was_deleted_is_one_clear_error(script, tmp_pat
     assert done.stderr == expected
 
 
+ONE_CASE = ("short.toml", "--only", "emulated.F_ms=1")
 LIMITS = {  # a limit, its value, arguments: what the error says
-    "files": (resource.RLIMIT_NOFILE, 24, ("sweep", "short.toml"), "ulimit -n"),
+    "files": (resource.RLIMIT_NOFILE, 24, ("sweep", *ONE_CASE), "ulimit -n"),
     "file size": (resource.RLIMIT_FSIZE, 1024, ("report", "-o", "out.html"), "File too large"),
-    "file size, store": (resource.RLIMIT_FSIZE, 1024, ("sweep", "short.toml"), "File too large"),
+    "file size, store": (resource.RLIMIT_FSIZE, 1024, ("sweep", *ONE_CASE), "File too large"),
     "memory": (resource.RLIMIT_AS, 2**27, ("ls",), "ulimit -v"),
 }
 
@@ -420,10 +428,17 @@ def test_a_limit_of_the_system_is_one_clear_error(ppbench, stored, tmp_path, nam
 
 
 @fresh
-def test_few_descriptors_or_little_memory_never_end_in_a_traceback(ppbench):
-    limits = [(resource.RLIMIT_NOFILE, most) for most in (5, 8)]
-    limits += [(resource.RLIMIT_AS, most * 2**20) for most in (280, 400)]
-    for limit in limits:
-        done = ppbench("ls", "--format", "json", limits=[limit])
-        assert is_quiet(done.stderr), (limit, done.stderr)
-        assert (done.returncode == 0 and json.loads(done.stdout)) or "error" in done.stderr
+@pytest.mark.parametrize(
+    "limit",
+    [
+        (resource.RLIMIT_NOFILE, 5),
+        pytest.param((resource.RLIMIT_NOFILE, 8), marks=thorough),
+        (resource.RLIMIT_AS, 280 * 2**20),
+        pytest.param((resource.RLIMIT_AS, 400 * 2**20), marks=thorough),
+    ],
+    ids=["5 files", "8 files", "280 MiB", "400 MiB"],
+)
+def test_few_descriptors_or_little_memory_never_end_in_a_traceback(ppbench, limit):
+    done = ppbench("ls", "--format", "json", limits=[limit])
+    assert is_quiet(done.stderr), done.stderr
+    assert (done.returncode == 0 and json.loads(done.stdout)) or "error" in done.stderr

@@ -26,11 +26,18 @@ schedule = ["afab", "1f1b", "zb_h1", "zbv"]
 world_size = [1, 2]
 num_microbatches = [2, 6]
 """
-ALONE = "".join(
-    f'[[exclude]]\nschedule = "{schedule}"\nworld_size = 1\n'
-    for schedule in ("afab", "zb_h1", "zbv")
-)
-"""Cases of one rank that are for `--thorough`: there is no schedule to tell them apart by."""
+LEFT_OUT = """
+[[exclude]]
+schedule = "afab"
+
+[[exclude]]
+schedule = "zb_h1"
+
+[[exclude]]
+schedule = "zbv"
+world_size = 1
+"""
+"""Cases for `--thorough`: schedules like the others, and one of a single rank like 1f1b there."""
 
 CASE = ["schedule", "world_size", "num_microbatches"]
 MESSAGE_BYTES = 32 * 64 * 4
@@ -40,7 +47,7 @@ MESSAGE_BYTES = 32 * 64 * 4
 def living(tmp_path_factory, is_thorough):
     """A folder in which all cases were run in two launches, each in an order of its own."""
     folder = tmp_path_factory.mktemp("living")
-    (folder / "living.toml").write_text(SWEEP if is_thorough else f"{SWEEP}\n{ALONE}")
+    (folder / "living.toml").write_text(SWEEP if is_thorough else f"{SWEEP}\n{LEFT_OUT}")
     done = ppbench("sweep", "living.toml", "--no-report", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -66,7 +73,7 @@ def are_same(case, ours, theirs):
 def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living, is_thorough):
     first, second = (peaks_of(living / "results", launch) for launch in (0, 1))
     assert list(first) != list(second)  # not in the same order
-    assert len(first) == len(second) == (16 if is_thorough else 10)
+    assert len(first) == len(second) == (16 if is_thorough else 6)
     assert len(set(first.values())) > len(first) / 2  # cases do differ
     different = {
         case: (peaks, second[case])
@@ -80,7 +87,7 @@ def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living, is_thoroug
 def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
     of_launch = peaks_of(living / "results", 0)
     case = [case for case in of_launch if case[1] == world_size][-1]
-    assert len(of_launch) - list(of_launch).index(case) < 6  # it was among the last
+    assert list(of_launch).index(case) >= len(of_launch) / 2  # it was among the last
     schedule, _, count = case
     only = [f"schedule={schedule}", f"world_size={world_size}", f"num_microbatches={count}"]
     options = [word for one in only for word in ("--only", one)]
