@@ -114,7 +114,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(
-    params=[(0, DESK, "light"), (0, PHONE, "dark"), (1, DESK, "dark"), (1, PHONE, "light")],
+    params=[
+        (0, DESK, "light"),
+        pytest.param((0, PHONE, "dark"), marks=pytest.mark.thorough),
+        pytest.param((1, DESK, "dark"), marks=pytest.mark.thorough),
+        (1, PHONE, "light"),
+    ],
     ids=["report-desk", "report-phone", "timeline-desk", "timeline-phone"],
     scope="module",
 )

@@ -20,7 +20,12 @@ sys.path.insert(0, sys.argv[1])
 import build
 print(*build.build(Path(sys.argv[2])), sep="\\n", end="")
 """
-OPENED = ("index.html", "tutorial.html", "reference/commands.html", "reference/figures.html")
+OPENED = [
+    "index.html",
+    pytest.param("tutorial.html", marks=pytest.mark.thorough),
+    pytest.param("reference/commands.html", marks=pytest.mark.thorough),
+    "reference/figures.html",
+]
 
 
 @pytest.fixture(scope="module")

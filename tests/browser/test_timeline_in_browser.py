@@ -112,7 +112,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "timeline.html"
 
 
-@pytest.fixture(scope="module", params=[DESK, TABLET, PHONE])
+WIDTHS = [DESK, pytest.param(TABLET, marks=pytest.mark.thorough), PHONE]
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
 def any_tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Tab:
     return opened(browser, page, request.param, "dark" if request.param == PHONE else "light")
 
@@ -493,7 +496,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-@pytest.mark.parametrize("width", [DESK, TABLET, PHONE])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_timeline_in_a_table_leaves_the_wheel_to_the_page_until_it_is_clicked(
     browser: Browser, report: Path, width: int
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repositories import git
 from stored_runs import run_row
+from tracked import note_written, num_written
 
 from ppbench.config.reader import read_sweep
 from ppbench.run.machine.environment import read_environment
@@ -47,7 +48,8 @@ def add_measured(
     machine = read_environment().fingerprint(case.device, case.world_size, 1)
     ids = []
     for launch, speed in enumerate(speeds):
-        number = sum(1 for _ in (store.folder / "runs").glob("*"))
+        number = num_written(store)
+        note_written(store)
         failed = {"status": "error", "error": "RuntimeError: made by hand\nits trace"}
         row = {
             **run_row(0, case),

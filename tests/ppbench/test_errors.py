@@ -225,7 +225,11 @@ def test_an_error_is_bounded_and_printable_in_the_file_that_holds_it(flooded):
     assert error.endswith("the end")
 
 
-@pytest.mark.parametrize("which", ["", "old-"], ids=["this version's", "an older version's"])
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param("", marks=pytest.mark.thorough), "old-"],
+    ids=["this version's", "an older version's"],
+)
 def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded, which):
     folder, run_id = flooded
     run_id = which + run_id

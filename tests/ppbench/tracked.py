@@ -20,6 +20,26 @@ schedule = ["1f1b", "afab"]
 """
 
 
+_NUM_WRITTEN: dict[Path, int] = {}
+"""By the store's folder."""
+
+
+def num_written(store: Store) -> int:
+    """How many runs were written, whichever files they are in now."""
+    found = sum(1 for _ in (store.folder / "runs").glob("*"))
+    return max(found, _NUM_WRITTEN.get(store.folder, 0))
+
+
+def note_written(store: Store) -> None:
+    _NUM_WRITTEN[store.folder] = num_written(store) + 1
+
+
+def in_one_file(store: Store) -> None:
+    """Put all runs into one file: a command reads them several times, and many files take long."""
+    if len(list((store.folder / "runs").glob("*.parquet"))) > 2:
+        store.compact(lambda _note: None)
+
+
 def slower(by: float, figures: Iterable[float] = STEADY) -> tuple[float, ...]:
     """Figures that are lower by about `by`, by slightly different amounts."""
     return tuple(f * (1 - by) * (1 + n % 3 / 1000) for n, f in enumerate(figures))
@@ -40,7 +60,8 @@ def add_launches(
     """
     ids = []
     for launch, speed in enumerate(speeds):
-        number = sum(1 for _ in (store.folder / "runs").glob("*"))
+        number = num_written(store)
+        note_written(store)
         row = {
             **run_row(0, case),
             "run_id": f"20260101T{number:06d}000-abcdef",

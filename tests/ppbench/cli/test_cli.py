@@ -90,13 +90,13 @@ def test_a_sweep_prints_progress_a_table_and_the_path_of_its_report(swept):
 def test_a_sweep_that_is_started_again_runs_nothing_unless_told_to(swept):
     folder, _ = swept
     before = len(Store(folder / "results").runs())
-    again = ppbench("sweep", "tiny.toml", "--no-report", folder=folder)
-    assert again.returncode == 0
+    again = recordings.ppbench(["sweep", "tiny.toml", "--no-report"], folder)
+    assert again.exit_code == 0
     assert "4 of 4 runs are done already" in again.stderr
     assert len(Store(folder / "results").runs()) == before
-    rerun = ("--rerun", "--no-report", "--set", "world_size=1")
+    rerun = ("--rerun", "--no-report", "--only", "world_size=1", "--only", "schedule=1f1b")
     ppbench("sweep", "tiny.toml", *rerun, folder=folder)
-    assert len(Store(folder / "results").runs()) == before + 2
+    assert len(Store(folder / "results").runs()) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_dry_run_lists_the_chosen_cases_alone(tmp_path):
     assert [(c["schedule"], c["world_size"]) for c in json.loads(done)] == [
         ("afab", 2), ("1f1b", 2),
     ]  # fmt: skip
-    refused = ppbench(*arguments, "world_size=3", folder=tmp_path)
-    assert (refused.returncode, refused.stdout) == (2, "")
+    refused = recordings.ppbench([*arguments, "world_size=3"], tmp_path)
+    assert (refused.exit_code, refused.stdout) == (2, "")
     assert "--only world_size=3: no case has this" in refused.stderr
 
 
@@ -250,8 +250,8 @@ def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
     if torch.cuda.is_available():
         return  # there is nothing to refuse here
     (tmp_path / "tiny.toml").write_text(TINY)
-    done = ppbench("sweep", "tiny.toml", "--set", "device=cuda", folder=tmp_path)
-    assert done.returncode == 2
+    done = recordings.ppbench(["sweep", "tiny.toml", "--set", "device=cuda"], tmp_path)
+    assert done.exit_code == 2
     assert "needs an NVIDIA GPU" in done.stderr
 
 
@@ -289,7 +289,7 @@ steps = 2
 profile_steps = 1
 
 [grid]
-schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b"]
+schedule = ["1f1b", "zbv"]
 world_size = [3]
 """
 
@@ -301,8 +301,8 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert "planned" in done.stdout  # a heading, whose unit may be below it
     store = Store(tmp_path / "results")
     runs = store.last_sweep().runs
-    assert list(runs["status"]) == ["ok"] * 4
-    assert list(runs["stages_per_rank"]) == [1, 1, 2, 2]
+    assert list(runs["status"]) == ["ok"] * 2
+    assert list(runs["stages_per_rank"]) == [1, 2]
     assert (runs["step_ns"] >= runs["planned_step_ns"]).all()
     assert runs["cautions"].str.contains("oversubscribed").sum() == 0
     ranks = store.table("ranks", runs["run_id"])
@@ -352,7 +352,7 @@ def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(sw
         ranges = ranges_of_rank(store, run["run_id"], rank)
         actions = [*lowered_row("zbv", 2, 4, rank), "OPT"]
         assert collections.Counter(ranges) == {**steps, **dict.fromkeys(actions, 2)}
-    shown = ppbench("show", "last", folder=folder).stdout.splitlines()
+    shown = inside("show", "last", folder=folder).splitlines()
     (line,) = [line.split() for line in shown if line.split()[:1] == ["profiles"]]
     assert line[1] == f"results/profiles/{run['run_id']}"
 

@@ -315,7 +315,7 @@ def test_a_sweep_whose_progress_nobody_reads_is_measured_to_its_end(ppbench, tmp
     (tmp_path / "short.toml").write_text(SWEEP)
     reader, writer = os.pipe()
     os.close(reader)
-    words = ("sweep", *ONE_CASE, "--no-report")
+    words = ("sweep", *ONE_CASE)
     done = ppbench(*words, folder=tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
     assert done.returncode == 0
@@ -405,7 +405,7 @@ def test_a_working_directory_that_was_deleted_is_one_clear_error(script, tmp_pat
     assert done.stderr == expected
 
 
-ONE_CASE = ("short.toml", "--only", "emulated.F_ms=1")
+ONE_CASE = ("short.toml", "--only", "emulated.F_ms=1", "--no-report")
 LIMITS = {  # a limit, its value, arguments: what the error says
     "files": (resource.RLIMIT_NOFILE, 24, ("sweep", *ONE_CASE), "ulimit -n"),
     "file size": (resource.RLIMIT_FSIZE, 1024, ("report", "-o", "out.html"), "File too large"),

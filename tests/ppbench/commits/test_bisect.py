@@ -6,6 +6,7 @@ import pytest
 from command import printed
 from measured import FAILS, SWEEP, TWO_CASES, add_measured, around, sweep_in
 from repositories import commits, make_repository
+from tracked import in_one_file
 
 from ppbench.commits import bisect
 from ppbench.display.formats import Format
@@ -53,6 +54,7 @@ def _no_launches(monkeypatch):
 def asked(repository, file, how=Format.table, *options):
     _, shas = repository
     words = ["bisect", shas[0], shas[-1], file, *options, "--format", how.value]
+    in_one_file(Store(file.parent / "results"))
     return printed(*words, "--results", file.parent / "results")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Printed, printed
 from repositories import commits, make_repository
-from tracked import CASE, STEADY, add_launches, slower, store_in
+from tracked import CASE, STEADY, add_launches, in_one_file, slower, store_in
 
 from ppbench.cli.compare import split_names
 from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
@@ -32,12 +32,14 @@ def store(tmp_path: Path) -> Store:
 
 
 def compared(store: Store, *metrics: str) -> Comparison:
+    in_one_file(store)
     places = Places(store, store.folder)
     base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
     return compare_sides(base, head, read_metrics(metrics), [store.folder])
 
 
 def printed_by(store: Store, *names: str, how: Format = Format.table) -> Printed:
+    in_one_file(store)
     return printed("compare", *names, "--results", store.folder, "--format", how.value)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import Printed, printed
 from repositories import commit, commits, git, make_repository
-from tracked import CASE, STEADY, SWEEP, add_launches, slower, store_in
+from tracked import CASE, STEADY, SWEEP, add_launches, in_one_file, slower, store_in
 
 from ppbench.commits.check import check
 from ppbench.display.formats import Format
@@ -52,6 +52,7 @@ def checked(store: Store, how: Format = Format.table, sweep=(), metrics=(), **as
     options = [word for name, value in asked.items() for word in (f"--{name}", value)]
     options += [word for name in metrics for word in ("--metric", name)]
     files = [sweep] if sweep else []
+    in_one_file(store)
     return printed("check", *files, *options, "--results", store.folder, "--format", how.value)
 
 
@@ -300,10 +301,10 @@ def test_the_command_ends_with_the_code_of_its_ruling(root, store):
     done = command(root, "check", "--results", store.folder)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("ppbench check: regression")
-    done = command(root, "check", "--head", "HEAD~1", "--results", store.folder)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("error: base ")
-    assert done.stderr.count("\n") == 1
+    with pytest.raises(NotMeasuredError) as caught:
+        checked(store, head="HEAD~1")
+    assert caught.value.exit_code == 3
+    assert str(caught.value).startswith("base ")
 
 
 def test_a_case_that_broke_fails_even_if_one_launch_had_failed_at_the_base(root, store):

@@ -2,9 +2,9 @@
 makes a stage a quarter slower, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
-Steps are long and few: a rank that wakes up some milliseconds late is late by little, so that few
-launches tell. Starts take seconds each, so all tests look at one store, and no commit is measured
-more often than need be.
+Steps are long: a rank that wakes up some milliseconds late is late by little, so that few launches
+tell. Their median counts, so two of the five may be disturbed. Starts take seconds each, so all
+tests look at one store, and no commit is measured more often than need be.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ preset = "llama-tiny"
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
-steps = 3
+steps = 5
 
 [emulated]
 costs = "costs.toml"
 """
-COSTS = "F_ms = [90, {F}]\nI_ms = [45, {half}]\nW_ms = [45, {half}]\n"
+COSTS = "F_ms = [{F}, {slow}]\nI_ms = [{half}, {half_slow}]\nW_ms = [{half}, {half_slow}]\n"
+F_MS = 120.0
 SPREAD = (1, 3, 4, 6, 7)
 """The commits that `backfill --max 5` measures; the bisection has measured most of them."""
 PATIENCE_S = 570
@@ -51,7 +52,8 @@ def costs(number: int) -> str:
     if number == BROKEN:
         return "F_ms = [90, oops\n"
     factor = 1.25 if number >= SLOWER else 1.0
-    return COSTS.format(F=90 * factor, half=45 * factor)
+    halves = {"half": F_MS / 2, "half_slow": F_MS / 2 * factor}
+    return COSTS.format(F=F_MS, slow=F_MS * factor, **halves)
 
 
 def ppbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

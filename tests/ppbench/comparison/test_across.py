@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import printed
-from tracked import CASE, STEADY, add_launches, slower, store_in
+from tracked import CASE, STEADY, add_launches, in_one_file, num_written, slower, store_in
 
 import ppbench
 from ppbench.comparison.across import Across, compare_across
@@ -30,12 +30,17 @@ def store(tmp_path: Path) -> Store:
 
 
 def add(store: Store, case, speeds=STEADY, commit=COMMIT, **changes: object) -> list[str]:
-    number = sum(1 for _ in (store.folder / "runs").glob("*"))
-    usual = {"position": number, "sweep_name": "mine", "sweep_id": "5eed", "code": "c0de"}
+    usual = {
+        "position": num_written(store),
+        "sweep_name": "mine",
+        "sweep_id": "5eed",
+        "code": "c0de",
+    }
     return add_launches(store, speeds, commit, case, **{**usual, **changes})
 
 
 def across(store: Store, axis: str = "schedule", *runs: str, **how: object) -> Across:
+    in_one_file(store)
     return compare_across(axis, runs, results=store.folder, **how)
 
 
@@ -300,6 +305,7 @@ def test_the_command_prints_a_narrow_table_and_every_format(store, monkeypatch):
     for ranks, microbatches in ((2, 4), (2, 8), (4, 8)):
         for case in (AFAB, CASE, INTERLEAVED):
             add(store, replace(case, world_size=ranks, num_microbatches=microbatches, seq_len=256))
+    in_one_file(store)
     done = printed("compare", "--across", "schedule")
     table, *_ = done.text.split("\n\nnote")
     assert max(map(len, table.splitlines())) <= 100
@@ -319,6 +325,7 @@ def test_rows_are_sorted_by_the_change_itself_and_each_names_its_case(store, mon
     for ranks, by in ((2, 0.02), (4, 0.3), (8, -0.05)):
         add(store, replace(AFAB, world_size=ranks))
         add(store, replace(CASE, world_size=ranks), slower(by))
+    in_one_file(store)
     words = ("compare", "--across", "schedule", "--metric", "tokens_per_s", "--sort")
 
     def ranks_in(text):

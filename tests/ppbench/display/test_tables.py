@@ -272,7 +272,19 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[words for _, words in COMMANDS])
+@pytest.mark.parametrize(
+    ("place", "words", "width"),
+    [
+        pytest.param(
+            *(place, words, width),
+            marks=() if width == min(WIDTHS) else pytest.mark.thorough,
+            id=f"{width}-{words}",
+        )
+        for place, words in COMMANDS
+        for width in WIDTHS
+    ],
+    indirect=["width"],
+)
 def test_no_row_of_a_command_is_wrapped(place, words, places, width):
     arguments = shlex.split(words)
     with (

@@ -120,7 +120,7 @@ def test_killed_at_any_moment_every_run_is_there_once(tmp_path, processes, is_th
     run_ids, expected = [], None
     rng = random.Random(7)
     took_s = 0.5
-    for attempt in range(30 if is_thorough else 5):
+    for attempt in range(30 if is_thorough else 3):
         fill(tmp_path, ids(2, start=2 * attempt))
         run_ids += ids(2, start=2 * attempt)
         expected = contents(tmp_path)
@@ -145,13 +145,16 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("num_steps", range(12))
+@pytest.mark.parametrize(
+    "num_steps",
+    [n if n % 3 == 1 else pytest.param(n, marks=pytest.mark.thorough) for n in range(12)],
+)
 def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
     tmp_path, monkeypatch, num_steps
 ):
-    fill(tmp_path, ids(3))
+    fill(tmp_path, ids(2))
     Store(tmp_path).compact(pytest.fail)
-    fill(tmp_path, ids(3, start=3))
+    fill(tmp_path, ids(2, start=2))
     before = contents(tmp_path)
     left = [num_steps]
 
@@ -176,13 +179,13 @@ def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
 
 
 def test_reading_and_writing_go_on_while_two_compact(tmp_path):
-    fill(tmp_path, ids(20))
+    fill(tmp_path, ids(6))
     stop = threading.Event()
-    written = ids(20)
+    written = ids(6)
     problems = []
 
     def write():
-        for run_id in ids(10, start=20):
+        for run_id in ids(10, start=6):
             fill(tmp_path, [run_id])
             written.append(run_id)
         stop.set()
@@ -205,7 +208,7 @@ def test_reading_and_writing_go_on_while_two_compact(tmp_path):
     for thread in threads:
         thread.join(300)
     assert problems == []
-    assert list(Store(tmp_path).runs()["run_id"]) == ids(30)
+    assert list(Store(tmp_path).runs()["run_id"]) == ids(16)
 
 
 def test_what_cannot_be_merged_is_named_and_left_alone(tmp_path):

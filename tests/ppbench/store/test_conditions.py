@@ -114,14 +114,19 @@ def store(tmp_path_factory):
     return store
 
 
-@settings(deadline=None)
+@pytest.fixture(scope="module")
+def stored(store):
+    return store.runs()
+
+
+@settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from(["world_size", "num_microbatches", "tokens_per_s", "step_ns"]),
     OPERATORS,
     st.sampled_from([1, 2, 4, 8, 600.0, 1000, 1100.5, 56e6]),
 )
-def test_conditions_choose_what_pandas_chooses(store, column, compare, value):
-    runs = store.runs()
+def test_conditions_choose_what_pandas_chooses(store, stored, column, compare, value):
+    runs = stored
     cells = runs[column]
     expected = COMPARE[compare](cells, value) & (cells.notna() | (compare == "!="))
     found = store.runs(where=[Condition(column, compare, value)])

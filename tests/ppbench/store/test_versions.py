@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from command import inside
 
 from ppbench.config.case import Case
 from ppbench.store import SCHEMA_VERSION, TABLES, Store
@@ -76,7 +77,7 @@ def test_runs_of_all_versions_are_listed_shown_and_asked_together(tmp_path, is_c
     listed = json.loads(ppbench("ls", "--where", "launch.bind=false", *at))
     assert sorted(run["schema_version"] for run in listed) == [1, 2, 3, 4]
     for run_id in runs["run_id"]:
-        shown = json.loads(ppbench("show", run_id, *at))
+        shown = json.loads(inside("show", run_id, *map(str, at), folder=tmp_path))
         assert shown["run"]["run_id"] == run_id
         assert len(shown["ranks"]) == 2
     asked = "SELECT runs.schema_version v, launch_bind b, count(*) n FROM runs"

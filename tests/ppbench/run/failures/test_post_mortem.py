@@ -1,3 +1,4 @@
+import functools
 import random
 from dataclasses import replace
 
@@ -96,6 +97,7 @@ class Execution:
         return action.op in COMPUTE_OPS and incoming(action, self.lowered) is not None
 
 
+@functools.cache
 def shapes(name):
     """Small ones with everything: several stages per rank, few and many microbatches."""
     grid = [family for family in families((1, 2, 3, 4)) if family[0] == name]

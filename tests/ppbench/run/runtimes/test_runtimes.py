@@ -10,6 +10,7 @@ import sys
 
 import pandas as pd
 import pytest
+from command import inside
 from stored_runs import run_row
 
 from engine.plan.program import from_json
@@ -279,7 +280,7 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runtimes")
     install(folder / "site", "1.0", OF_A_PACKAGE)
     (folder / "a.toml").write_text(SWEEP)
-    return folder, ppbench("sweep", "a.toml", folder=folder)
+    return folder, ppbench("sweep", "a.toml", "--no-report", folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -371,13 +372,11 @@ def test_torchs_program_is_stored_with_its_own_transfers(runs):
 def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     folder, _ = swept
     (run_id,) = runs[(runs["runtime"] == "torch") & (runs["schedule"] == "zbv")]["run_id"]
-    explained = ppbench("explain", run_id, folder=folder)
-    assert (explained.returncode, "ranks were idle" in explained.stdout) == (0, True)
-    assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained.stdout
-    drawn = ppbench("timeline", run_id, "--terminal", folder=folder)
-    assert (drawn.returncode, "rank 1" in drawn.stdout) == (0, True), drawn.stderr
-    traced = ppbench("trace", run_id, "-o", "trace.json", folder=folder)
-    assert traced.returncode == 0, traced.stderr
+    explained = inside("explain", run_id, folder=folder)
+    assert "ranks were idle" in explained
+    assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained
+    assert "rank 1" in inside("timeline", run_id, "--terminal", folder=folder)
+    inside("trace", run_id, "-o", "trace.json", folder=folder)
     names = {
         event.get("name")
         for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
@@ -387,12 +386,12 @@ def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
 
 def test_a_report_names_the_runtimes(runs, swept):
     folder, _ = swept
-    assert ppbench("report", "-o", "r.html", folder=folder).returncode == 0
+    inside("report", "-o", "r.html", folder=folder)
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
-    assert "  torch  " in ppbench("ls", folder=folder).stdout
-    listed = ppbench("ls", "--format", "json", folder=folder)
-    assert {run["runtime"] for run in json.loads(listed.stdout)} == {*RUNTIMES, "liar", "forgetful"}
+    assert "  torch  " in inside("ls", folder=folder)
+    listed = json.loads(inside("ls", "--format", "json", folder=folder))
+    assert {run["runtime"] for run in listed} == {*RUNTIMES, "liar", "forgetful"}
 
 
 def test_what_a_pipeline_scales_by_is_the_unsplit_model_where_that_was_measured(runs):

@@ -40,6 +40,12 @@ SHAPES = [*((name, 2, 4) for name in TORCH_SCHEDULES), ("1f1b", 4, 5), ("zbv", 4
 SHAPES += [("interleaved_1f1b", 1, 3), ("1f1b", 1, 2), ("zbv", 1, 2), ("dualpipev", 1, 2)]
 SHAPES += [(name, 2, 1) for name in TORCH_SCHEDULES if name not in ("1f1b", "dualpipev")]
 """Also of one rank, and of fewer microbatches than ranks where torch runs that."""
+ORDINARY = (("1f1b", 2, 4), ("zbv", 4, 8), ("interleaved_zb", 2, 4), ("interleaved_1f1b", 1, 3))
+ORDINARY += (("looped_bfs", 2, 1),)
+MARKED = [
+    pytest.param(*shape, marks=() if shape in ORDINARY else pytest.mark.thorough)
+    for shape in SHAPES
+]
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
@@ -75,12 +81,12 @@ def outcomes(ranks):
     return of
 
 
-@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+@pytest.mark.parametrize(("name", "p", "m"), MARKED)
 def test_torchs_schedule_trains_exactly_as_the_unsplit_model(outcomes, name, p, m):
     outcomes(name, p, m)
 
 
-@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+@pytest.mark.parametrize(("name", "p", "m"), MARKED)
 def test_its_program_is_torchs_own_and_ours_in_order(outcomes, name, p, m):
     programs = [outcome.lowered for outcome in outcomes(name, p, m)]
     assert all(program == programs[0] for program in programs)
@@ -93,7 +99,7 @@ def test_its_program_is_torchs_own_and_ours_in_order(outcomes, name, p, m):
     assert sorted(map(sorted, programs[0].actions)) == sorted(map(sorted, lower(ours).actions))
 
 
-@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+@pytest.mark.parametrize(("name", "p", "m"), MARKED)
 def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
     found = outcomes(name, p, m)
     for step in range(NUM_STEPS):
@@ -139,7 +145,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name.endswith("on one rank") else ())
+        for name in OPTIONS
+    ],
+)
 def test_what_the_engine_trains_exactly_torch_does_as_well(ranks, option):
     name, rest, shared = OPTIONS[option]
     assert_exact(ranks, config(name, 2, 4, **rest), shared=shared, run=train_on)
@@ -191,7 +203,7 @@ def measure_memory_on(fabric, is_member, settings, runner):
     return memory
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+@pytest.mark.parametrize("name", [pytest.param("1f1b", marks=pytest.mark.thorough), "zbv"])
 def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name):
     """All of torch's receive buffers are there from the first step on."""
     settings, shape = config(name, 2, 4, dtype="float32"), 16 * 64 * 4

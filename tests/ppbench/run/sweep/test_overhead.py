@@ -25,6 +25,7 @@ preset = "llama-tiny"
 
 [measure]
 warmup_steps = 1
+max_warmup_steps = 1
 
 [grid]
 num_microbatches = [2, 3]

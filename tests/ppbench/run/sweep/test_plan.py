@@ -18,7 +18,7 @@ SWEEP = """\
 name = "own"
 device = "emulated"
 schedule = "1f1b"
-world_size = 2
+world_size = 1
 num_microbatches = 2
 seq_len = 32
 
@@ -102,8 +102,7 @@ def own(tmp_path_factory):
     """A repository of ppbench with a finished sweep."""
     folder = make_repository(tmp_path_factory.mktemp("own") / "repository")
     for package in ("engine", "ppbench"):
-        unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, ignore=unwanted)
+        shutil.copytree(ROOT / package, folder / package)  # as it is compiled, too
     files = {"sweep.toml": SWEEP, ".gitignore": "results/\n__pycache__/\n", "README.md": "one\n"}
     first = commit(folder, files, "First", day=1)
     ppbench(folder, "sweep", "sweep.toml", "--no-report")
@@ -147,7 +146,7 @@ def test_a_changed_file_beside_the_code_makes_runs_undone(own, reworded):
     path.write_text(SWEEP)
 
 
-def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded):
+def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded, is_thorough):
     folder, (first, second) = own.folder, reworded[2]
     ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
     runs = Store(folder / "results").runs(["commit", "status", "code", "sweep_id"])
@@ -155,6 +154,7 @@ def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, rewo
     assert list(runs["status"]) == ["ok", "ok"]
     assert runs["code"].nunique() == 1
     assert runs["sweep_id"].nunique() == 2
-    ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
-    assert len(Store(folder / "results").runs(["commit"])) == 2
+    if is_thorough:  # test_real_repository.py has the same of another repository
+        ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
+        assert len(Store(folder / "results").runs(["commit"])) == 2
     assert own.num_missing() == 0
