@@ -289,7 +289,7 @@ steps = 2
 profile_steps = 1
 
 [grid]
-schedule = ["1f1b", "zbv"]
+schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b"]
 world_size = [3]
 """
 
@@ -301,8 +301,8 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert "planned" in done.stdout  # a heading, whose unit may be below it
     store = Store(tmp_path / "results")
     runs = store.last_sweep().runs
-    assert list(runs["status"]) == ["ok"] * 2
-    assert list(runs["stages_per_rank"]) == [1, 2]
+    assert list(runs["status"]) == ["ok"] * 4
+    assert list(runs["stages_per_rank"]) == [1, 1, 2, 2]
     assert (runs["step_ns"] >= runs["planned_step_ns"]).all()
     assert runs["cautions"].str.contains("oversubscribed").sum() == 0
     ranks = store.table("ranks", runs["run_id"])

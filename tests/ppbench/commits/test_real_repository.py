@@ -42,7 +42,7 @@ steps = 5
 costs = "costs.toml"
 """
 COSTS = "F_ms = [{F}, {slow}]\nI_ms = [{half}, {half_slow}]\nW_ms = [{half}, {half_slow}]\n"
-F_MS = 120.0
+F_MS = 90.0
 SPREAD = (1, 3, 4, 6, 7)
 """The commits that `backfill --max 5` measures; the bisection has measured most of them."""
 PATIENCE_S = 570
