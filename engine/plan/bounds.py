@@ -111,6 +111,15 @@ class Chain:
         until_input = limit // both if both else m
         return until_input, 1 + (limit - both) // left if left else m
 
+    def trips(self) -> list[int]:
+        """By stage, from the start of F to the end of I of a microbatch that is alone."""
+        starts, now = [0] * len(self.busy), 0
+        for kind in self.order:
+            starts[kind] = now
+            now += self.busy[kind] + self.delay[kind]
+        inputs = range(self.num_stages, 2 * self.num_stages)
+        return [starts[kind] + self.busy[kind] - starts[kind - self.num_stages] for kind in inputs]
+
     def heads(self) -> list[list[int]]:
         """By kind and microbatch, a time before which the action cannot start."""
         m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
@@ -223,11 +232,9 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     problem, num_stages = chain.problem, chain.num_stages
     limit, stages = problem.limits[rank], problem.placement.stages_of(rank)
     forward, left = problem.held_after_forward, problem.held_after_input
-    alone = _alone(chain)
+    trips = chain.trips()
     needed = problem.num_microbatches * sum(
-        forward[s] * (alone[num_stages + s] + chain.busy[num_stages + s] - alone[s])
-        + left[s] * chain.busy[2 * num_stages + s]
-        for s in stages
+        forward[s] * trips[s] + left[s] * chain.busy[2 * num_stages + s] for s in stages
     )
     taken = [(forward[s], chain.busy[s]) for s in stages]
     freed = [
@@ -254,15 +261,6 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
         else:
             high = middle
     return start + low
-
-
-def _alone(chain: Chain) -> list[int]:
-    """When each action would start of a microbatch that is alone."""
-    starts, now = [0] * len(chain.busy), 0
-    for kind in chain.order:
-        starts[kind] = now
-        now += chain.busy[kind] + chain.delay[kind]
-    return starts
 
 
 def _steepest(changes: list[tuple[int, int]]) -> float:

@@ -26,10 +26,13 @@ LATE = 2**62
 def open_stages(
     shape: Arrays, memory: Arrays, count: Ints, held: int, rank: int, is_open: Ints
 ) -> None:
-    """Mark the stages of which a rank can take one more F and still finish what it has begun."""
+    """Mark the stages of which a rank can take one more F and still finish what it has begun.
+
+    No more than its `places` are between F and I of a stage at any time.
+    """
     first, stages = shape[1], shape[2]
-    limit, least, takes = memory
-    last = stages[first[rank + 1] - 1]
+    limit, least, takes, places = memory
+    num_stages, last = len(places), stages[first[rank + 1] - 1]
     younger = least[rank]  # than the oldest microbatch that is still to come to the last stage
     for at in range(first[rank], first[rank + 1] - 1):
         here = stages[at]
@@ -37,7 +40,11 @@ def open_stages(
     for at in range(first[rank], first[rank + 1]):
         here = stages[at]
         more = takes[here] if here != last and count[here] > count[last] else 0
-        is_open[here] = held + takes[here] <= limit[rank] and younger + more <= limit[rank]
+        is_open[here] = (
+            held + takes[here] <= limit[rank]
+            and younger + more <= limit[rank]
+            and count[here] < count[num_stages + here] + places[here]
+        )
 
 
 def choose(shape: Arrays, took: Ints, key: Ints, patience: int, state: Arrays, rank: int) -> int:

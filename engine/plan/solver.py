@@ -7,11 +7,13 @@ well, and the best of all are improved by moving actions of the longest path. Se
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter, neg, sub
+from typing import NamedTuple
 
 from engine.arrays import filled, run
 from engine.plan import kernels
@@ -31,7 +33,13 @@ NUM_STARTS = 3
 REACH = 8
 """Places by which an action is moved at most."""
 
-PATIENCE = (0, 50, 100)
+NUM_PATIENT = 4
+"""Candidates that are filled again with patience."""
+
+PACES = (50, 60, 70, 80, 90, 100, 110, 120)
+"""Percent of the least time per microbatch in which one is let in."""
+
+PATIENCE = (50, 100)
 """Percent of an action's time that a rank would rather wait for a more urgent one."""
 
 
@@ -51,12 +59,34 @@ def solve(problem: Problem, effort: float = 1.0) -> Solution:
     families. Raises NoProgramError where no program keeps within the limits.
     """
     bound = lower_bound(problem)
-    search = _Search(problem, round(effort * VISITS))
-    found = sorted(search.candidates(), key=itemgetter(0))
+    search = _Search(problem, bound, round(effort * VISITS))
+    found = heapq.nsmallest(NUM_STARTS, search.candidates(), key=itemgetter(0))
     makespan, row = found[0]
     if makespan > bound:
         makespan, row = search.improve(found, bound)
     return Solution(search.program_of(row), makespan, bound)
+
+
+class Flow(NamedTuple):
+    """How microbatches are let in: so many between F and I of each stage, so far apart."""
+
+    places: tuple[int, ...]
+    pace_ns: int = 0
+
+
+def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
+    """As many microbatches at once as there are, or fewer, or one after the other.
+
+    Where memory is short, whoever lets in all that fits fills it with early stages.
+    """
+    m, trips = chain.problem.num_microbatches, chain.trips()
+    num = m
+    while num > 0:
+        yield Flow((num,) + (m,) * (len(trips) - 1))
+        yield Flow(tuple(max(1, -(-num * trip // max(1, trips[0]))) for trip in trips))
+        num = min(num - 1, num * 8 // 9)
+    for percent in PACES:
+        yield Flow((m,) * len(trips), bound_ns * percent // 100 // m)
 
 
 Candidate = tuple[int, "array[int]"]
@@ -66,8 +96,9 @@ Candidate = tuple[int, "array[int]"]
 class _Search:
     """The arrays of a problem, and what is made of them; a budget of actions to go through."""
 
-    def __init__(self, problem: Problem, visits: int) -> None:
-        self.problem, self.visits = problem, visits
+    def __init__(self, problem: Problem, bound_ns: int, visits: int) -> None:
+        self.problem, self.chain = problem, Chain(problem)
+        self.flows = list(dict.fromkeys(_flows(self.chain, bound_ns)))
         placement, m = problem.placement, problem.num_microbatches
         self.width, self.num_stages, self.num_ranks = m, placement.num_stages, placement.world_size
         stages = [placement.stages_of(rank) for rank in range(self.num_ranks)]
@@ -88,44 +119,55 @@ class _Search:
         self.memory = tuple(array("q", column) for column in held)
         self.transfers = problem.transfers.duration_ns, problem.transfers.overlaps
         self.size = 3 * m * self.num_stages
+        self.num_moves = visits // self.size
+        self.visits = visits + len(self.flows) * self.size
 
     def candidates(self) -> Iterator[Candidate]:
         """Rows of every rule and of every family that fits."""
-        for key in self.keys():
-            for patience in PATIENCE:
-                yield self.filled_by(key, patience)
         yield from self.families()
+        found: list[tuple[int, array[int], Flow]] = []
+        keys = list(self.keys())
+        for flow in self.flows:
+            for key in keys:
+                makespan, row = self.filled_by(key, 0, flow)
+                yield makespan, row
+                found.append((makespan, key, flow))
+        for _, key, flow in sorted(found, key=itemgetter(0))[:NUM_PATIENT]:
+            for patience in PATIENCE:
+                yield self.filled_by(key, patience, flow)
 
-    def filled_by(self, key: array[int], patience: int) -> Candidate:
+    def filled_by(self, key: array[int], patience: int, flow: Flow) -> Candidate:
         """The rows that a rank fills by keys of its actions, by kind and microbatch."""
         row, ranks = filled(0, self.size), self.num_ranks
         count, channels = filled(0, 3 * self.num_stages), filled(0, 2 * self.num_stages)
         now, time, kind, held = (filled(0, ranks) for _ in range(4))
         is_open, position = filled(0, self.num_stages), self.shape[3][:-1]
-        state = count, self.no_arrivals(), now, time, is_open, kind, held, channels, position
-        arguments = self.took, self.memory, *self.transfers, key, patience, state, row
-        return run(max(self.visits, self.size), list_schedule, self.shape, *arguments), row
+        arrival = self.arrivals(flow.pace_ns)
+        state = count, arrival, now, time, is_open, kind, held, channels, position
+        memory = *self.memory, array("q", flow.places)
+        arguments = self.took, memory, *self.transfers, key, patience, state, row
+        makespan = run(self.visits, list_schedule, self.shape, *arguments)
+        return self.played(row) if flow.pace_ns else makespan, row  # nothing need wait for its turn
 
-    def no_arrivals(self) -> array[int]:
+    def arrivals(self, pace_ns: int = 0) -> array[int]:
         arrival = filled(kernels.NONE, 2 * self.num_stages * self.width)
-        arrival[: self.width] = filled(0, self.width)
+        arrival[: self.width] = array("q", [n * pace_ns for n in range(self.width)])
         return arrival
 
     def keys(self) -> Iterator[array[int]]:
-        """Rules of what is urgent: the lower the key of an action, the sooner it is started."""
-        chain = Chain(self.problem)
-        tails, heads = chain.tails(), chain.heads()
-        num_inputs = 2 * self.num_stages
+        """Rules of what is urgent: the lower the key of an action, the sooner it is started.
+
+        By the longest path that is left, or by the earliest start; with I first and W last, or not.
+        """
+        tails, heads = self.chain.tails(), self.chain.heads()
         late = max(map(max, heads)) + tails[0][0]
-        for at in (0, 1):
-            by_tail = [[-tail for tail in row] for row in tails]
-            for table in (by_tail, heads):
-                ordered = [row[:] for row in table]
-                if at == 1:
-                    for kind in range(self.num_stages, 3 * self.num_stages):
-                        shift = late if kind >= num_inputs else -late
-                        ordered[kind] = [key + shift for key in ordered[kind]]
-                yield array("q", itertools.chain(*ordered))
+        for table in ([[-tail for tail in row] for row in tails], heads):
+            yield array("q", itertools.chain(*table))
+            parts = (
+                table[at : at + self.num_stages] for at in range(0, len(table), self.num_stages)
+            )
+            shifts = zip((0, -late, late), parts, strict=True)
+            yield array("q", [key + shift for shift, part in shifts for row in part for key in row])
 
     def families(self) -> Iterator[Candidate]:
         """Rows of the registry's schedules that have this placement and keep within the limits."""
@@ -155,14 +197,14 @@ class _Search:
 
     def fits(self, row: array[int]) -> bool:
         """Whether no rank ever holds more than its limit."""
-        level, size = filled(0, self.size), max(self.visits, self.size)
+        level = filled(0, self.size)
         return all(
-            run(size, refill, self.shape, self.memory, row, level, rank, begin, end - 1)
+            run(self.visits, refill, self.shape, self.memory, row, level, rank, begin, end - 1)
             for rank, (begin, end) in enumerate(itertools.pairwise(self.shape[3]))
         )
 
     def play_state(self) -> tuple[array[int], ...]:
-        arrivals, ranks, channels = self.no_arrivals(), self.num_ranks, 2 * self.num_stages
+        arrivals, ranks, channels = self.arrivals(), self.num_ranks, 2 * self.num_stages
         now, blocked = filled(0, ranks), filled(kernels.NONE, ranks)
         walk = self.shape[3][:-1], now, blocked, array("q", range(ranks)), filled(0, channels)
         causes = filled(0, len(arrivals)), filled(0, self.size), filled(0, 1)
@@ -170,14 +212,13 @@ class _Search:
 
     def played(self, row: array[int]) -> int:
         arguments = self.shape, self.took, *self.transfers, row, self.play_state()
-        return run(max(self.visits, self.size), play_rows, *arguments)
+        return run(self.visits, play_rows, *arguments)
 
     def improve(self, found: list[Candidate], enough: int) -> Candidate:
         """The best that the first of the candidates become by moving actions."""
         best = found[0]
-        starts = found[:NUM_STARTS]
-        num_moves = self.visits // self.size // len(starts)
-        for seed, (_, row) in enumerate(starts if num_moves else ()):
+        num_moves = self.num_moves // len(found)
+        for seed, (_, row) in enumerate(found if num_moves else ()):
             best = min(best, self.annealed(row, num_moves, seed, enough), key=itemgetter(0))
             if best[0] <= enough:
                 break
