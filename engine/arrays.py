@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import mmap
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
@@ -78,12 +79,41 @@ def maker(num_actions: int) -> Maker:
 def run(num_actions: int, kernel: Callable[..., Result], *arguments: object) -> Result:
     """Call a kernel with arrays and numbers; compiled if there are many actions to go through.
 
-    Where there are lists, Python goes through them.
+    Where there are lists, or nothing can be compiled, Python goes through them. A kernel raises
+    nothing.
     """
     if num_actions < PAYS_FROM or any(isinstance(argument, list) for argument in arguments):
         return kernel(*arguments)
-    result: Result = _compiled(kernel)(*map(_view, arguments))
+    if not _can_compile():
+        return kernel(*arguments)
+    return _run_compiled(kernel, tuple(map(_view, arguments)))
+
+
+def _run_compiled(kernel: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
+    """Call a kernel as machine code, compiled anew where that on disk is damaged."""
+    result: Result
+    compiled = _compiled(kernel)
+    try:
+        result = compiled(*arguments)
+    except Exception:  # before it ran: a file cannot be read or written
+        with contextlib.suppress(Exception):
+            compiled._cache.flush()
+            result = compiled(*arguments)
+            return result
+        result = _compiled(kernel, on_disk=False)(*arguments)
     return result
+
+
+@cache
+def _can_compile() -> bool:
+    """Whether numba is there and not told to leave Python as it is."""
+    try:
+        import numba
+    except ImportError as error:
+        text = "numba cannot be imported: large programs take some hundred times longer: %s"
+        logging.getLogger("engine").warning(text, error)
+        return False
+    return not getattr(numba.config, "DISABLE_JIT", False)
 
 
 def run_all(
@@ -112,7 +142,7 @@ def run_all(
 
 
 @cache
-def _compiled(kernel: Callable[..., object]) -> Callable[..., Any]:
+def _compiled(kernel: Callable[..., object], *, on_disk: bool = True) -> Any:
     """The kernel as machine code, which takes what `_view` makes and leaves other threads free."""
     import inspect
 
@@ -123,7 +153,7 @@ def _compiled(kernel: Callable[..., object]) -> Callable[..., Any]:
         if inspect.isfunction(helper := kernel.__globals__.get(name)):
             numba.extending.register_jitable(helper)
     try:
-        return numba.njit(cache=True, nogil=True)(kernel)
+        return numba.njit(cache=on_disk, nogil=True)(kernel)
     except RuntimeError:  # no folder for a cache can be written to
         return numba.njit(nogil=True)(kernel)
 
@@ -131,8 +161,6 @@ def _compiled(kernel: Callable[..., object]) -> Callable[..., Any]:
 @cache
 def _announce_compiling() -> None:
     """Log a line when the first kernel is not found on disk, since all of them take seconds."""
-    import logging
-
     from numba.core import event
 
     class Listener(event.Listener):

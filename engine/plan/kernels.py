@@ -14,11 +14,10 @@ there, so that each action is visited once.
 from __future__ import annotations
 
 from engine.arrays import Arrays, Ints
-from engine.plan.action import CODES, Op
 
-F, B, I, W = (CODES[op] for op in (Op.F, Op.B, Op.I, Op.W))
-SEND_F, RECV_F, SEND_B, RECV_B = (CODES[op] for op in (Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B))
-OPT = CODES[Op.OPT]
+F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, OPT = range(9)
+"""As `engine.plan.action.CODES`, written out: machine code is compiled anew when this file changes,
+not when another one does."""
 NONE = -1
 
 

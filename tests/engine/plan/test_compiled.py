@@ -1,5 +1,6 @@
 """What is compiled gives what Python gives: one source, called in two ways."""
 
+import os
 import random
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from array import array
 from collections import Counter
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 from brute_force import delivers_all, is_legal, naive_times
@@ -17,7 +19,8 @@ from schedule_grid import families, programs_of
 
 from engine import arrays
 from engine.arrays import filled
-from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan import kernels
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
 from engine.plan.lower import Sharing, lower, prove_no_deadlock
@@ -198,3 +201,57 @@ def test_small_programs_are_played_without_the_compiler():
         "assert not {'numpy', 'numba'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+DAMAGED = """
+import os, sys
+from pathlib import Path
+from engine import arrays
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import simulate, uniform
+
+def makespan():
+    arrays._compiled.cache_clear()
+    program = build_program("1f1b", 2, 4)
+    return simulate(program, uniform(program.placement, 1, 1, 1)).makespan_ns
+
+arrays.PAYS_FROM = 0
+expected, kept = makespan(), sorted(Path(os.environ["NUMBA_CACHE_DIR"]).glob("*/*.nb*"))
+assert len(kept) >= 4, kept
+for path in kept:
+    for damage in (lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no" * 99):
+        path.write_bytes(damage(path.read_bytes()))
+        assert makespan() == expected
+        assert makespan() == expected
+        if "all" not in sys.argv:
+            break
+    if "all" not in sys.argv and path.suffix == ".nbi":
+        break
+"""
+
+
+def test_damaged_machine_code_is_compiled_anew(tmp_path, is_thorough):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", DAMAGED, "all" if is_thorough else "some"]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_nothing_can_be_compiled_python_gives_the_same(monkeypatch, caplog):
+    expected = results(PROGRAMS[0], uniform(PROGRAMS[0].placement, 12, 30, 6))
+    monkeypatch.setattr(arrays, "PAYS_FROM", 0)
+    for forbid in (
+        lambda patched: patched.setitem(sys.modules, "numba", None),
+        lambda patched: patched.setattr(numba.config, "DISABLE_JIT", 1),
+    ):
+        arrays._can_compile.cache_clear()
+        with monkeypatch.context() as patched:
+            forbid(patched)
+            assert results(PROGRAMS[0], uniform(PROGRAMS[0].placement, 12, 30, 6)) == expected
+            assert not arrays._can_compile()
+    arrays._can_compile.cache_clear()
+    assert "numba cannot be imported" in caplog.text
+
+
+def test_kernels_know_the_codes_of_ops():
+    assert [getattr(kernels, op.name) for op in OPS] == [CODES[op] for op in OPS]
