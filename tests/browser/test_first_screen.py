@@ -127,7 +127,7 @@ def write_page(folder: Path) -> Path:
         for schedule, speed in speeds.items():
             for num in (4, 8) if ranks == 2 else (4,):
                 case = Case(schedule=schedule, world_size=ranks, num_microbatches=num)
-                for launch in range(3 if num == 8 else 1):
+                for launch in range(3 if ranks == 2 else 1):
                     simulated_run(
                         store,
                         number,

@@ -33,7 +33,7 @@ from ppbench.store import TABLES, Store
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 COMMAND = typer.main.get_command(app)  # building it takes longer than most commands
-NUM_ALL, NUM_SAMPLES = 501, 9
+NUM_ALL, NUM_SAMPLES = 501, 6
 NUM_COMMANDS_IN_SAMPLE = 5
 NUM_UNCONCERNED = 1
 EXPORT = ("export", "--format", "csv", "--table")
