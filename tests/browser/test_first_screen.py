@@ -353,7 +353,10 @@ DISTURBED = {schedule: (*speeds[:2], speeds[2] * 1.001) for schedule, speeds in 
 @pytest.mark.parametrize(
     ("speeds", "cautions", "lead", "command", "ordinary"),
     [
-        (FEW, "", "Leaning. 1f1b is probably faster than afab", "measure.launches=", 0),
+        pytest.param(
+            *(FEW, "", "Leaning. 1f1b is probably faster than afab", "measure.launches=", 0),
+            marks=pytest.mark.thorough,
+        ),
         (
             DISTURBED,
             "busy_machine",

@@ -331,6 +331,7 @@ def swept_in_a_v(tmp_path_factory):
     return folder, ppbench("sweep", "v.toml", *settings, "--format", "json", folder=folder)
 
 
+@pytest.mark.thorough  # test_verification.py has it without the command
 def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(swept_in_a_v):
     _, done = swept_in_a_v
     assert done.returncode == 0, done.stderr
@@ -340,6 +341,7 @@ def test_a_split_backward_in_a_v_is_verified_against_the_unsplit_model(swept_in_
     assert run["peak_memory_bytes"] > 0
 
 
+@pytest.mark.thorough  # the emulated sweep has such traces, too
 def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(swept_in_a_v):
     folder, done = swept_in_a_v
     (run,) = json.loads(done.stdout)

@@ -405,6 +405,8 @@ def test_a_working_directory_that_was_deleted_is_one_clear_error(script, tmp_pat
     assert done.stderr == expected
 
 
+SEEN_ELSEWHERE = ("files", "file size")
+"""Limits whose words `test_errors.py` and the other limits have, too."""
 ONE_CASE = ("short.toml", "--only", "emulated.F_ms=1", "--no-report")
 LIMITS = {  # a limit, its value, arguments: what the error says
     "files": (resource.RLIMIT_NOFILE, 24, ("sweep", *ONE_CASE), "ulimit -n"),
@@ -416,7 +418,8 @@ LIMITS = {  # a limit, its value, arguments: what the error says
 
 @fresh
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=thorough if name == "file size" else ()) for name in LIMITS]
+    "name",
+    [pytest.param(name, marks=thorough if name in SEEN_ELSEWHERE else ()) for name in LIMITS],
 )
 def test_a_limit_of_the_system_is_one_clear_error(ppbench, stored, tmp_path, name):
     what, most, arguments, words = LIMITS[name]

@@ -64,7 +64,7 @@ def test_a_store_of_each_version_is_the_same_when_compacted(store):
         pd.testing.assert_frame_equal(after[name], before[name])
 
 
-@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("is_compacted", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_runs_of_all_versions_are_listed_shown_and_asked_together(tmp_path, is_compacted):
     for version in VERSIONS:
         shutil.copytree(STORES / f"v{version}", tmp_path, dirs_exist_ok=True)

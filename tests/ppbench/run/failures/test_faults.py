@@ -15,7 +15,7 @@ PATIENCE_S = 900
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
 def test_random_kills_lose_repeat_and_leave_nothing(tmp_path, is_thorough):
-    num = 12 if is_thorough else 4
+    num = 12 if is_thorough else 3
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--kills", str(num), "--cases", "4", "--keep", str(tmp_path)],
         capture_output=True,

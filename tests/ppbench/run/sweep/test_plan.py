@@ -146,7 +146,8 @@ def test_a_changed_file_beside_the_code_makes_runs_undone(own, reworded):
     path.write_text(SWEEP)
 
 
-def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded, is_thorough):
+@pytest.mark.thorough  # test_real_repository.py has it of commits of another repository
+def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded):
     folder, (first, second) = own.folder, reworded[2]
     ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
     runs = Store(folder / "results").runs(["commit", "status", "code", "sweep_id"])
@@ -154,7 +155,6 @@ def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, rewo
     assert list(runs["status"]) == ["ok", "ok"]
     assert runs["code"].nunique() == 1
     assert runs["sweep_id"].nunique() == 2
-    if is_thorough:  # test_real_repository.py has the same of another repository
-        ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
-        assert len(Store(folder / "results").runs(["commit"])) == 2
+    ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
+    assert len(Store(folder / "results").runs(["commit"])) == 2
     assert own.num_missing() == 0
