@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
 from collections.abc import Generator, Iterator
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
 import pytest
 import warm
@@ -78,6 +81,27 @@ multiprocessing.set_forkserver_preload(
     ]
 )
 """There is one such server in a process: what its first user asks for is all that it imports."""
+
+_OF_SERVER = ("_forkserver_address", "_forkserver_authkey")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The processes of all workers are forks of one server, whose imports take five seconds."""
+    forkserver.ensure_running()
+    of_server = vars(forkserver._forkserver)
+    node.workerinput["forkserver"] = {n: of_server[n] for n in _OF_SERVER if n in of_server}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker uses the server of the process that has started it, and ends before that does."""
+    if hasattr(config, "workerinput"):
+        server = forkserver._forkserver
+        vars(server).update(
+            config.workerinput["forkserver"],
+            _forkserver_alive_fd=os.open(os.devnull, os.O_WRONLY),  # as if it kept the server alive
+            ensure_running=resource_tracker.ensure_running,
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
