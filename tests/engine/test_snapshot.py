@@ -12,6 +12,7 @@ from engine.run.optimizer import OptimizerSpec
 from engine.run.snapshot import SnapshotError
 from engine.trainer import Progress, Trainer, connect
 
+OTHERS = [("llama", True), ("gemma2", False), ("mixtral", True)]
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 OPTIMIZER = OptimizerSpec(
     learning_rate=1e-3, lr_schedule="cosine", lr_decay_steps=10, clip_norm=1.0
@@ -65,7 +66,7 @@ def shared_by(preset):
     return TIED if preset.endswith("tied") else None
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_a_run_saved_at_world_size_4_resumes_at_another(ranks, saved_at_4, world_size):
     preset, source, expected = saved_at_4
     resumed = ranks.run(world_size, run, settings_for(world_size, preset), 3, 6, None, source)
@@ -75,8 +76,15 @@ def test_a_run_saved_at_world_size_4_resumes_at_another(ranks, saved_at_4, world
         assert torch.allclose(resumed[name], value, rtol=1e-10, atol=1e-13), name
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mixtral"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [
+        ("llama", False),
+        ("gemma2", True),
+        ("mixtral", False),
+        *(pytest.param(*other, marks=pytest.mark.thorough) for other in OTHERS),
+    ],
+)
 def test_a_saved_folder_loads_with_plain_transformers(ranks, tmp_path, architecture, tied):
     preset = configuration_folder(tmp_path, architecture, tied=tied)
     settings = settings_for(2, preset, dtype="float32")

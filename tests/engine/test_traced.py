@@ -184,7 +184,7 @@ def test_awkward_modules_are_exact(ranks, world_size):
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_random_modules_are_exact(ranks, is_thorough, world_size):
-    numbers = range(100 if is_thorough else 3)
+    numbers = range(100 if is_thorough else 2)
     every = []
     for number in numbers:
         points = traced_models.RandomModule(number).split_points()

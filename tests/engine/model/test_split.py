@@ -24,6 +24,18 @@ from engine.model.tiny import tiny_config
 
 CPU = torch.device("cpu")
 SHAPE = (1, 16)
+THOROUGH = pytest.mark.thorough
+SINGLE = {("llama", False), ("mixtral", True)}
+"""Architectures that the ordinary run reads from a single file too."""
+
+CHECKPOINTS = [
+    pytest.param(
+        name, tied, size, marks=[THOROUGH] * (size == "1GB" and (name, tied) not in SINGLE)
+    )
+    for name in ("llama", "gemma2", "mixtral", "phi3", "qwen2_moe")
+    for tied in (False, True)
+    for size in ("50KB", "1GB")
+]
 
 
 def build_stage(spec, stage, num_stages):
@@ -32,7 +44,7 @@ def build_stage(spec, stage, num_stages):
     return model.build_stage(partition, stage, CPU)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 6])
+@pytest.mark.parametrize("num_stages", [3, *(pytest.param(n, marks=THOROUGH) for n in (1, 2, 6))])
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "models:small_llama"])
 def test_weights_depend_on_name_and_seed_not_on_the_split(preset, num_stages):
     spec = ModelSpec(preset, seed=3)
@@ -140,9 +152,7 @@ def checkpoint(folder, architecture="llama", *, tied=False, max_shard_size="50KB
     return path, model
 
 
-@pytest.mark.parametrize("max_shard_size", ["50KB", "1GB"], ids=["sharded", "single"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mixtral", "phi3", "qwen2_moe"])
+@pytest.mark.parametrize(("architecture", "tied", "max_shard_size"), CHECKPOINTS)
 def test_a_checkpoint_is_read_as_transformers_reads_it(
     tmp_path, architecture, tied, max_shard_size
 ):
