@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from engine.plan.action import Op
 from engine.plan.schedules.registry import SCHEDULES
-from ppbench.analysis.attribution import Cause
+from ppbench.analysis.waits import Cause
 
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 VERMILLION, ORANGE, YELLOW = "#D55E00", "#E69F00", "#F0E442"

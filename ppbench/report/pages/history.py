@@ -418,4 +418,6 @@ def _drawn(store: Store, pair: _Pair, name: str) -> _Embedded:
     )
     detail = line.detail
     columns = None if detail is None else (detail.name, pack_bytes(detail.columns))
-    return _Embedded(name, packed_figure(line.figure), int(line.figure.layout.height), columns)
+    return _Embedded(
+        name, packed_figure(line.picture), int(line.picture["layout"]["height"]), columns
+    )

@@ -27,7 +27,6 @@ from urllib.parse import quote
 import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
-from plotly.io.json import to_json_plotly
 
 from ppbench.console import note
 from ppbench.display.formats import Assets
@@ -44,9 +43,11 @@ from ppbench.report.pages.provenance import (
     read_about,
 )
 from ppbench.report.scripts import (
+    Picture,
     check_shareable,
     figure_json,
     library,
+    plain_json,
     script_json,
     shared_name,
     write_shared,
@@ -95,8 +96,8 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def packed_figure(figure: go.Figure) -> str:
-    return pack_text(to_json_plotly(figure, engine="json"))
+def packed_figure(figure: go.Figure | Picture) -> str:
+    return pack_text(plain_json(figure))
 
 
 def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Assets.inline) -> None:

@@ -11,6 +11,9 @@ categorical axis). Steps are stacked on one time axis, a row per rank, rank 0 on
     1F1B
     rank 0   ...
 
+A figure is a `Picture`: plotly's JSON as plain data, keys in plotly's order. Pages write it as it
+is, since checking each value, as plotly's objects do, takes longer than all the rest.
+
 More than MOST_BARS bars are replaced by an overview; when zoomed in, a page takes the bars in view
 from the packed marks (see `ppbench.report.timeline.overview`).
 """
@@ -19,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
 from engine.plan.spans import Lane
@@ -30,10 +33,12 @@ from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
-from ppbench.report.timeline.marks import Floats, Kind, Marks, Step, marks_of, size_unit_of
+from ppbench.report.scripts import Picture
+from ppbench.report.timeline.marks import Floats, Kind, Marks, Step, size_unit_of
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 MOST_BARS = 5000
+_NO_ARRAYS: Update = {"base": [None], "x": [None], "y": [None]}
 LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
 LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
 PATH = "critical path"
@@ -51,7 +56,7 @@ _PATH_CENTRE = 0.06  # in the compute lane, below the numbers
 class Gantt:
     """A figure and, where it shows an overview, the packed marks for details."""
 
-    figure: go.Figure
+    picture: Picture
     detail: Detail | None
 
 
@@ -60,7 +65,7 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
 
     This is for notebooks and pictures: steps with too many bars remain an overview.
     """
-    return gantt_with_detail(steps, has_detail=False).figure
+    return go.Figure(gantt_with_detail(steps, has_detail=False).picture)
 
 
 def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gantt:
@@ -75,7 +80,7 @@ class _Drawing:
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = list(steps)
         unit = size_unit_of(self._steps)
-        self._marks = [marks_of(step, unit) for step in self._steps]
+        self._marks = [step.marks(unit) for step in self._steps]
         self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
         heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
         tops = [0.0, *accumulate(heights)]
@@ -93,33 +98,27 @@ class _Drawing:
     def _end_ms(self) -> float:
         return max(step.end_ns for step in self._steps) / NS_PER_MS
 
-    def with_bars(self) -> go.Figure:
-        figure = self._empty()
+    def with_bars(self) -> Picture:
         is_outlined = self.num_bars <= _MAX_OUTLINED
-        figure.add_traces([_bars(stacked, is_outlined=is_outlined) for stacked in self._stacked()])
-        return figure.add_traces(self._path_lines())
+        bars = [_bars(stacked, is_outlined=is_outlined) for stacked in self._stacked()]
+        return self._picture([*bars, *self._path_lines()], self._layout())
 
     def with_overview(self, *, has_detail: bool) -> Gantt:
-        figure = self._empty()
         stacked = self._stacked()
         computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
         grids = [
-            self._grid(step, row, kinds)
+            self._grid(step, row, kinds, has_hover=not has_detail)
             for (step, row), kinds in zip(self._placed, computations, strict=True)
         ]
-        figure.add_traces([*grids, *map(_no_bars, stacked)])
-        first = len(figure.data) - len(stacked)
-        figure.add_traces(self._path_lines())
-        figure.update_layout(**self._note(has_detail=has_detail))
+        traces = [*grids, *map(_trace, stacked), *self._path_lines()]
+        layout = self._layout(self._note(has_detail=has_detail))
         if not has_detail:
-            return Gantt(figure, None)
-        for grid in figure.data[: len(grids) + 1]:
-            if grid.type == "heatmap":  # the page counts these from the columns
-                grid.update(customdata=None, text=None, hovertemplate=None)
-        layout, columns = packed(stacked, max(step.end_ns for step in self._steps), first)
+            return Gantt(self._picture(traces, layout), None)
+        first = 1 + len(grids)  # the tracks come before them
+        places, columns = packed(stacked, max(step.end_ns for step in self._steps), first)
         detail = Detail(columns)
-        description = {
-            **layout,
+        layout["meta"]["detail"] = {
+            **places,
             "columns": detail.name,
             "mostBars": MOST_BARS,
             "slices": NUM_SLICES,
@@ -127,7 +126,7 @@ class _Drawing:
             "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
             "grids": [
                 {
-                    "trace": first - len(grids) + n,
+                    "trace": 1 + n,
                     "firstRow": row,
                     "ranks": step.num_ranks,
                     "kinds": [marks.kind.name for marks in computations[n]],
@@ -135,8 +134,10 @@ class _Drawing:
                 for n, (step, row) in enumerate(self._placed)
             ],
         }
-        figure.update_layout(meta={**figure.layout.meta, "detail": description})
-        return Gantt(figure, detail)
+        return Gantt(self._picture(traces, layout), detail)
+
+    def _picture(self, traces: Sequence[Update], layout: Update) -> Picture:
+        return {"data": [self._tracks(), *traces], "layout": layout}
 
     def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
@@ -158,33 +159,32 @@ class _Drawing:
         lane = LANE_CENTRES[stacked[0].kind.lane]
         return Trace(stacked, np.concatenate(rows), lane, colors, np.concatenate(shades))
 
-    def _path_lines(self) -> list[go.Scatter]:
+    def _path_lines(self) -> list[Update]:
         """Draw the critical path from bar to bar, in the text colour of the page.
 
         Unfinished steps have none.
         """
-        points = [
-            _path_points(step.path(), first) for step, first in self._placed if step.flight is None
-        ]
+        points = [_path_points(step, first) for step, first in self._placed if step.flight is None]
         if not points:
             return []
         x, y = (np.concatenate(both) for both in zip(*points, strict=True))
-        line = go.Scatter(
-            name=PATH,
-            x=x,
-            y=y,
-            mode="lines",
-            line={"width": 2, "shape": "linear"},
-            visible="legendonly",
-            hoverinfo="skip",
-            meta=PATH,
-        )
+        line: Update = {
+            "hoverinfo": "skip",
+            "line": {"shape": "linear", "width": 2},
+            "meta": PATH,
+            "mode": "lines",
+            "name": PATH,
+            "visible": "legendonly",
+            "x": x,
+            "y": y,
+            "type": "scatter",
+        }
         return [line]
 
-    def _grid(self, step: Step, row: float, kinds: Sequence[Marks]) -> go.Heatmap:
+    def _grid(self, step: Step, row: float, kinds: Sequence[Marks], *, has_hover: bool) -> Update:
         gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE])))
         middle = row + LANE_CENTRES[Lane.COMPUTE]
-        return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px)
+        return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px, has_hover=has_hover)
 
     def _note(self, *, has_detail: bool) -> Update:
         num_spans = sum(len(step.spans) for step in self._steps)
@@ -199,77 +199,70 @@ class _Drawing:
             "the colour of the op that took at least four fifths of its compute time, else slate, "
             f"and is fainter the more it idles.<br>{more}"
         )
-        note = {
-            "name": "note",
-            "text": text,
-            "showarrow": False,
+        return {
             "align": "left",
+            "name": "note",
+            "showarrow": False,
+            "text": text,
             "x": 0,
-            "xref": "paper",
             "xanchor": "left",
+            "xref": "paper",
             "y": 0,
-            "yref": "paper",
             "yanchor": "top",
+            "yref": "paper",
             "yshift": -_BOTTOM_PX + 8,
         }
-        return {
-            "annotations": [*self._titles(), note],
-            "height": self._height + _NOTE_PX,
-            "margin.b": _BOTTOM_PX + _NOTE_PX,
-        }
 
-    @property
-    def _height(self) -> int:
-        return round(self._num_rows * self._row_px) + _TOP_PX + _BOTTOM_PX
-
-    def _empty(self) -> go.Figure:
-        """Return a figure with the layout and a faint track for each thin lane."""
-        figure = go.Figure(layout=self._layout())
+    def _tracks(self) -> Update:
+        """Return a faint track for each thin lane."""
         ranks = self._rank_rows()
         lanes = [ranks + LANE_CENTRES[lane] for lane in (Lane.SEND, Lane.RECV)]
-        return figure.add_trace(
-            go.Bar(
-                orientation="h",
-                y=np.concatenate(lanes),
-                base=np.zeros(2 * len(ranks)),
-                x=np.full(2 * len(ranks), self._end_ms),
-                width=LANE_HEIGHTS[Lane.SEND],
-                marker={"color": TRACK_COLOR, "line": {"width": 0}},
-                hoverinfo="skip",
-                showlegend=False,
-            )
-        )
+        return {
+            "base": [0.0] * (2 * len(ranks)),
+            "hoverinfo": "skip",
+            "marker": {"color": TRACK_COLOR, "line": {"width": 0}},
+            "orientation": "h",
+            "showlegend": False,
+            "width": LANE_HEIGHTS[Lane.SEND],
+            "x": np.full(2 * len(ranks), self._end_ms),
+            "y": np.concatenate(lanes),
+            "type": "bar",
+        }
 
     def _rank_rows(self) -> Floats:
         rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
         return np.concatenate(rows)
 
-    def _layout(self) -> Update:
+    def _layout(self, *notes: Update) -> Picture:
+        """Return the layout, with room for `notes` below the axis."""
+        height = round(self._num_rows * self._row_px) + _TOP_PX + _BOTTOM_PX
+        below_px = _NOTE_PX * len(notes)
+        annotations = [*self._titles(), *notes]
         return {
-            "template": PLAIN,
+            **({"annotations": annotations} if annotations else {}),
             "barmode": "overlay",
-            "uniformtext": {"mode": "hide", "minsize": 9},
-            "height": self._height,
-            "margin": {"l": 62, "r": 12, "t": _TOP_PX, "b": _BOTTOM_PX},
-            "hovermode": "closest",
             "dragmode": "zoom",
+            "height": height + below_px,
+            "hovermode": "closest",
             "legend": legend(),
-            "annotations": self._titles(),
+            "margin": {"b": _BOTTOM_PX + below_px, "l": 62, "r": 12, "t": _TOP_PX},
             "meta": {"timeline": self._meta()},
+            "template": _template(),
+            "uniformtext": {"minsize": 9, "mode": "hide"},
             "xaxis": {
-                "range": [0, self._end_ms * _ROOM],
-                "ticksuffix": " ms",
-                "showticksuffix": "first",  # the last tick may be cut off at the edge
                 "exponentformat": "none",
+                "range": [0, self._end_ms * _ROOM],
                 "separatethousands": True,
+                "showticksuffix": "first",  # the last tick may be cut off at the edge
+                "ticksuffix": " ms",
                 "zeroline": False,
             },
             "yaxis": {
-                "range": [self._num_rows - 0.48, -0.52],
-                **self._ticks(),
-                "showgrid": False,
-                "zeroline": False,
                 "fixedrange": self._row_px >= _LANES_NAMED_PX,
+                "range": [self._num_rows - 0.48, -0.52],
+                "showgrid": False,
+                **self._ticks(),
+                "zeroline": False,
             },
         }
 
@@ -309,26 +302,26 @@ class _Drawing:
             for lane in labels
         ]
         return {
-            "tickvals": np.array([row + LANE_CENTRES[lane] for _, row, lane in places]),
-            "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
-            "ticks": "",
             "ticklabelstandoff": 4,
+            "ticks": "",
+            "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
+            "tickvals": np.array([row + LANE_CENTRES[lane] for _, row, lane in places]),
         }
 
 
 def _title(text: str, first_row: float) -> Update:
     """Return a step's title as an annotation above its first row."""
     return {
-        "name": "title",  # a page shortens it where it does not fit
-        "text": f"<b>{figure_text(text)}</b>",
-        "showarrow": False,
-        "x": 0,
-        "xref": "paper",
-        "xanchor": "left",
-        "y": first_row - 0.5,
-        "yref": "y",
-        "yanchor": "bottom",
         "font": {"size": 13},
+        "name": "title",  # a page shortens it where it does not fit
+        "showarrow": False,
+        "text": f"<b>{figure_text(text)}</b>",
+        "x": 0,
+        "xanchor": "left",
+        "xref": "paper",
+        "y": first_row - 0.5,
+        "yanchor": "bottom",
+        "yref": "y",
     }
 
 
@@ -342,31 +335,39 @@ def _rank_of_kind(kind: Kind) -> tuple[bool, bool]:
     return kind.lane is not Lane.COMPUTE, not kind.is_idle
 
 
-def _bars(stacked: Trace, *, is_outlined: bool) -> go.Bar:
+@cache
+def _template() -> Update:
+    """Return the style, as plotly completes it."""
+    style: Update = go.Figure(layout={"template": PLAIN}).to_dict()["layout"]["template"]
+    return style
+
+
+def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
     kind, marks = stacked.kind, stacked.marks
     # Sorted by shade, so that the first bar, whose colour the legend shows, is of a first stage.
     order = np.argsort(stacked.shade, kind="stable")
-    shade = stacked.shade[order]
+    shade = stacked.shade[order].tolist()
     width_ms = np.concatenate([m.width_ns for m in marks]) / NS_PER_MS
     columns = [*(_joined(marks, name) for name in marks[0].numbers), width_ms]
     phrases = [text for m in marks if m.phrases is not None for text in m.phrases.texts()]
-    trace = _no_bars(stacked, is_outlined=is_outlined)
-    trace.update(
-        y=(stacked.row + stacked.lane)[order],
-        base=(np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS)[order],
-        x=width_ms[order],
-        customdata=np.column_stack(columns)[order],
-        hovertext=[phrases[n] for n in order] if phrases else None,
-    )
+    arrays: Update = {
+        "base": (np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS)[order].tolist(),
+        "customdata": np.column_stack(columns)[order],
+        "x": width_ms[order],
+        "y": (stacked.row + stacked.lane)[order],
+    }
+    if phrases:
+        arrays["hovertext"] = [phrases[n] for n in order.tolist()]
     if kind.has_text:
         microbatch = np.concatenate([m.numbers["microbatch"][0] for m in marks])
-        trace.update(text=microbatch[order].astype(str).tolist())
+        arrays["text"] = list(map(str, microbatch[order].tolist()))
     if kind.hatch:
         labels = [figure_text(label) for m in marks for label in m.labels]
-        trace.update(text=[labels[n] for n in order])
+        arrays["text"] = [labels[n] for n in order.tolist()]
+    trace = _trace(stacked, arrays, is_outlined=is_outlined)
     if len(stacked.colors) > 1:
-        trace.marker.color = [stacked.colors[n] for n in shade]
-        trace.insidetextfont.color = [stacked.inks[n] for n in shade]
+        trace["marker"]["color"] = [stacked.colors[n] for n in shade]
+        trace["insidetextfont"]["color"] = [stacked.inks[n] for n in shade]
     return trace
 
 
@@ -374,64 +375,70 @@ def _joined(marks: list[Marks], name: str) -> Floats:
     return np.concatenate([m.numbers[name][0] * m.numbers[name][1] for m in marks])
 
 
-def _no_bars(stacked: Trace, *, is_outlined: bool = False) -> go.Bar:
-    """Return a trace with all settings but no arrays."""
+def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = False) -> Picture:
+    """Return a trace with all settings and these arrays."""
     kind = stacked.kind
     is_transfer = kind.lane is not Lane.COMPUTE
     # A transfer may last less than a pixel; an outline in its own colour keeps it visible.
-    line = {"width": 1, "color": kind.colors[0]} if is_transfer else {}
+    line = {"color": kind.colors[0], "width": 1} if is_transfer else {}
     if not is_transfer:
         line = {"width": 0.6 if is_outlined and not kind.is_idle else 0}
-    inside = {
-        "textposition": "inside",
-        "insidetextanchor": "start" if kind.hatch else "middle",  # its end may be out of view
-        "textangle": 0,
-        "constraintext": "inside",
-        "insidetextfont": {"color": stacked.inks[0] if stacked.inks else None},
-    }
-    return go.Bar(
-        name=kind.name,
-        legendgroup=kind.group or kind.name,
-        showlegend=kind.is_listed,
-        legendrank=2000 if kind.is_idle else 1000,
-        orientation="h",
-        x=[None],
-        y=[None],
-        base=[None],
-        width=LANE_HEIGHTS[kind.lane],
-        marker={"color": kind.colors[0], "line": line, **_hatched(kind)},
-        hovertemplate=kind.hover,
-        meta={
+    inside: Update = {}
+    if kind.has_text or kind.hatch:
+        inside = {
+            "constraintext": "inside",
+            "insidetextanchor": "start" if kind.hatch else "middle",  # its end may be out of view
+            "insidetextfont": {"color": stacked.inks[0]},
+            "textangle": 0,
+            "textposition": "inside",
+        }
+    settings: Update = {
+        "hovertemplate": kind.hover,
+        "legendgroup": kind.group or kind.name,
+        "legendrank": 2000 if kind.is_idle else 1000,
+        "marker": {"color": kind.colors[0], "line": line, **_hatched(kind)},
+        "meta": {
             "lane": kind.lane.value,
             "op": kind.op,
             "isIdle": kind.is_idle,
             "numbers": list(stacked.marks[0].numbers),
         },
-        **(inside if kind.has_text or kind.hatch else {}),
-    )
+        "name": kind.name,
+        "orientation": "h",
+        "showlegend": kind.is_listed,
+        "width": LANE_HEIGHTS[kind.lane],
+    }
+    return {**dict(sorted({**settings, **inside, **arrays}.items())), "type": "bar"}
 
 
 def _hatched(kind: Kind) -> Update:
     if not kind.hatch:
         return {}
     color = HATCH_COLORS[ink_on(kind.colors[0])]
-    lines = {"shape": kind.hatch, "fgcolor": color, "size": 9, "solidity": 0.16}
-    return {"pattern": {**lines, "fillmode": "overlay"}}
+    return {
+        "pattern": {
+            "fgcolor": color,
+            "fillmode": "overlay",
+            "shape": kind.hatch,
+            "size": 9,
+            "solidity": 0.16,
+        }
+    }
 
 
-def _path_points(path: pd.DataFrame, first_row: float) -> tuple[Floats, Floats]:
+def _path_points(step: Step, first_row: float) -> tuple[Floats, Floats]:
     """Return a line over the path's computations, one piece per run of them on a rank.
 
     It ends with a gap, which separates it from the next step's path.
     """
-    rank = path["rank"].to_numpy()
+    rank = step.path.rank
     is_new = np.r_[True, rank[1:] != rank[:-1]]
     starts = np.flatnonzero(is_new)
     ends = np.r_[starts[1:] - 1, len(rank) - 1]
     if len(starts) * 2 > _MOST_PATH_POINTS:
         kept = np.linspace(0, len(starts) - 1, _MOST_PATH_POINTS // 2).astype(np.int64)
         starts, ends = starts[kept], ends[kept]
-    times = [path["start_ns"].to_numpy()[starts], path["end_ns"].to_numpy()[ends]]
-    x = np.stack(times, axis=1).ravel() / NS_PER_MS
+    times = np.stack([step.path.start_ns[starts], step.path.end_ns[ends]], axis=1)
+    x = (times.ravel() - step.origin_ns) / NS_PER_MS
     y = np.repeat(rank[starts] + first_row + _PATH_CENTRE, 2)
     return np.r_[x, np.nan], np.r_[y, np.nan]

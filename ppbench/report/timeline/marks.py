@@ -6,19 +6,30 @@ too many to draw at once, packed columns from which a page takes the marks in vi
 
 from __future__ import annotations
 
+import copy
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.action import COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.attribution import NONE, Cause, Waits, critical_path, gaps, moments, waits
 from ppbench.analysis.transfers import waiting_ns
+from ppbench.analysis.waits import (
+    NONE,
+    Cause,
+    Gaps,
+    Spans,
+    Waits,
+    critical_path,
+    gaps,
+    moments,
+    waits,
+)
 from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
 from ppbench.display.units import NS_PER_MS, size_unit
 
@@ -55,10 +66,9 @@ class Phrases:
     amount_ns: Ints
 
     def texts(self) -> list[str]:
-        amounts = (f"{ns / NS_PER_MS:,.3f}" for ns in self.amount_ns)
         return [
-            self.words[code].replace("{}", amount)
-            for code, amount in zip(self.codes, amounts, strict=True)
+            self.words[code].replace("{}", f"{ns / NS_PER_MS:,.3f}")
+            for code, ns in zip(self.codes.tolist(), self.amount_ns.tolist(), strict=True)
         ]
 
 
@@ -118,20 +128,39 @@ class Step:
     title: str
     spans: pd.DataFrame
     flight: pd.DataFrame | None = None
+    _marks: dict[SizeUnit, list[Marks]] = field(default_factory=dict, repr=False)
+
+    def titled(self, title: str) -> Step:
+        """Return the same step under another title, with all that is computed of it."""
+        if self.has_computations:
+            _ = self.waits
+        other = copy.copy(self)
+        object.__setattr__(other, "title", title)
+        return other
+
+    def marks(self, unit: SizeUnit) -> list[Marks]:
+        """Return what `marks_of` does, computed once for each unit."""
+        if unit not in self._marks:
+            self._marks[unit] = marks_of(self, unit)
+        return self._marks[unit]
+
+    @cached_property
+    def columns(self) -> Spans:
+        return Spans.of(self.spans)
 
     @cached_property
     def waits(self) -> Waits:
-        return waits(self.spans)
+        return waits(self.columns)
 
     @cached_property
     def has_computations(self) -> bool:
-        return bool(self.spans["op"].isin([op.value for op in COMPUTE_OPS]).any())
+        return bool(self.columns.are(COMPUTE_OPS).any())
 
     @cached_property
     def origin_ns(self) -> int:
         if self.flight is not None and not self.has_computations:
             return int(self.flight["since_ns"].min())
-        return int(self.waits.spans["start_ns"].min())
+        return int(self.waits.spans.start_ns.min())
 
     @cached_property
     def end_ns(self) -> int:
@@ -165,19 +194,13 @@ class Step:
 
     @cached_property
     def rank_of_stage(self) -> dict[int, int]:
-        compute = self.waits.spans.drop_duplicates("stage")
-        return dict(zip(compute["stage"].tolist(), compute["rank"].tolist(), strict=True))
+        stage, first = np.unique(self.waits.spans.stage, return_index=True)
+        return dict(zip(stage.tolist(), self.waits.spans.rank[first].tolist(), strict=True))
 
-    def path(self) -> pd.DataFrame:
-        """Return the computations on the critical path in order, in ns since the step began."""
-        path = self.waits.spans.iloc[critical_path(self.waits)]
-        return pd.DataFrame(
-            {
-                "rank": path["rank"].to_numpy(np.int64),
-                "start_ns": path["start_ns"].to_numpy(np.int64) - self.origin_ns,
-                "end_ns": path["end_ns"].to_numpy(np.int64) - self.origin_ns,
-            }
-        )
+    @cached_property
+    def path(self) -> Spans:
+        """Return the computations on the critical path in order."""
+        return self.waits.spans.at(critical_path(self.waits))
 
 
 @dataclass(frozen=True)
@@ -249,29 +272,27 @@ def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
 
 def _idle(step: Step) -> list[Marks]:
     pieces = gaps(step.waits)
-    waiting = step.waits.spans
     # No rank of a failed run has finished its work.
     causes = [cause for cause in Cause if step.flight is None or cause is not Cause.NO_WORK]
-    return [_idle_of(step, cause, pieces[pieces["cause"] == cause], waiting) for cause in causes]
+    return [_idle_of(step, cause, pieces.at(pieces.cause == cause)) for cause in causes]
 
 
-def _idle_of(step: Step, cause: Cause, pieces: pd.DataFrame, compute: pd.DataFrame) -> Marks:
-    position = pieces["position"].to_numpy(np.int64)
-    has_next = position != NONE
-    following = compute.iloc[np.where(has_next, position, 0)]
-    microbatch = np.where(has_next, following["microbatch"].to_numpy(np.int64), NONE)
+def _idle_of(step: Step, cause: Cause, pieces: Gaps) -> Marks:
+    has_next = pieces.position != NONE
+    following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
+    microbatch = np.where(has_next, following.microbatch, NONE)
     lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
     if cause is not Cause.NO_WORK:
         lines[1] += " of microbatch %{customdata[1]}"
     lines += _times(2)
     name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
     kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
-    numbers = {"rank": (pieces["rank"].to_numpy(np.int64), 1.0), "microbatch": (microbatch, 1.0)}
+    numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
     reasons = _reasons(step, cause, following)
-    return _marks(kind, step, pieces, numbers, np.zeros(len(pieces), np.int64), reasons)
+    return _marks(kind, step, pieces, numbers, np.zeros(len(following), np.int64), reasons)
 
 
-def _reasons(step: Step, cause: Cause, following: pd.DataFrame) -> Phrases:
+def _reasons(step: Step, cause: Cause, following: Spans) -> Phrases:
     """Explain why a rank idles before each of these computations."""
     zeros = np.zeros(len(following), np.int64)
     if cause is Cause.NO_WORK:
@@ -279,14 +300,11 @@ def _reasons(step: Step, cause: Cause, following: pd.DataFrame) -> Phrases:
     return Phrases(*_phrases_of(step, cause, following), zeros)
 
 
-def _phrases_of(step: Step, cause: Cause, waiting: pd.DataFrame) -> tuple[list[str], Ints]:
+def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], Ints]:
     """Return a phrase per pair of op and stage that waits, and the phrase index of each row."""
-    pairs = waiting["op"].astype(str) + " " + waiting["stage"].astype(str)
-    codes, unique = pd.factorize(pairs)
-    phrases = []
-    for pair in unique:
-        op, stage = str(pair).split()
-        phrases.append(_reason(step, cause, Op(op), int(stage)))
+    codes, found = pd.factorize(waiting.op * step.num_stages + waiting.stage)
+    pairs = (divmod(int(pair), step.num_stages) for pair in found.tolist())
+    phrases = [_reason(step, cause, OPS[op], stage) for op, stage in pairs]
     return phrases, np.asarray(codes, np.int64)
 
 
@@ -304,26 +322,26 @@ def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
 
 
 def _computations(step: Step) -> list[Marks]:
-    compute = step.waits.spans
-    shades = _shades(compute)
-    ops = compute["op"].to_numpy()
-    by_op = [_computations_of(step, op, ops == op.value, shades) for op in Op if op in COMPUTE_OPS]
-    optimizer = step.spans[step.spans["op"] == Op.OPT.value].sort_values(["rank", "start_ns"])
-    return [*by_op, _optimizer(step, optimizer)]
+    shades = _shades(step.waits.spans)
+    by_op = [_computations_of(step, op, shades) for op in Op if op in COMPUTE_OPS]
+    return [*by_op, _optimizer(step, _by_rank(step.columns.at(step.columns.are([Op.OPT]))))]
 
 
-def _shades(compute: pd.DataFrame) -> Ints:
+def _by_rank(spans: Spans) -> Spans:
+    return spans.at(np.lexsort((spans.start_ns, spans.rank)))
+
+
+def _shades(compute: Spans) -> Ints:
     """Return 0 for the first stage that a rank computes, 1 for the second, and so on."""
-    stages = compute[["rank", "stage"]].drop_duplicates().sort_values("stage")
-    shades = stages.assign(shade=stages.groupby("rank").cumcount())
-    by_stage = shades.set_index(["rank", "stage"])["shade"]
-    places = pd.MultiIndex.from_frame(compute[["rank", "stage"]])
-    return np.asarray(by_stage.reindex(places), np.int64)
+    places = np.stack([compute.rank, compute.stage])
+    (rank, _), inverse = np.unique(places, axis=1, return_inverse=True)
+    shade: Ints = np.arange(len(rank)) - np.searchsorted(rank, rank)
+    return shade[inverse.ravel()]
 
 
-def _computations_of(step: Step, op: Op, is_op: npt.NDArray[np.bool_], shades: Ints) -> Marks:
-    at = np.flatnonzero(is_op)
-    bars = step.waits.spans.iloc[at]
+def _computations_of(step: Step, op: Op, shades: Ints) -> Marks:
+    at = np.flatnonzero(step.waits.spans.are([op]))
+    bars = step.waits.spans.at(at)
     most = int(shades.max())
     lines = [
         f"<b>{OP_WORDS[op]}</b>",
@@ -334,11 +352,15 @@ def _computations_of(step: Step, op: Op, is_op: npt.NDArray[np.bool_], shades: I
     ]
     colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
     kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
-    numbers = {name: (bars[name].to_numpy(np.int64), 1.0) for name in _PLACE}
-    return _marks(kind, step, bars, numbers, shades[at], _gap_before(step, at))
+    return _marks(kind, step, bars, _place_of(bars), shades[at], _gap_before(step, at))
 
 
-_PLACE = ("rank", "stage", "microbatch")
+def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
+    return {
+        "rank": (bars.rank, 1.0),
+        "stage": (bars.stage, 1.0),
+        "microbatch": (bars.microbatch, 1.0),
+    }
 
 
 def _times(num_numbers: int) -> tuple[str, str]:
@@ -352,45 +374,50 @@ def _gap_before(step: Step, at: Ints) -> Phrases:
     words, codes = [NO_GAP], np.zeros(len(at), np.int64)
     for cause in (Cause.STAGE, Cause.TRANSFER, Cause.HOST):
         chosen = np.flatnonzero((mostly == cause) & (gap > 0))
-        phrases, indices = _phrases_of(step, cause, step.waits.spans.iloc[at[chosen]])
+        phrases, indices = _phrases_of(step, cause, step.waits.spans.at(at[chosen]))
         codes[chosen] = indices + len(words)
         words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
     return Phrases(words, codes, gap)
 
 
-def _optimizer(step: Step, bars: pd.DataFrame) -> Marks:
+def _optimizer(step: Step, bars: Spans) -> Marks:
     lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
     kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
-    numbers = {"rank": (bars["rank"].to_numpy(np.int64), 1.0)}
+    numbers = {"rank": (bars.rank, 1.0)}
     return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
 
 
 def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
-    is_transfer = step.spans["op"].isin([op.value for op in TRANSFERS])
-    spans = step.spans[is_transfer]
-    if "waiting_ns" in spans and spans["waiting_ns"].notna().all():
-        waited = spans["waiting_ns"].to_numpy(np.int64)
-    else:
-        waited = waiting_ns(step.spans)[is_transfer].to_numpy(np.int64)
-    posted = spans["start_ns"].to_numpy(np.int64)
-    began = posted + waited
-    shown_from = np.minimum(np.maximum(posted, step.origin_ns), began)
-    waiting = spans.assign(start_ns=shown_from, end_ns=began, waited=waited)
-    moving = spans.assign(start_ns=began, waited=waited)
-    by_rank = [frame.sort_values(["rank", "start_ns"]) for frame in (waiting, moving)]
-    return [
-        _of_transfer(step, op, frame[frame["op"] == op.value], unit, is_waiting=is_waiting)
-        for op in Op
-        if op in TRANSFERS
-        for frame, is_waiting in zip(by_rank, (True, False), strict=True)
-    ]
+    is_transfer = step.columns.are(TRANSFERS)
+    spans = step.columns.at(is_transfer)
+    waited = _waited_ns(step)[is_transfer]
+    began = spans.start_ns + waited
+    shown_from = np.minimum(np.maximum(spans.start_ns, step.origin_ns), began)
+    waiting = replace(spans, start_ns=shown_from, end_ns=began)
+    moving = replace(spans, start_ns=began)
+    marks = []
+    for op in (op for op in Op if op in TRANSFERS):
+        for bars, is_waiting in ((waiting, True), (moving, False)):
+            rows = np.lexsort((bars.start_ns, bars.rank))
+            is_shown = bars.are([op]) & (not is_waiting or bars.end_ns > bars.start_ns)
+            rows = rows[is_shown[rows]]
+            marks.append(
+                _of_transfer(step, op, bars.at(rows), waited[rows], unit, is_waiting=is_waiting)
+            )
+    return marks
+
+
+def _waited_ns(step: Step) -> Ints:
+    """Return how long each span waited, as it is stored or else by both ends of its message."""
+    spans = step.spans
+    if "waiting_ns" in spans and spans.loc[step.columns.are(TRANSFERS), "waiting_ns"].notna().all():
+        return spans["waiting_ns"].fillna(0).to_numpy(np.int64)
+    return waiting_ns(spans).to_numpy(np.int64)
 
 
 def _of_transfer(
-    step: Step, op: Op, bars: pd.DataFrame, unit: SizeUnit, *, is_waiting: bool
+    step: Step, op: Op, bars: Spans, waited_ns: Ints, unit: SizeUnit, *, is_waiting: bool
 ) -> Marks:
-    if is_waiting:
-        bars = bars[bars["end_ns"] > bars["start_ns"]]
     name = OP_WORDS[op]
     place = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
     size = f"%{{customdata[3]:,.1f}} {unit.name}"
@@ -413,9 +440,9 @@ def _of_transfer(
         op=op.value,
     )
     numbers = {
-        **{column: (bars[column].to_numpy(np.int64), 1.0) for column in _PLACE},
-        "num_bytes": (bars["num_bytes"].to_numpy(np.int64), 1 / unit.num_bytes),
-        "waited_ns": (bars["waited"].to_numpy(np.int64), 1 / NS_PER_MS),
+        **_place_of(bars),
+        "num_bytes": (bars.num_bytes, 1 / unit.num_bytes),
+        "waited_ns": (waited_ns, 1 / NS_PER_MS),
     }
     return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
 
@@ -423,21 +450,14 @@ def _of_transfer(
 def _marks(
     kind: Kind,
     step: Step,
-    bars: pd.DataFrame,
+    bars: Spans | Gaps,
     numbers: dict[str, tuple[Ints, float]],
     shade: Ints,
     phrases: Phrases | None = None,
 ) -> Marks:
-    start = bars["start_ns"].to_numpy(np.int64)
-    return Marks(
-        kind,
-        bars["rank"].to_numpy(np.int64),
-        start - step.origin_ns,
-        np.maximum(bars["end_ns"].to_numpy(np.int64) - start, 0),
-        numbers,
-        shade,
-        phrases,
-    )
+    width_ns = np.maximum(bars.end_ns - bars.start_ns, 0)
+    begin_ns = bars.start_ns - step.origin_ns
+    return Marks(kind, bars.rank, begin_ns, width_ns, numbers, shade, phrases)
 
 
 def _hover(lines: list[str]) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,6 @@ import numpy.typing as npt
 from ppbench.display.colors import MIXED_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS
 from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MOST_SHARE = 0.8
 """Below this share the main op is close to chance, and neighbouring colours would flicker."""
@@ -92,30 +88,41 @@ _FAINTEST = 0.08
 
 
 def heat_map(
-    kinds: Sequence[Marks], num_ranks: int, end_ns: int, first_row: float, gap_px: int
-) -> go.Heatmap:
-    """Return the computations of a step from 0 to `end_ns`; rank 0 is on row `first_row`."""
-    import plotly.graph_objects as go
+    kinds: Sequence[Marks],
+    num_ranks: int,
+    end_ns: int,
+    first_row: float,
+    gap_px: int,
+    *,
+    has_hover: bool,
+) -> dict[str, object]:
+    """Return the computations of a step from 0 to `end_ns`, as a trace of plotly.
 
+    Rank 0 is on row `first_row`. A page needs no hover texts: it makes them of the packed columns.
+    """
     grid = overview(kinds, num_ranks, 0, end_ns, NUM_SLICES)
     width_ms = end_ns / NUM_SLICES / NS_PER_MS
     names = [*(marks.kind.name for marks in kinds), SEVERAL]
-    return go.Heatmap(
-        z=_codes(grid),
-        x0=width_ms / 2,
-        dx=width_ms,
-        y0=first_row,
-        dy=1,
-        zmin=0,
-        zmax=len(names),
-        colorscale=_colorscale(kinds),
-        showscale=False,
-        ygap=gap_px,
-        customdata=np.stack([grid.busy, grid.counts], axis=-1),
-        text=np.array(names, dtype=object)[grid.mostly],
-        hovertemplate="<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
+    hover = {
+        "customdata": np.stack([grid.busy, grid.counts], axis=-1),
+        "hovertemplate": "<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
         "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
-    )
+        "text": np.array(names, dtype=object)[grid.mostly],
+    }
+    trace = {
+        "colorscale": _colorscale(kinds),
+        "dx": width_ms,
+        "dy": 1,
+        "showscale": False,
+        "x0": width_ms / 2,
+        "y0": first_row,
+        "ygap": gap_px,
+        "z": _codes(grid),
+        "zmax": len(names),
+        "zmin": 0,
+        **(hover if has_hover else {}),
+    }
+    return {**dict(sorted(trace.items())), "type": "heatmap"}
 
 
 def _codes(grid: Overview) -> Floats:

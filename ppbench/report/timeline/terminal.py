@@ -42,7 +42,7 @@ from rich.text import Text
 from engine.plan.action import Action, Op
 from engine.plan.drawing import label_of
 from engine.plan.schedules.formulae import Times
-from ppbench.analysis.attribution import Cause
+from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.prediction import Prediction

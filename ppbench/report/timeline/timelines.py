@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
 from ppbench.display.cases import (
@@ -25,6 +24,7 @@ from ppbench.display.explanation import has_parts, headline
 from ppbench.display.fields import figure
 from ppbench.display.units import MISSING, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError, first_line
+from ppbench.report.scripts import Picture
 from ppbench.report.timeline.gantt import gantt_with_detail
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import Detail
@@ -43,7 +43,7 @@ class Timeline:
 
     name: str
     facts: str
-    figure: go.Figure
+    picture: Picture
     detail: Detail | None = None
     explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if unknown
     run_ids: tuple[str, ...] = ()
@@ -194,12 +194,12 @@ def _duration(ns: int) -> str:
 def _drawn(store: Store, runs: Sequence[_RunSteps]) -> Timeline:
     steps = [step for run in runs for step in run.steps]
     if len(steps) == 1:
-        steps = [replace(steps[0], title="")]  # it is the page's heading
+        steps = [steps[0].titled("")]  # it is the page's heading
     drawn = gantt_with_detail(steps)
     return Timeline(
         " and ".join(run.name for run in runs),
         runs[0].facts if len(runs) == 1 else "",
-        drawn.figure,
+        drawn.picture,
         drawn.detail,
         tuple(_explanation(store, run.run) for run in runs),
         tuple(str(run.run["run_id"]) for run in runs),
@@ -217,26 +217,25 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     """Draw a simulated step, in ms or, from 1 s on, in s."""
     if spans["end_ns"].max() < NS_PER_S:
         drawn = gantt_with_detail([Step("", spans)])
-        return Timeline(name, facts, drawn.figure, drawn.detail)
+        return Timeline(name, facts, drawn.picture, drawn.detail)
     times = [name for name in ("start_ns", "end_ns", "waiting_ns") if name in spans]
     scaled = spans.assign(**{name: spans[name] // 1000 for name in times})
     drawn = gantt_with_detail([Step("", scaled)])
-    return Timeline(name, facts, _in_seconds(drawn.figure), drawn.detail)
+    _relabel_as_seconds(drawn.picture)
+    return Timeline(name, facts, drawn.picture, drawn.detail)
 
 
-def _in_seconds(figure: go.Figure) -> go.Figure:
-    """Relabel the milliseconds of a figure as seconds."""
-    figure.update_xaxes(ticksuffix=" s")
-    for trace in figure.data:
-        if trace.hovertemplate:
-            trace.hovertemplate = trace.hovertemplate.replace(" ms", " s")
-        if trace.type == "bar" and trace.hovertext is not None:
-            trace.hovertext = [text.replace(" ms", " s") for text in trace.hovertext]
-    if figure.layout.meta and "detail" in figure.layout.meta:
-        for trace in figure.layout.meta["detail"]["traces"]:
-            phrases = trace.get("phrases", {"words": []})
-            phrases["words"] = [text.replace(" ms", " s") for text in phrases["words"]]
-    return figure
+def _relabel_as_seconds(picture: Picture) -> None:
+    picture["layout"]["xaxis"]["ticksuffix"] = " s"
+    for trace in picture["data"]:
+        if "hovertemplate" in trace:
+            trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
+        if "hovertext" in trace:
+            trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
+    for packed in picture["layout"]["meta"].get("detail", {"traces": []})["traces"]:
+        if "phrases" in packed:
+            words = packed["phrases"]["words"]
+            packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
 
 
 def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:

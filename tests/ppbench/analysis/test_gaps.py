@@ -1,14 +1,15 @@
 """Why a rank idles, and the way back, against the simulator's own account of the same step."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from stored_runs import MS, spans
 
-from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, OPS, Action
 from engine.plan.critical_path import critical_path as path_of_plan
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
-from ppbench.analysis.attribution import NONE, Cause, critical_path, gaps, moments, waits
+from ppbench.analysis.waits import NONE, Cause, Spans, critical_path, gaps, moments, waits
 
 
 def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> Simulation:
@@ -17,46 +18,47 @@ def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int 
     return simulate(program, uniform(program.placement, 10 * MS, 8 * MS, 7 * MS), transfers)
 
 
+def spans_of(simulation: Simulation) -> Spans:
+    return Spans.of(pd.DataFrame(simulation.spans()))
+
+
 @pytest.mark.parametrize("latency_ms", [0, 1])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gaps_and_computations_fill_every_rank_without_overlap(schedule, latency_ms):
-    step = pd.DataFrame(simulated(schedule, latency_ms).spans())
-    result = waits(step)
-    end = result.spans["end_ns"].max()
-    pieces = [
-        gaps(result)[["rank", "start_ns", "end_ns"]],
-        result.spans[["rank", "start_ns", "end_ns"]],
-    ]
-    for _, filled in pd.concat(pieces).sort_values("start_ns").groupby("rank"):
-        assert filled["start_ns"].iloc[0] == result.spans["start_ns"].min()
-        assert filled["end_ns"].iloc[-1] == end
-        assert (
-            filled["start_ns"].iloc[1:].to_numpy() == filled["end_ns"].iloc[:-1].to_numpy()
-        ).all()
+    result = waits(spans_of(simulated(schedule, latency_ms)))
+    pieces = gaps(result), result.spans
+    rank, start, end = (
+        np.concatenate([getattr(piece, name) for piece in pieces])
+        for name in ("rank", "start_ns", "end_ns")
+    )
+    for number in range(4):
+        own = np.flatnonzero(rank == number)
+        own = own[np.argsort(start[own])]
+        assert start[own[0]] == result.spans.start_ns.min()
+        assert end[own[-1]] == result.spans.end_ns.max()
+        assert (start[own[1:]] == end[own[:-1]]).all()
 
 
 @pytest.mark.parametrize("latency_ms", [0, 1])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_critical_path_of_spans_is_that_of_the_plan(schedule, latency_ms):
     simulation = simulated(schedule, latency_ms)
-    result = waits(pd.DataFrame(simulation.spans()))
-    rows = result.spans.iloc[critical_path(result)]
-    walked = [Action(row.stage, Op(row.op), row.microbatch) for row in rows.itertuples()]
+    result = waits(spans_of(simulation))
+    path = result.spans.at(critical_path(result))
+    ops = [OPS[code] for code in path.op]
+    walked = list(map(Action, path.stage.tolist(), ops, path.microbatch.tolist()))
     assert walked == [a for a in path_of_plan(simulation) if a.op in COMPUTE_OPS]
 
 
 def test_a_plan_with_free_transfers_waits_for_stages_alone():
-    result = gaps(waits(pd.DataFrame(simulated("1f1b", 0).spans())))
-    assert set(result["cause"]) == {Cause.STAGE, Cause.NO_WORK}
+    result = gaps(waits(spans_of(simulated("1f1b", 0))))
+    assert set(result.cause) == {Cause.STAGE, Cause.NO_WORK}
 
 
 def told(step: pd.DataFrame) -> list[tuple]:
-    columns = ["rank", "cause", "start_ns", "end_ns"]
-    result = gaps(waits(step))
-    return [
-        (r, Cause(c).name, s // MS, e // MS)
-        for r, c, s, e in result[columns].itertuples(index=False)
-    ]
+    result = gaps(waits(Spans.of(step)))
+    causes = [Cause(cause).name for cause in result.cause]
+    return list(zip(result.rank, causes, result.start_ns // MS, result.end_ns // MS, strict=True))
 
 
 def test_a_gap_is_cut_where_its_input_was_made_and_where_that_arrived():
@@ -78,7 +80,7 @@ def test_a_rank_that_has_everything_and_does_not_begin_waits_for_its_host():
 
 
 def test_what_was_made_before_the_rank_was_free_did_not_keep_it_waiting():
-    result = waits(pd.DataFrame(simulated("afab", 0).spans()))
+    result = waits(spans_of(simulated("afab", 0)))
     free, made, arrived, start = moments(result)
     assert (free <= made).all()
     assert (made <= arrived).all()
@@ -88,6 +90,6 @@ def test_what_was_made_before_the_rank_was_free_did_not_keep_it_waiting():
 
 def test_a_step_of_one_rank_has_no_makers():
     alone = spans()[lambda frame: (frame["rank"] == 0) & frame["op"].isin(["F", "B"])]
-    result = waits(alone)
+    result = waits(Spans.of(alone))
     assert (result.maker == NONE).all()
     assert told(alone) == [(0, "HOST", 15, 41)]

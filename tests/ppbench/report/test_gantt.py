@@ -15,6 +15,7 @@ from engine.plan.action import Op
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
 from ppbench.display.colors import LIGHTEST, OP_COLORS, OP_WORDS, tinted
+from ppbench.report.scripts import plain_json
 from ppbench.report.timeline.gantt import MOST_BARS, PATH, gantt, gantt_with_detail
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import NUM_SLICES, packed
@@ -151,6 +152,13 @@ def test_steps_are_stacked_on_one_axis_under_their_titles() -> None:
     assert [a.text for a in figure.layout.annotations] == ["<b>AFAB</b>", "<b>&lt;b&gt;1F1B</b>"]
 
 
+def test_a_picture_is_written_as_plotly_would_write_its_figure(many) -> None:
+    other = simulated("zbv", 2, 4)
+    for steps in ([Step("", spans())], [Step("a", spans()), Step("<b>", other)], [Step("", many)]):
+        picture = gantt_with_detail(steps).picture
+        assert plain_json(picture) == plain_json(go.Figure(picture))
+
+
 # More than can be drawn
 
 
@@ -184,8 +192,10 @@ def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> No
 
 def test_packed_marks_read_back_are_those_that_went_in(many) -> None:
     found = gantt_with_detail([Step("", many)])
-    told, data = found.figure.layout.meta["detail"], found.detail.columns
-    (forward,) = [t for t in told["traces"] if found.figure.data[t["trace"]].name == "forward"]
+    told, data = found.picture["layout"]["meta"]["detail"], found.detail.columns
+    (forward,) = [
+        t for t in told["traces"] if found.picture["data"][t["trace"]].get("name") == "forward"
+    ]
 
     def column(layout: dict) -> np.ndarray:
         count = forward["count"]

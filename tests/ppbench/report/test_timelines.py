@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from command import output_of
 from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
@@ -29,7 +30,7 @@ def two_runs(folder: Path) -> Store:
 def titles(store: Store, **changes) -> list[str]:
     runs = [run for _, run in store.runs().iterrows()]
     line = timeline(store, runs, ["afab", "1f1b"], **changes)
-    return [annotation.text for annotation in line.figure.layout.annotations]
+    return [annotation["text"] for annotation in line.picture["layout"]["annotations"]]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,12 @@ def failed_line(store: Store):
     return timeline(store, [store.runs().iloc[-1]], ["1f1b"])
 
 
+def drawn(line) -> go.Figure:
+    return go.Figure(line.picture)
+
+
 def bars(line, name: str):
-    (trace,) = [trace for trace in line.figure.data if trace.name == name]
+    (trace,) = [trace for trace in drawn(line).data if trace.name == name]
     return trace
 
 
@@ -142,19 +147,19 @@ def test_a_run_that_hung_is_drawn_with_what_was_never_finished(tmp_path) -> None
     assert "waits in 0B0 of step 1 for 1B0 of rank 1" in waiting.hovertext[0]
     assert waiting.marker.pattern.shape == "/"
     assert stopped.marker.pattern.shape == "x"
-    assert not [trace for trace in line.figure.data if trace.name == "critical path"]
-    assert not [trace for trace in line.figure.data if trace.name == "idle: no work left"]
+    assert not [trace for trace in drawn(line).data if trace.name == "critical path"]
+    assert not [trace for trace in drawn(line).data if trace.name == "idle: no work left"]
 
 
 def test_a_long_wait_does_not_hide_what_came_before_it(tmp_path) -> None:
     line = failed_line(failed_store(tmp_path))
-    assert line.figure.layout.xaxis.range[1] == pytest.approx(22 * 1.5, rel=0.01)
+    assert line.picture["layout"]["xaxis"]["range"][1] == pytest.approx(22 * 1.5, rel=0.01)
     assert line.facts.endswith("ended 10.0 s after the last event, beyond the right edge")
 
 
 def test_a_short_wait_is_drawn_whole(tmp_path) -> None:
     line = failed_line(failed_store(tmp_path, until_ms=30))
-    assert line.figure.layout.xaxis.range[1] == pytest.approx(25, rel=0.01)
+    assert line.picture["layout"]["xaxis"]["range"][1] == pytest.approx(25, rel=0.01)
     assert "beyond the right edge" not in line.facts
 
 

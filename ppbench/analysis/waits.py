@@ -1,0 +1,213 @@
+"""What each computation of a step waited for, and the cause of each idle gap, from spans alone.
+
+A computation needs its rank to be free, and the output of the neighbouring stage:
+
+    rank 0   |------ 0F1 ------|
+    message                    |~~~~|
+    rank 1   | 1F0 |.................  |-- 1F1 --|
+                   ^ stage      ^ transfer
+                                    ^ host
+
+so the gap before it is divided at two moments: when that output was made, and when its message
+arrived. The parts of `ppbench.analysis.attribution` differ: they show what the whole step would
+gain without a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from engine.plan.action import CODES, COMPUTE_OPS, RECV_OPS, Op
+
+Ints = npt.NDArray[np.int64]
+NONE = -1
+_FORWARD, _BACKWARD = 0, 1
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of one step as arrays of one length; `op` has the codes of `engine.plan.action`."""
+
+    op: Ints
+    rank: Ints
+    stage: Ints
+    microbatch: Ints
+    start_ns: Ints
+    end_ns: Ints
+    num_bytes: Ints
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Spans:
+        """The rows of a frame with the columns of `engine.plan.spans.Span`."""
+        codes = {op.value: code for op, code in CODES.items()}
+        op = np.array([codes[name] for name in frame["op"].tolist()], np.int64)
+        return cls(op, *(frame[each.name].to_numpy(np.int64) for each in fields(cls)[1:]))
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def at(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Spans:
+        """Some of the spans, by their places or by a mask."""
+        return Spans(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+    def are(self, ops: Iterable[Op]) -> npt.NDArray[np.bool_]:
+        """A mask of the spans of these ops."""
+        return np.isin(self.op, [CODES[op] for op in ops])
+
+
+class Cause(IntEnum):
+    """The cause of an idle gap."""
+
+    STAGE = 0  # another stage has not made the input yet
+    TRANSFER = 1  # the input is made, and its message is on its way
+    HOST = 2  # the input is there; the rank has not begun
+    NO_WORK = 3  # the rank has no action left in this step
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The computations of one step, by rank and start, and what each of them waited for.
+
+    Arrays of one length; times in nanoseconds. `before` and `maker` are positions in these arrays:
+    the rank's previous computation, and the computation on another stage that made the input (NONE
+    where there is none). `made_ns` and `arrived_ns` are the start where no input is needed.
+    """
+
+    spans: Spans
+    before: Ints
+    free_ns: Ints  # when the rank had finished all before; else the step's first start
+    maker: Ints
+    made_ns: Ints
+    arrived_ns: Ints
+
+
+def waits(spans: Spans) -> Waits:
+    """Find what each computation waited for, from the spans of one step with at least one F."""
+    compute = spans.at(spans.are(COMPUTE_OPS))
+    compute = compute.at(np.lexsort((compute.end_ns, compute.start_ns, compute.rank)))
+    place = _Places(spans)
+    rank, start, end = compute.rank, compute.start_ns, compute.end_ns
+    is_first = np.r_[True, rank[1:] != rank[:-1]]
+    before = np.where(is_first, NONE, np.arange(len(compute)) - 1)
+    maker = place.makers(compute)
+    has_maker = maker != NONE
+    made = np.where(has_maker, end[maker], start)
+    arrived = np.where(has_maker, np.maximum(made, place.arrivals(compute, made)), start)
+    by_rank = np.split(end, np.flatnonzero(is_first)[1:])
+    latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
+    free = np.where(is_first, start.min(), latest[before])
+    return Waits(compute, before, free, maker, made, arrived)
+
+
+class _Places:
+    """Numbers of the forwards and backwards of a step, by direction, stage and microbatch."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._num_stages = int(spans.stage.max()) + 1
+        self._num_microbatches = int(spans.microbatch.max()) + 1
+        received = spans.at(spans.are(RECV_OPS))
+        is_forward = received.are([Op.RECV_F])
+        self._received = np.full(self._size, NONE, np.int64)
+        codes = self._codes(np.where(is_forward, _FORWARD, _BACKWARD), received)
+        self._received[codes] = received.end_ns
+
+    @property
+    def _size(self) -> int:
+        return 2 * self._num_stages * self._num_microbatches
+
+    def _codes(self, direction: Ints, spans: Spans, hop: Ints | int = 0) -> Ints:
+        stage = spans.stage + hop
+        code = (direction * self._num_stages + stage) * self._num_microbatches + spans.microbatch
+        return np.where((stage >= 0) & (stage < self._num_stages), code, NONE)
+
+    def makers(self, compute: Spans) -> Ints:
+        """Positions of the computations that make the inputs, on the neighbouring stages."""
+        is_forward, is_weight = compute.are([Op.F]), compute.are([Op.W])
+        direction = np.where(is_forward, _FORWARD, _BACKWARD)
+        made_at = np.full(self._size + 1, NONE, np.int64)  # the last is for those without a maker
+        made_at[self._codes(direction, compute)[~is_weight]] = np.flatnonzero(~is_weight)
+        made_at[NONE] = NONE
+        makers = made_at[self._codes(direction, compute, np.where(is_forward, -1, 1))]
+        return np.where(is_weight, NONE, makers)
+
+    def arrivals(self, compute: Spans, made_ns: Ints) -> Ints:
+        """Times at which the inputs had been received; `made_ns` where there is no message."""
+        codes = self._codes(np.where(compute.are([Op.F]), _FORWARD, _BACKWARD), compute)
+        end_ns = self._received[codes]
+        return np.where(end_ns == NONE, made_ns, end_ns)
+
+
+def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints]:
+    """Times at which a computation's rank was free, its input made and arrived, and it began.
+
+    Times are clipped to this order: an input made before the rank was free caused no wait.
+    """
+    free, is_needed = waited.free_ns, waited.maker != NONE
+    start = np.maximum(waited.spans.start_ns, free)
+    made = np.where(is_needed, np.clip(waited.made_ns, free, start), free)
+    arrived = np.where(is_needed, np.clip(waited.arrived_ns, made, start), made)
+    return free, made, arrived, start
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Idle gaps of the ranks that compute, in pieces of one cause each, by rank and start.
+
+    `position` is that of the computation that follows (NONE after the last).
+    """
+
+    rank: Ints
+    cause: Ints
+    start_ns: Ints
+    end_ns: Ints
+    position: Ints
+
+    def at(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Gaps:
+        """Some of the pieces, by their places or by a mask."""
+        return Gaps(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+
+def gaps(waited: Waits) -> Gaps:
+    """All idle gaps.
+
+    Together with the computations they fill each rank from the step's first start to its last
+    computation's end.
+    """
+    free, made, arrived, start = moments(waited)
+    rank, last = waited.spans.rank, waited.spans.end_ns.max()
+    firsts = np.flatnonzero(np.r_[True, rank[1:] != rank[:-1]])
+    ends = np.maximum.reduceat(waited.spans.end_ns, firsts)
+    position, after = np.arange(len(rank)), np.full(len(firsts), NONE)
+    pieces = Gaps(
+        np.r_[rank, rank, rank, rank[firsts]],
+        np.repeat(list(Cause), [len(rank)] * 3 + [len(firsts)]),
+        np.r_[free, made, arrived, ends],
+        np.r_[made, arrived, start, np.full(len(firsts), last)],
+        np.r_[position, position, position, after],
+    )
+    pieces = pieces.at(pieces.end_ns > pieces.start_ns)
+    return pieces.at(np.lexsort((pieces.start_ns, pieces.rank)))
+
+
+def critical_path(waited: Waits) -> Ints:
+    """Positions of the computations without slack, first to last.
+
+    The path is walked back from the computation that ended last: to the maker of its input, if that
+    arrived after the rank was free, else to the rank's previous computation. Ties go to the rank's
+    own, as in `engine.plan.critical_path`.
+    """
+    before, maker = waited.before.tolist(), waited.maker.tolist()
+    free, arrived = waited.free_ns.tolist(), waited.arrived_ns.tolist()
+    path = []
+    at = int(waited.spans.end_ns.argmax())
+    while at != NONE:
+        path.append(at)
+        has_waited = maker[at] != NONE and (before[at] == NONE or arrived[at] > free[at])
+        at = maker[at] if has_waited else before[at]
+    return np.array(path[::-1], np.int64)
