@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pandas as pd
 
@@ -48,7 +49,12 @@ class Posting:
 def stored_program(run: pd.Series) -> tuple[Program, Posting]:
     """A run's lowered program, from its row, and the posting to lower others with."""
     posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
-    return posting.lower(from_json(str(run["program"]))), posting
+    return _lowered(str(run["program"]), posting), posting
+
+
+@lru_cache(maxsize=4)  # launches of one case follow each other, and have one program
+def _lowered(text: str, posting: Posting) -> Program:
+    return posting.lower(from_json(text))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.compute as pc
 
 from ppbench.errors import StoreError, UsageError, no_runs_in
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
@@ -138,6 +139,11 @@ class Store:
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
         """The rows of the given runs in a table, in the order of the ids."""
         return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
+
+    def spans_of_step(self, run_id: str, step: int) -> pd.DataFrame:
+        """The spans of one step of a run."""
+        rows = self._reader.rows_of_runs("spans", [run_id])
+        return as_frame(rows.filter(pc.equal(rows["step"], step)), "spans")
 
     def compact(self, tell: Skip) -> list[Compacted]:
         """Merge files of one run into files of many; see `compaction`. Raises StoreError."""

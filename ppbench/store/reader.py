@@ -33,6 +33,7 @@ from ppbench.store.parquet import (
     damage_in,
     documented,
     read_own_rows,
+    read_sound_files,
     with_settings_filled,
 )
 from ppbench.store.snapshot import (
@@ -230,6 +231,7 @@ class Reader:
 
         def look() -> tuple[pa.Table, list[str]]:
             files = self.files("runs")
+            self._read_sound(read, files.single, "runs", wanted)
             for path in files.single:
                 self._read_own(read, path, "runs", wanted)
             for path in files.compacted:
@@ -256,8 +258,9 @@ class Reader:
 
         def look() -> tuple[pa.Table, list[str]]:
             parts, missing = [schema_of(name, columns).empty_table()], []
-            for run_id in run_ids:
-                path = self._folder / name / f"{run_id}.parquet"
+            paths = [self._folder / name / f"{run_id}.parquet" for run_id in run_ids]
+            self._read_sound(read, paths, name, columns)
+            for run_id, path in zip(run_ids, paths, strict=True):
                 part = self._read_own(read, path, name, columns)
                 if part is None:
                     missing.append(run_id)
@@ -306,6 +309,12 @@ class Reader:
         """All usable rows of a file of many runs; None if the file is unusable."""
         part = self._compacted.read(path, name, None)
         return None if part is None else part.rows
+
+    def _read_sound(self, read: _Read, paths: Iterable[Path], name: str, columns: Columns) -> None:
+        """Read runs' own files, if all are sound; else `_read_own` looks at one after the other."""
+        unread = [path for path in paths if path not in read]
+        for path, rows in read_sound_files(unread, name, columns).items():
+            read[path] = _Part(path, rows)
 
     def _read_own(self, read: _Read, path: Path, name: str, columns: Columns) -> _Part | None:
         """The rows of a run's own file, read once; None if it is missing or unusable."""

@@ -45,9 +45,8 @@ def is_complete(run: pd.Series, found: pd.DataFrame) -> bool:
     """Whether the edges have every channel of the run's program, each with its time."""
     if len(found) != int(found["moving_ns"].notna().sum()):
         return False
-    return channels_of(stored_program(run)[0]) <= set(
-        found[_ENDS].itertuples(index=False, name=None)
-    )
+    lowered, _ = stored_program(run)
+    return channels_of(lowered) <= set(found[_ENDS].itertuples(index=False, name=None))
 
 
 def channels_of(lowered: Program) -> set[tuple[int, int]]:

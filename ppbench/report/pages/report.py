@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
+from ppbench.display.cases import case_text, ok_runs, varying_axes
 from ppbench.display.explanation import has_parts, headline, what_if
 from ppbench.display.formats import Assets
-from ppbench.errors import StoreError, UsageError
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
 from ppbench.report.pages.captions import captions
@@ -42,7 +40,7 @@ from ppbench.report.pages.tables import (
     summary,
 )
 from ppbench.report.pages.templates import Live, listed, render, write_page
-from ppbench.report.timeline.timelines import Timeline, groups, timeline
+from ppbench.report.timeline.timelines import timelines
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
 
@@ -67,6 +65,7 @@ def render_report(
     judged = judge(runs, axes)
     conclusions = conclude(judged, runs)
     texts = captions(runs, judged, conclusions.sentence.text)
+    drawn = timelines(store, runs, axes)
     values: dict[str, object] = {
         "title": title,
         "about": about_report(title, runs, conclusions.sentence.text),
@@ -82,11 +81,11 @@ def render_report(
         "failures": failure_groups(failures(store, runs, axes)),
         "failure_counts": failure_counts(runs),
         "summary": summary(runs, axes),
-        "timelines": _timelines(store, runs, axes),
+        "timelines": drawn.by_run,
         "charts": charts_of(store, runs, axes, texts),
         "idle_parts": idle_parts(ok_runs(runs), axes),
         "idle_answers": _idle_answers(store, ok_runs(runs), judged),
-        "groups": groups(store, runs, axes),
+        "groups": drawn.groups,
         "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         "names": {run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
         "bubbles": bubbles(ok_runs(runs), axes),
@@ -157,15 +156,6 @@ def _sweep_text(runs: pd.DataFrame) -> str | None:
         return Path(files[0]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> dict[str, Timeline]:
-    """Return the timeline of every run that can be drawn, by its id."""
-    drawn: dict[str, Timeline] = {}
-    for _, run in runs.iterrows():
-        with contextlib.suppress(StoreError, UsageError):
-            drawn[run["run_id"]] = timeline(store, [run], [case_text(run, axes)])
-    return drawn
 
 
 def _measures_peak(runs: pd.DataFrame) -> bool:

@@ -6,7 +6,7 @@ The runs of a group share one figure, since AFAB and 1F1B compare at a glance on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -15,6 +15,7 @@ from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
 from ppbench.display.cases import (
     Axes,
     axis_text,
+    case_text,
     is_not_finite,
     is_oversubscribed,
     ok_runs,
@@ -84,6 +85,14 @@ class _RunSteps:
     facts: str
     steps: tuple[Step, ...]
 
+    @property
+    def run_id(self) -> str:
+        return str(self.run["run_id"])
+
+    def named(self, name: str) -> _RunSteps:
+        """Return the measured step under another name."""
+        return replace(self, name=name, steps=(self.steps[0].titled(f"{name} · {self.facts}"),))
+
 
 def timeline(
     store: Store,
@@ -99,7 +108,8 @@ def timeline(
     if there are no spans, UsageError for a step that was not measured, for a run without a plan and
     for one that failed before there was anything to draw.
     """
-    return _drawn(store, _steps_of_runs(store, runs, names, choice, has_plan=has_plan))
+    drawable = _steps_of_runs(store, runs, names, choice, has_plan=has_plan)
+    return _drawn(drawable, {run.run_id: _explanation(store, run.run) for run in drawable})
 
 
 def steps_of(
@@ -136,12 +146,11 @@ def _steps_of_run(
     if run["status"] != OK:
         _check_only_last(run, choice, has_plan=has_plan)
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
-    steps, spans = steps_of_run(store, run), store.table("spans", [run["run_id"]])
-    if steps.empty or spans.empty:
+    if (steps := steps_of_run(store, run)).empty:
         raise missing_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
-    spans = spans[spans["step"] == number]
+    spans = store.spans_of_step(str(run["run_id"]), number)
     if compute_spans(spans).empty:
         raise missing_spans(store, run)
     text = facts(run, step, choice)
@@ -191,7 +200,7 @@ def _duration(ns: int) -> str:
     return milliseconds(ns) if ns < NS_PER_S else f"{ns / NS_PER_S:,.1f} s"
 
 
-def _drawn(store: Store, runs: Sequence[_RunSteps]) -> Timeline:
+def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeline:
     steps = [step for run in runs for step in run.steps]
     if len(steps) == 1:
         steps = [steps[0].titled("")]  # it is the page's heading
@@ -201,8 +210,8 @@ def _drawn(store: Store, runs: Sequence[_RunSteps]) -> Timeline:
         runs[0].facts if len(runs) == 1 else "",
         drawn.picture,
         drawn.detail,
-        tuple(_explanation(store, run.run) for run in runs),
-        tuple(str(run.run["run_id"]) for run in runs),
+        tuple(explanations[run.run_id] for run in runs),
+        tuple(run.run_id for run in runs),
         is_failed=len(runs) == 1 and runs[0].run["status"] != OK,
     )
 
@@ -265,11 +274,38 @@ def _step_facts(step: pd.Series) -> list[str]:
     return [text for text in written if MISSING not in text]
 
 
-def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
+@dataclass(frozen=True)
+class Timelines:
+    """The timeline of each run that can be drawn, by its id, and those of the cases, in groups."""
+
+    by_run: Mapping[str, Timeline]
+    groups: Sequence[Group]
+
+
+def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
+    """Draw the median step of each run by itself and beside its rivals; its marks are made once.
+
+    Runs without stored spans are left out.
+    """
+    drawable: dict[str, _RunSteps] = {}
+    for _, run in runs.iterrows():
+        with contextlib.suppress(StoreError, UsageError):
+            steps = _steps_of_run(store, run, case_text(run, axes), MEDIAN, has_plan=False)
+            drawable[steps.run_id] = steps
+    explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
+    by_run = {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
+    return Timelines(by_run, _groups(drawable, explanations, runs, axes))
+
+
+def _groups(
+    drawable: Mapping[str, _RunSteps],
+    explanations: Mapping[str, str],
+    runs: pd.DataFrame,
+    axes: Axes,
+) -> list[Group]:
     """Return the timelines of all cases; groups worth comparing come first, the first ones open.
 
-    A case with several launches is drawn by its launch of median throughput. Runs without stored
-    spans are left out.
+    A case with several launches is drawn by its launch of median throughput.
     """
     measured = ok_runs(runs)
     is_median = measured.groupby("case_id", sort=False)["tokens_per_s"].transform(_is_median)
@@ -278,9 +314,12 @@ def groups(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Group]:
     titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
     members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
     ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
-    built = [_group(store, title, members[title]) for title in ordered]
-    drawn = [group for group in built if group is not None]
-    return [replace(group, is_open=number < NUM_OPEN) for number, group in enumerate(drawn)]
+    drawn: list[Group] = []
+    for title in ordered:
+        rows = [row for _, row in members[title].iterrows() if row["run_id"] in drawable]
+        if own := [drawable[r["run_id"]].named(axis_text("schedule", r["schedule"])) for r in rows]:
+            drawn.append(Group(title, _drawn(own, explanations), is_open=len(drawn) < NUM_OPEN))
+    return drawn
 
 
 def _is_median(values: pd.Series) -> pd.Series:
@@ -297,12 +336,3 @@ def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     )
     num_schedules = int(members["schedule"].nunique())
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
-
-
-def _group(store: Store, title: str, members: pd.DataFrame) -> Group | None:
-    drawable = []
-    for _, run in members.iterrows():
-        name = axis_text("schedule", run["schedule"])
-        with contextlib.suppress(StoreError):
-            drawable.append(_steps_of_run(store, run, name, MEDIAN, has_plan=False))
-    return Group(title, _drawn(store, drawable), is_open=False) if drawable else None

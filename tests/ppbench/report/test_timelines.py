@@ -15,7 +15,7 @@ from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.pages.timeline import timeline_of_runs
-from ppbench.report.timeline.timelines import groups, timeline
+from ppbench.report.timeline.timelines import timeline, timelines
 from ppbench.store import Store
 
 
@@ -72,7 +72,7 @@ def test_a_run_without_spans_is_left_out_and_the_others_are_drawn(tmp_path) -> N
     with pytest.raises(StoreError, match="its spans are not in the store"):
         timeline(store, [damaged], ["afab"])
     assert timeline(store, [damaged, sound], ["afab", "1f1b"]).run_ids == (sound["run_id"],)
-    (group,) = groups(store, store.runs(), ("schedule",))
+    (group,) = timelines(store, store.runs(), ("schedule",)).groups
     assert group.timeline.name == "1f1b"
 
 
@@ -81,7 +81,7 @@ def test_a_group_shows_the_launch_of_median_throughput(tmp_path) -> None:
     speeds = (900.0, 1100.0, 1000.0)
     rows = [run_row(n, case, launch=n, tokens_per_s=s) for n, s in enumerate(speeds)]
     store = store_with(tmp_path, rows)
-    (group,) = groups(store, store.runs(), ())
+    (group,) = timelines(store, store.runs(), ()).groups
     assert group.timeline.run_ids == (rows[2]["run_id"],)
 
 
