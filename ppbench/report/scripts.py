@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import re
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ppbench.errors import UsageError
 from ppbench.files import is_stream, whole_file
 
 FOLDER = "assets"
+_LEVEL = 9  # explicit, as the default may change
 Picture = dict[str, Any]
 """A figure of plotly as plain data; its arrays are numpy's, of floats."""
 _ADDRESS = re.compile(r"""https?://(?!www\.w3\.org/)[^\s"'`\\()<>$]*""")
@@ -75,6 +77,20 @@ def plain_json(figure: go.Figure | Picture) -> str:
     for char in "<>/":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
+
+
+def packed_figure(figure: go.Figure | Picture) -> str:
+    return pack_text(plain_json(figure))
+
+
+def pack_bytes(data: bytes) -> str:
+    """Return `data` deflated (zlib format, RFC 1950) in base64."""
+    return base64.b64encode(zlib.compress(data, _LEVEL)).decode("ascii")
+
+
+def pack_text(text: str) -> str:
+    """Return the text in UTF-8, packed by `pack_bytes`."""
+    return pack_bytes(text.encode("utf-8"))
 
 
 def _typed_array(values: npt.NDArray[np.float64]) -> dict[str, str]:

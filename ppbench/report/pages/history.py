@@ -29,7 +29,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import about_history
-from ppbench.report.pages.templates import pack_bytes, packed_figure, render, write_page
+from ppbench.report.pages.templates import render, write_page
 from ppbench.report.timeline.timelines import timeline
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
 from ppbench.statistics.verdicts import Metric
@@ -416,8 +416,4 @@ def _drawn(store: Store, pair: _Pair, name: str) -> _Embedded:
     line = timeline(
         store, [run for _, run in rows.iterrows()], [name_of[run_id] for run_id in rows["run_id"]]
     )
-    detail = line.detail
-    columns = None if detail is None else (detail.name, pack_bytes(detail.columns))
-    return _Embedded(
-        name, packed_figure(line.picture), int(line.picture["layout"]["height"]), columns
-    )
+    return _Embedded(name, line.packed, line.height, line.columns)

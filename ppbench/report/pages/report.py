@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ppbench.display.cases import case_text, ok_runs, varying_axes
+from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import has_parts, headline, what_if
 from ppbench.display.formats import Assets
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
+from ppbench.report.pages.beside import drawn_beside
 from ppbench.report.pages.captions import captions
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import Judged, judge
@@ -40,7 +41,6 @@ from ppbench.report.pages.tables import (
     summary,
 )
 from ppbench.report.pages.templates import Live, listed, render, write_page
-from ppbench.report.timeline.timelines import timelines
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
 
@@ -62,12 +62,22 @@ def render_report(
     `command` reproduces it; `sweep_text` is the sweep file; `live` is of a sweep that still runs.
     """
     axes = varying_axes(runs)
+    facts = {"title": title, "command": command, "sweep_text": sweep_text, "live": live}
+    with drawn_beside(store, runs, axes) as drawn:
+        content = _content(store, runs, axes, title)
+        lines = drawn()
+    values = {**facts, **content, "timelines": lines.by_run, "groups": lines.groups}
+    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
+    shown = {**values, "damaged": damaged, "contents": _contents(values, damaged)}
+    return render("report.html", assets=assets, **shown)
+
+
+def _content(store: Store, runs: pd.DataFrame, axes: Axes, title: str) -> dict[str, object]:
+    """Return what the page shows but for its timelines."""
     judged = judge(runs, axes)
     conclusions = conclude(judged, runs)
     texts = captions(runs, judged, conclusions.sentence.text)
-    drawn = timelines(store, runs, axes)
-    values: dict[str, object] = {
-        "title": title,
+    return {
         "about": about_report(title, runs, conclusions.sentence.text),
         "subtitle": origin(runs),
         "conclusions": conclusions,
@@ -81,23 +91,16 @@ def render_report(
         "failures": failure_groups(failures(store, runs, axes)),
         "failure_counts": failure_counts(runs),
         "summary": summary(runs, axes),
-        "timelines": drawn.by_run,
         "charts": charts_of(store, runs, axes, texts),
         "idle_parts": idle_parts(ok_runs(runs), axes),
         "idle_answers": _idle_answers(store, ok_runs(runs), judged),
-        "groups": drawn.groups,
         "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         "names": {run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
         "bubbles": bubbles(ok_runs(runs), axes),
         "environments": environments(runs),
         "verifications": verifications(runs),
-        "command": command,
-        "sweep_text": sweep_text,
         "sweep_file": common(runs, "sweep_file"),
     }
-    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
-    shown = {**values, "damaged": damaged, "contents": _contents(values, damaged), "live": live}
-    return render("report.html", assets=assets, **shown)
 
 
 def write_report(

@@ -13,10 +13,8 @@ drops deleted reports, and of two sweeps that end together the later one lists t
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from ppbench.console import note
@@ -43,17 +40,14 @@ from ppbench.report.pages.provenance import (
     read_about,
 )
 from ppbench.report.scripts import (
-    Picture,
     check_shareable,
     figure_json,
     library,
-    plain_json,
     script_json,
     shared_name,
     write_shared,
 )
 
-_LEVEL = 9  # explicit, as the default may change
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
@@ -91,13 +85,7 @@ def environment() -> jinja2.Environment:
     made.globals["plotly_js"] = Markup(library())  # noqa: S704 - plotly's own, not user text
     made.filters["figure_json"] = figure_json
     made.filters["script_json"] = script_json
-    made.filters["packed_figure"] = packed_figure
-    made.filters["packed"] = pack_bytes
     return made
-
-
-def packed_figure(figure: go.Figure | Picture) -> str:
-    return pack_text(plain_json(figure))
 
 
 def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Assets.inline) -> None:
@@ -111,16 +99,6 @@ def write_page(path: Path, text: str, option: str = "-o", assets: Assets = Asset
         write_shared(path.parent, option)
     with whole_file(path, option) as file:
         file.write(text.encode("utf-8"))
-
-
-def pack_bytes(data: bytes) -> str:
-    """Return `data` deflated (zlib format, RFC 1950) in base64."""
-    return base64.b64encode(zlib.compress(data, _LEVEL)).decode("ascii")
-
-
-def pack_text(text: str) -> str:
-    """Return the text in UTF-8, packed by `pack_bytes`."""
-    return pack_bytes(text.encode("utf-8"))
 
 
 NAME = "index.html"

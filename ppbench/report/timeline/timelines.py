@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -25,7 +26,7 @@ from ppbench.display.explanation import has_parts, headline
 from ppbench.display.fields import figure
 from ppbench.display.units import MISSING, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError, first_line
-from ppbench.report.scripts import Picture
+from ppbench.report.scripts import Picture, pack_bytes, packed_figure
 from ppbench.report.timeline.gantt import gantt_with_detail
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import Detail
@@ -40,7 +41,10 @@ _ACTION = ["op", "stage", "microbatch"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """A figure of measured or planned steps, with its title and facts."""
+    """A figure of measured or planned steps, with its title and facts.
+
+    It crosses to another process packed, as a page embeds it, without its picture.
+    """
 
     name: str
     facts: str
@@ -49,6 +53,23 @@ class Timeline:
     explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if unknown
     run_ids: tuple[str, ...] = ()
     is_failed: bool = False  # a single failed run, with its finished actions
+
+    @cached_property
+    def height(self) -> int:
+        return int(self.picture["layout"]["height"])
+
+    @cached_property
+    def packed(self) -> str:
+        return packed_figure(self.picture)
+
+    @cached_property
+    def columns(self) -> tuple[str, str] | None:
+        """The name of the packed columns that the figure needs, and the columns."""
+        return None if self.detail is None else (self.detail.name, pack_bytes(self.detail.columns))
+
+    def __getstate__(self) -> dict[str, object]:
+        embedded = {name: getattr(self, name) for name in ("height", "packed", "columns")}
+        return {**vars(self), **embedded, "picture": {}, "detail": None}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import base64
 import string
 import zlib
 
-from ppbench.report.pages.templates import pack_bytes, pack_text
+from ppbench.report.scripts import pack_bytes, pack_text
 
 
 def test_what_is_packed_inflates_to_the_same_bytes():
