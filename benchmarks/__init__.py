@@ -16,6 +16,7 @@ BENCHMARKS: tuple[str, ...] = (
     "core",
     "split_backward",
     "report",
+    "reports",
     "timeline",
     "starting",
     "store",

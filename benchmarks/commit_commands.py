@@ -71,10 +71,10 @@ def main() -> None:
         sides = {"new": ROOT, "old": stack.enter_context(work_tree(settings.commit))}
         (folder / "short.toml").write_text(SWEEP, encoding="utf-8")
         make_compacted(folder / "large", settings.runs)
-        _run(sides["old"], folder, "sweep", "short.toml", "--no-report")
+        run_command(sides["old"], folder, "sweep", "short.toml", "--no-report")
         for name, words in _commands().items():
             arms: dict[str, Callable[[], object]] = {
-                f"{name}, {side}": functools.partial(_run, tree, folder, *words)
+                f"{name}, {side}": functools.partial(run_command, tree, folder, *words)
                 for side, tree in sides.items()
             }
             compared[name] = timed_in_turns(arms, settings.rounds)
@@ -107,7 +107,7 @@ def _commands() -> dict[str, list[str]]:
     }
 
 
-def _run(tree: Path, folder: Path, *words: str) -> str:
+def run_command(tree: Path, folder: Path, *words: str) -> str:
     """Run a command of a work tree; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", PPBENCH, *words],
@@ -123,7 +123,7 @@ def _run(tree: Path, folder: Path, *words: str) -> str:
 def _overhead(tree: Path, folder: Path) -> float:
     """Median of the steps with spans over those without, as `ppbench overhead` measures it."""
     words = [str(tree / word) if word.startswith("sweeps/") else word for word in OVERHEAD]
-    (case,) = json.loads(_run(tree, folder, *words))
+    (case,) = json.loads(run_command(tree, folder, *words))
     return float(case["spans_ratio"])
 
 

@@ -9,7 +9,7 @@ explanation.what_if             # the modelled step, with other costs and other 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ppbench.analysis.whatif import (
     stored_program,
     without_outliers,
 )
+from ppbench.console import note
 from ppbench.display.cases import cautions_of, settings_text, usual_axes
 from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.display.explanation import explain as sentences_of
@@ -214,7 +215,24 @@ def explain(run: str, *, results: str | Path = "results") -> Explanation:
 
 def explanation_of(store: Store, name: str) -> Explanation:
     """The explanation of one run of a store, as `explain` gives it."""
-    run = store.find(name)
+    return _explained(store, store.find(name))
+
+
+def explanations_of(store: Store, names: Sequence[str]) -> list[Explanation]:
+    """The explanations of runs, and of all runs of a sweep of these names.
+
+    Of several runs, those that are not ok are left out, with a note. Raises as `explain` does.
+    """
+    runs = store.named(names)
+    is_ok = runs["status"].eq("ok")
+    if not is_ok.any():
+        is_ok[:] = True
+    for _, run in runs[~is_ok].iterrows():
+        note(f"run {run['run_id']}: left out, its status is {run['status']}")
+    return [_explained(store, run) for _, run in runs[is_ok].iterrows()]
+
+
+def _explained(store: Store, run: pd.Series) -> Explanation:
     if run["status"] != "ok":
         raise UsageError(
             f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "

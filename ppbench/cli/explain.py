@@ -1,4 +1,4 @@
-"""`ppbench explain`: where a run's idle time went, by rank, and what its step could be instead."""
+"""`ppbench explain`: where runs' idle time went, by rank, and what their steps could be instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ppbench.cli.options import RESULTS, HowToPrint, Run, StoredResults, print_text
+from ppbench.cli.options import RESULTS, HowToPrint, Runs, StoredResults, print_text
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, render
 
@@ -26,17 +26,25 @@ BY_RANK_HEADING = (
 WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
 
 
-def explain(run: Run, results: StoredResults = RESULTS, how: HowToPrint = Format.table) -> None:
-    """Explain where a run's idle time went, and how long its step would take otherwise."""
-    from ppbench.explanation import explain as explanation_of
+def explain(runs: Runs, results: StoredResults = RESULTS, how: HowToPrint = Format.table) -> None:
+    """Explain where runs' idle time went, and how long their steps would take otherwise."""
+    import pandas as pd
 
-    explanation = explanation_of(run, results=results)
+    from ppbench.explanation import explanations_of
+    from ppbench.store import Store
+
+    explanations = explanations_of(Store(results), runs)
     if how is Format.json:
-        print(json.dumps(explanation.as_dict(), indent=2, allow_nan=False))
+        facts = [explanation.as_dict() for explanation in explanations]
+        one_or_all = facts[0] if len(facts) == 1 else facts
+        print(json.dumps(one_or_all, indent=2, allow_nan=False))
     elif how is Format.csv:
-        print(render(explanation.frame, how, []))
+        frames = {explanation.run["run_id"]: explanation.frame for explanation in explanations}
+        several = pd.concat(frames, names=["run_id"]).reset_index("run_id")
+        print(render(explanations[0].frame if len(frames) == 1 else several, how, []))
     else:
-        print_text("\n\n".join(_paragraphs(explanation, how)), how)
+        paragraphs = (text for each in explanations for text in _paragraphs(each, how))
+        print_text("\n\n".join(paragraphs), how)
 
 
 def _paragraphs(explanation: Explanation, how: Format) -> Iterator[str]:

@@ -105,6 +105,14 @@ Run = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run ids, unique beginnings or ends of them, `last`, or names of sweeps.",
+        autocompletion=completion.runs,
+    ),
+]
 LastSweepRuns = Annotated[
     list[str] | None,
     typer.Argument(

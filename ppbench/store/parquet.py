@@ -229,8 +229,9 @@ def read_sound_files(
     with contextlib.suppress(DamagedError):
         for path in paths:
             with contextlib.suppress(FileNotFoundError), TableFile(path, name) as file:
-                raw[path] = file.raw_rows(columns)
-                check_own(path, raw[path])
+                with damage_in(path):
+                    raw[path] = _of_some_run(file.raw_rows(columns))
+                    check_own(path, raw[path])
                 is_sealed &= file.footer.is_sealed
         if not raw:
             return {}
@@ -305,7 +306,10 @@ def _source(raw: IO[bytes], path: Path) -> object:
 
 def rows_of(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
     """Rows of a file as `documented`, without those that have no run id."""
-    rows = documented(table, name, columns)
+    return _of_some_run(documented(table, name, columns))
+
+
+def _of_some_run(rows: pa.Table) -> pa.Table:
     return rows.filter(rows[RUN_ID].is_valid()) if rows[RUN_ID].null_count else rows
 
 

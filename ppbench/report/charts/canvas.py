@@ -194,13 +194,15 @@ def legend_key(name: str, marker: Mapping[str, object]) -> go.Scatter:
 
 def caution_notes(cases: pd.DataFrame) -> pd.Series:
     """Return the hover notes of cases that were oversubscribed or not finite."""
-    notes = cases["is_oversubscribed"].map({True: OVERSUBSCRIBED_NOTE, False: ""})
-    return notes + cases["is_not_finite"].map({True: NOT_FINITE_NOTE, False: ""})
+    marks = zip(cases["is_oversubscribed"], cases["is_not_finite"], strict=True)
+    notes = [OVERSUBSCRIBED_NOTE * shared + NOT_FINITE_NOTE * broken for shared, broken in marks]
+    return pd.Series(notes, cases.index, dtype=object)
 
 
 def launch_notes(cases: pd.DataFrame) -> pd.Series:
     """Return hover notes on the number of launches that a median is taken over."""
-    return cases["num_launches"].map(lambda n: f"<br>median of {n} launches" if n > 1 else "")
+    notes = [f"<br>median of {n} launches" if n > 1 else "" for n in cases["num_launches"]]
+    return pd.Series(notes, cases.index, dtype=object)
 
 
 def _hover(panels: Panels, text: str) -> str:
@@ -209,7 +211,7 @@ def _hover(panels: Panels, text: str) -> str:
 
 def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> np.ndarray:
     """Return the `customdata` of each case or point: its case's name, and the notes on it."""
-    return np.column_stack([cases["text"].map(figure_text), notes])
+    return np.column_stack([list(map(figure_text, cases["text"])), notes])
 
 
 def _notes(cases: pd.DataFrame, *, with_spread: bool) -> pd.Series:
