@@ -24,14 +24,13 @@ from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.search import anneal, list_schedule, play_rows, refill
 from engine.plan.table import Table
 
-VISITS = 100_000_000
+VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
 
-NUM_STARTS = 3
-"""Candidates that are improved."""
-
-REACH = 8
-"""Places by which an action is moved at most."""
+ANNEALINGS = ((1, 8), (4, 8), (4, 40))
+"""Of each candidate that is improved: what part of the longest action a move may cost at first, as
+one over so much, and by how many places it may take an action. Small problems gain most by the
+first, large ones by the others."""
 
 NUM_PATIENT = 4
 """Candidates that are filled again with patience."""
@@ -60,7 +59,7 @@ def solve(problem: Problem, effort: float = 1.0) -> Solution:
     """
     bound = lower_bound(problem)
     search = _Search(problem, bound, round(effort * VISITS))
-    found = heapq.nsmallest(NUM_STARTS, search.candidates(), key=itemgetter(0))
+    found = heapq.nsmallest(len(ANNEALINGS), search.candidates(), key=itemgetter(0))
     makespan, row = found[0]
     if makespan > bound:
         makespan, row = search.improve(found, bound)
@@ -216,20 +215,23 @@ class _Search:
 
     def improve(self, found: list[Candidate], enough: int) -> Candidate:
         """The best that the first of the candidates become by moving actions."""
-        best = found[0]
-        num_moves = self.num_moves // len(found)
+        best, num_moves = found[0], self.num_moves // len(found)
         for seed, (_, row) in enumerate(found if num_moves else ()):
-            best = min(best, self.annealed(row, num_moves, seed, enough), key=itemgetter(0))
+            part, reach = ANNEALINGS[seed]
+            settings = num_moves, max(self.took) // part, reach, enough
+            best = min(best, self.annealed(row, settings, seed), key=itemgetter(0))
             if best[0] <= enough:
                 break
         return best
 
-    def annealed(self, row: array[int], num_moves: int, seed: int, enough: int) -> Candidate:
+    def annealed(
+        self, row: array[int], settings: tuple[int, int, int, int], seed: int
+    ) -> Candidate:
+        """The best of the rows that actions moved at random lead to."""
         given, best, offset = row[:], row[:], self.shape[3]
         lengths = (range(offset[rank], offset[rank + 1]) for rank in range(self.num_ranks))
         owner = array("q", [rank for rank, places in enumerate(lengths) for _ in places])
         work = filled(0, self.size), filled(0, self.size), owner
-        settings = num_moves, max(self.took), REACH, enough
         costs = self.took, self.memory, *self.transfers
         arguments = self.shape, *costs, given, best, self.play_state(), work, settings
         return run(self.visits, anneal, *arguments, array("q", [seed])), best
