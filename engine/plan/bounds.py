@@ -13,8 +13,8 @@ So the starts of P, renumbered, obey these differences, and the longest path to 
 
     chain       F(s, n) -> F(s+1, n) -> ... -> I(S-1, n) -> ... -> I(0, n), and I(s, n) -> W(s, n),
                 a transfer more between ranks
-    order       F(s, n) -> F(s, n+1), and so for I and W, with the transfer more where messages
-                leave the rank and block it, or at least its length where they share a channel
+    order       F(s, n) -> F(s, n+1), and so for I and W, with the transfer more where the message
+                blocks its sender
     memory      I(s, n) -> F(s, n+k): whoever is between F and I of a stage holds it and all stages
                 before it on the rank, and k of them fill the limit
                 W(s, n) -> F(s, n+k): k that have not been through W fill the limit

@@ -162,11 +162,9 @@ class _Search:
         late = max(map(max, heads)) + tails[0][0]
         for table in ([[-tail for tail in row] for row in tails], heads):
             yield array("q", itertools.chain(*table))
-            parts = (
-                table[at : at + self.num_stages] for at in range(0, len(table), self.num_stages)
-            )
-            shifts = zip((0, -late, late), parts, strict=True)
-            yield array("q", [key + shift for shift, part in shifts for row in part for key in row])
+            shifts = [shift for shift in (0, -late, late) for _ in range(self.num_stages)]
+            rows = zip(table, shifts, strict=True)
+            yield array("q", [key + shift for row, shift in rows for key in row])
 
     def families(self) -> Iterator[Candidate]:
         """Rows of the registry's schedules that have this placement and keep within the limits."""
