@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pandas as pd
@@ -38,7 +39,10 @@ def drawn_beside(store: Store, runs: pd.DataFrame, axes: Axes) -> Iterator[Calla
         drawing = pool.submit(_timelines_and_damage, store.folder, runs, axes)
 
         def wait() -> Timelines:
-            drawn, damaged = drawing.result()
+            try:
+                drawn, damaged = drawing.result()
+            except BrokenProcessPool:  # killed, as where memory is short
+                return timelines(store, runs, axes)
             store.report_damage(damaged)
             return drawn
 

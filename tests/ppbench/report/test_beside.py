@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 from command import ppbench
 from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
+from ppbench.report.pages import beside
 from ppbench.report.pages.beside import LEAST_RUNS
 from ppbench.report.pages.report import report_runs
 from ppbench.store import Store
@@ -31,3 +34,12 @@ def test_a_second_process_draws_the_same_timelines_and_tells_of_damage_once(
     store = Store(Path("results"))
     with_threads = report_runs(store, [], tmp_path / "this.html", tmp_path / "reports")
     assert with_threads.read_text("utf-8") == page
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(beside, "_timelines_and_damage", end_at_once)
+    after_a_kill = report_runs(store, [], tmp_path / "killed.html", tmp_path / "reports")
+    assert after_a_kill.read_text("utf-8") == page
+
+
+def end_at_once(*_: object) -> None:
+    """As a process that the kernel kills."""
+    os._exit(9)
