@@ -16,8 +16,8 @@ import warm
 from ppbench.console import print_notes
 
 LONGEST = (
-    "test_failures",
     "test_real_repository",
+    "test_failures",
     "test_first_screen",
     "test_split",
     "test_living_workers",

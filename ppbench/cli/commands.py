@@ -57,7 +57,7 @@ COMMANDS = [
     ),
     Entry(
         *(LOOK, "explain", "explain:explain"),
-        "Explain where a run's idle time went, and how long its step would take otherwise.",
+        "Explain where runs' idle time went, and how long their steps would take otherwise.",
     ),
     Entry(
         *(LOOK, "report", "report:report"),

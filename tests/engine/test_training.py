@@ -225,6 +225,7 @@ def test_compiled_layers_compute_the_same(monkeypatch, backend):
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    torch.compiler.reset()  # what other tests have compiled
     counters.clear()
     losses, _ = outcome_of(config("1f1b", 1, 2, dtype="float32", compile=True), 2)
     assert counters["frames"] == {"total": 1, "ok": 1}  # equal layers share one compilation

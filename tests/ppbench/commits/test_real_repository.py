@@ -42,7 +42,7 @@ steps = 5
 costs = "costs.toml"
 """
 COSTS = "F_ms = [{F}, {slow}]\nI_ms = [{half}, {half_slow}]\nW_ms = [{half}, {half_slow}]\n"
-F_MS = 90.0
+F_MS = 180.0
 SPREAD = (1, 3, 4, 6, 7)
 """The commits that `backfill --max 5` measures; the bisection has measured most of them."""
 PATIENCE_S = 570
@@ -50,7 +50,7 @@ PATIENCE_S = 570
 
 def costs(number: int) -> str:
     if number == BROKEN:
-        return "F_ms = [90, oops\n"
+        return "F_ms = [180, oops\n"
     factor = 1.25 if number >= SLOWER else 1.0
     halves = {"half": F_MS / 2, "half_slow": F_MS / 2 * factor}
     return COSTS.format(F=F_MS, slow=F_MS * factor, **halves)

@@ -117,7 +117,7 @@ def test_the_same_again_is_another_launch_and_another_name_another_case(tmp_path
 def test_every_command_takes_an_imported_run(tmp_path):
     results = tmp_path / "results"
     imported(two_ranks(tmp_path), tmp_path)
-    assert "1f1b" in output_of(explain, "last", results)
+    assert "1f1b" in output_of(explain, ["last"], results)
     assert "imported" in output_of(show, "last", results)
     last = ["last"]
     assert timeline_of_runs(

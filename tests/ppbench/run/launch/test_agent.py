@@ -134,7 +134,8 @@ def test_what_a_worker_has_started_ends_with_it(launch, tmp_path):
     text = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-(here / f"child-{rank}").write_text(str(child.pid))
+(here / f"unnamed-{rank}").write_text(str(child.pid))
+(here / f"unnamed-{rank}").rename(here / f"child-{rank}")  # whole as soon as it is there
 wait_for("child-0", "child-1")
 os.kill(os.getpid(), signal.SIGKILL)
 """
