@@ -228,7 +228,7 @@ def test_compiled_layers_compute_the_same(monkeypatch, backend):
     torch.compiler.reset()  # what other tests have compiled
     counters.clear()
     losses, _ = outcome_of(config("1f1b", 1, 2, dtype="float32", compile=True), 2)
-    assert counters["frames"] == {"total": 1, "ok": 1}  # equal layers share one compilation
+    assert counters["frames"]["ok"] == counters["frames"]["total"] > 0
     expected, _ = outcome_of(config("1f1b", 1, 2, dtype="float32"), 2)
     assert losses == pytest.approx(expected, rel=1e-5)
 
