@@ -13,11 +13,11 @@ demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 docs: $(INSTALLED)  ## the documentation as a site, with a gallery of sweeps run for it: build/site/index.html
 	$(BIN)/python docs/site/build.py
 
-test: $(INSTALLED)  ## six processes: starting and ending ranks leaves a core idle at times
-	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED)  ## four processes: starting and ending ranks leaves a core idle at times
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-all: $(INSTALLED)  ## the same tests, randomised campaigns with all their examples
-	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --thorough
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --thorough
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 
 HERE = Path(__file__).parents[2]
 PATIENCE_S = 600
-TIMEOUT_S = 4
+TIMEOUT_S = 8
 SWEEP = """\
 name = "faulty"
 device = "cpu"
