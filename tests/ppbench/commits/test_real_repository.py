@@ -159,7 +159,7 @@ def test_no_work_tree_is_left_behind(repository, backfilled):
 
 @pytest.fixture(scope="module")
 def compared(repository, backfilled):
-    """The commit and the one before it; of both there are launches already, and five are asked for."""
+    """The commit and the one before it, of five launches each; some are there already."""
     folder, shas = repository
     words = (shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run", "--launches", "5")
     return ppbench(folder, "compare", *words)
