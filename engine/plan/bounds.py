@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 
 def lower_bound(problem: Problem) -> int:
-    """Nanoseconds that no program within the limits is faster than.
+    """A time in nanoseconds below which no program within the limits can end.
 
     Raises NoProgramError where there is none.
     """

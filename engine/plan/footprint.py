@@ -125,7 +125,7 @@ def _kinds(lowered: Program) -> Iterator[StageOp]:
 
 
 def _costs_by_kind(lowered: Program, costs: Costs, messages: Messages) -> tuple[array[int], ...]:
-    """What the first action of a kind costs, a later one, and what goes after each."""
+    """By kind: the costs of its first action and of a later one, and what is let go after each."""
     first, later = (
         [costs.of(kind, is_first=is_first) for kind in _kinds(lowered)]
         for is_first in (True, False)
@@ -169,7 +169,7 @@ def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: 
     net_bytes = sum(costs.of((stage, one), is_first=False).net_bytes for one in (Op.F, *halves))
 
     def handed(op: Op, message_bytes: int) -> int:
-        """To its SEND as measured, to a neighbour on this rank all of it."""
+        """What goes with the message: as measured at a SEND, all of it to a stage of this rank."""
         if outgoing(Action(stage, op, 0), lowered) is None:
             return message_bytes
         return costs.of((stage, op), is_first=False).handed_bytes

@@ -162,7 +162,7 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
 
 
 def _lines_of(lowered: Program, sharing: Sharing) -> tuple[array[int], array[int]]:
-    """By kind the number of a transfer's line, and that of its other end's; 0 without a message."""
+    """Number the lines: by kind, that of a transfer and that of its other end; 0 without one."""
     names: dict[_Line, int] = {}
     lines = filled(0, lowered.num_stages * len(OPS)), filled(0, lowered.num_stages * len(OPS))
     for op in SEND_OPS | RECV_OPS:
@@ -192,7 +192,7 @@ def _line(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
 
 
 def _wrong_message(lowered: Program, index: int, lines: Ints, first: Ints) -> ProgramError:
-    """Of a RECV that is the first of its line, as is the SEND of another microbatch."""
+    """The error of a RECV that would take the message of another microbatch."""
     receive = lowered.table.at(index)
     send = counterpart(receive)
     channel = edge_of(send)
@@ -205,7 +205,7 @@ def _wrong_message(lowered: Program, index: int, lines: Ints, first: Ints) -> Pr
 
 
 class _Hang:
-    """Where a program stands when nothing moves: positions in its table, firsts of lines."""
+    """A program in which nothing can move: where each rank stands, and the first of each line."""
 
     def __init__(
         self, lowered: Program, sharing: Sharing, position: Ints, heads: Sequence[int]

@@ -1,4 +1,4 @@
-"""What a program is looked for: a pipeline, its durations, and how much each rank can hold.
+"""A problem for the solver: a pipeline, its durations, and how much each rank can hold.
 
 Memory is counted in one unit, such as bytes. A microbatch's forward on a stage takes what the stage
 holds after it; the input-gradient half leaves part of that, the weight-gradient half nothing:
@@ -18,7 +18,7 @@ from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
 
 
 class NoProgramError(ValueError):
-    """No program keeps within the limits; `least` are the lowest that one would, by rank."""
+    """No program keeps within the limits; `least` are the lowest that allow one, by rank."""
 
     def __init__(self, limits: tuple[int, ...], least: tuple[int, ...]) -> None:
         self.least = least

@@ -89,7 +89,7 @@ class Kinds(NamedTuple):
 
 @lru_cache(maxsize=64)
 def kinds_of(placement: Placement, width: int, made_by: Maker = filled) -> Kinds:
-    """`width` is the number of microbatches."""
+    """The arrays for a placement; `width` is the number of microbatches."""
     num_stages = placement.num_stages
     users = [*placement.ranks, *reversed(placement.ranks), *placement.ranks[:1]]  # of each link
     crosses = [False, *(here != there for here, there in itertools.pairwise(users))]
@@ -110,7 +110,7 @@ MOST_NS = 2**63 - 1
 
 
 def num_links(program: Program) -> int:
-    """One before each F and each I, and one before the last W."""
+    """The number of links: one before each F and each I, and one before the last W."""
     return 2 * program.num_stages + 1
 
 
@@ -235,7 +235,7 @@ def play(
 def _call_of(
     compute: Program, took: Ints, made_by: Maker, transfer_ns: int, overlaps: bool
 ) -> tuple[Any, ...]:
-    """These are the arguments of `kernels.play`."""
+    """The arguments of `kernels.play` for one program."""
     table, width, links = compute.table, compute.num_microbatches, num_links(compute)
     size = table.num_actions
     if size * (max(took, default=0) + transfer_ns) > MOST_NS:
