@@ -30,7 +30,7 @@ TRANSFERS = TransferModel(latency_ns=1000)
 
 
 def generated(num_actions: int) -> dict[str, float]:
-    """The peak of the process, from the generator to the times."""
+    """Return the peak of the process, from the generator to the times."""
     began = time.perf_counter()
     program = build_program("interleaved_zb", NUM_RANKS, num_actions // 384 * 8, 2)
     check(program)
@@ -41,7 +41,7 @@ def generated(num_actions: int) -> dict[str, float]:
 
 
 def given(num_actions: int) -> dict[str, float]:
-    """What is held in the end: the arrays of the plan, and two times of each action."""
+    """Return the bytes held in the end: the arrays of the plan, and two times of each action."""
     _simulate(_one_f_one_b(NUM_RANKS))  # loads what is needed
     before = _held_bytes()
     program = _one_f_one_b(num_actions // (2 * NUM_RANKS))

@@ -152,6 +152,12 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return options
 
 
+def _without_place(value: object) -> object:
+    """Return the name alone of an absolute path: where it lies is of one machine."""
+    is_path = isinstance(value, (str, Path)) and Path(value).is_absolute()
+    return Path(str(value)).name if is_path else value
+
+
 def write(
     name: str,
     settings: argparse.Namespace,
@@ -160,8 +166,9 @@ def write(
     figures: Iterable[Figure] = (),
 ) -> Outcome:
     """Write the outcome of a benchmark to `NAME.json`, and print it."""
-    options = {key: value for key, value in vars(settings).items() if key != "results"}
-    command = shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    options = {key: _without_place(v) for key, v in vars(settings).items() if key != "results"}
+    arguments = map(str, map(_without_place, sys.argv[1:]))
+    command = shlex.join(["python", "-m", f"benchmarks.{name}", *arguments])
     outcome = Outcome(name, command, options, surroundings, tuple(ratios), tuple(figures))
     settings.results.mkdir(parents=True, exist_ok=True)
     (settings.results / f"{name}.json").write_text(outcome.as_json(), encoding="utf-8")

@@ -229,7 +229,7 @@ def _simulating(program: Program) -> Callable[[], object]:
 
 
 def _unproved(program: Program) -> Program:
-    """The same program, of which nothing is known yet."""
+    """Return the same program before any proof about it."""
     return replace(program, actions=Table(*program.table.arrays))
 
 

@@ -106,7 +106,7 @@ def _run_compiled(kernel: Callable[..., Result], arguments: tuple[object, ...]) 
 
 @cache
 def _can_compile() -> bool:
-    """Whether numba is there and not told to leave Python as it is."""
+    """Return whether numba can be imported and has not been switched off."""
     try:
         import numba
     except ImportError as error:

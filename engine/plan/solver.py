@@ -28,9 +28,9 @@ VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
 
 ANNEALINGS = ((1, 8), (4, 8), (4, 40))
-"""Of each candidate that is improved: what part of the longest action a move may cost at first, as
-one over so much, and by how many places it may take an action. Small problems gain most by the
-first, large ones by the others."""
+"""One search for each candidate: a move may cost at first the longest action divided by the first
+number, and takes an action by at most the second number of places. Small problems gain most by the
+first search, large ones by the others."""
 
 NUM_PATIENT = 4
 """Candidates that are filled again with patience."""
