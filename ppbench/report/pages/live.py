@@ -102,7 +102,7 @@ class LiveReport:
 
     def _has_started(self) -> bool:
         pipe = self._process.stdout
-        if not self._is_ready and pipe is not None and select.select([pipe], [], [], 0)[0]:
+        if not self._is_ready and pipe is not None and _has_data(pipe.fileno()):
             self._is_ready = True
         return self._is_ready
 
@@ -146,11 +146,18 @@ def main() -> None:
             write_live(page, state["run_ids"], state["done"])
 
 
+def _has_data(descriptor: int) -> bool:
+    """Return whether a pipe can be read at once: it holds data, or its other end is closed."""
+    poll = select.poll()  # unlike select, for descriptors above 1023 too
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _newest_lines(descriptor: int) -> Iterator[str]:
     """Yield the first line, then always the newest: states that have passed are left out."""
     held, is_first = b"", True
     while True:
-        while b"\n" not in held or (not is_first and select.select([descriptor], [], [], 0)[0]):
+        while b"\n" not in held or (not is_first and _has_data(descriptor)):
             data = os.read(descriptor, _READ_BYTES)
             if not data:
                 break
