@@ -1,0 +1,105 @@
+"""The costs of a model's layers, from which a planner makes the costs of stages.
+
+A model is what stands before its layers (embeddings), its layers, and what follows them (final
+norm, head and loss). All costs are of one microbatch of a given size. A stage costs the sum of its
+layers and, for each of its actions, what a runtime adds to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Costs of one layer for one microbatch: times in nanoseconds, memory in bytes.
+
+    `error` is the relative standard error of each of its times. A whole backward need not take as
+    long as its halves. `held_after_forward` is what stays from its forward on, its input included;
+    `held_after_input` the part of that which the input-gradient half leaves; `transient_bytes` what
+    it allocates at its highest besides. `static_bytes` are parameters, gradients, optimizer state
+    and buffers. `message_bytes` is its output, sent where a stage ends with it.
+    """
+
+    forward_ns: float
+    backward_ns: float
+    input_ns: float
+    weight_ns: float
+    error: float = 0.0
+    held_after_forward: int = 0
+    held_after_input: int = 0
+    transient_bytes: int = 0
+    static_bytes: int = 0
+    message_bytes: int = 0
+    optimizer_ns: float = 0.0
+
+
+NOTHING = LayerCosts(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of one stage, as those of a layer; its times are whole nanoseconds."""
+
+    forward_ns: int
+    backward_ns: int
+    input_ns: int
+    weight_ns: int
+    held_after_forward: int
+    held_after_input: int
+    transient_bytes: int
+    static_bytes: int
+    message_bytes: int
+    optimizer_ns: int
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """Costs of a model for one size of microbatch, with layers recomputed or not."""
+
+    before: LayerCosts
+    layers: tuple[LayerCosts, ...]
+    after: LayerCosts
+    action_ns: float = 0.0  # what a runtime adds to each action
+
+    def of_stage(self, layers: range, *, is_first: bool, is_last: bool) -> StageCosts:
+        """The costs of a stage that owns some contiguous layers."""
+        owned = [self.layers[layer] for layer in layers]
+        owned = [self.before] * is_first + owned + [self.after] * is_last
+        return _joined(owned, self.action_ns)
+
+    def of_stages(self, partition: Sequence[range]) -> list[StageCosts]:
+        """The costs of all stages, in order."""
+        last = len(partition) - 1
+        return [
+            self.of_stage(layers, is_first=stage == 0, is_last=stage == last)
+            for stage, layers in enumerate(partition)
+        ]
+
+
+@dataclass(frozen=True)
+class LinkCosts:
+    """A link between two ranks: a message takes `latency_ns` plus its bytes over `bytes_per_s`."""
+
+    latency_ns: float = 0.0
+    bytes_per_s: float = float("inf")
+    error: float = 0.0  # relative standard error of both
+
+    def message_ns(self, num_bytes: int) -> int:
+        return round(self.latency_ns + num_bytes / self.bytes_per_s * 1e9)
+
+
+def _joined(layers: Sequence[LayerCosts], action_ns: float) -> StageCosts:
+    return StageCosts(
+        forward_ns=round(action_ns + sum(layer.forward_ns for layer in layers)),
+        backward_ns=round(action_ns + sum(layer.backward_ns for layer in layers)),
+        input_ns=round(action_ns + sum(layer.input_ns for layer in layers)),
+        weight_ns=round(action_ns + sum(layer.weight_ns for layer in layers)),
+        held_after_forward=sum(layer.held_after_forward for layer in layers),
+        held_after_input=sum(layer.held_after_input for layer in layers),
+        transient_bytes=max((layer.transient_bytes for layer in layers), default=0),
+        static_bytes=sum(layer.static_bytes for layer in layers),
+        message_bytes=layers[-1].message_bytes if layers else 0,
+        optimizer_ns=round(sum(layer.optimizer_ns for layer in layers)),
+    )
