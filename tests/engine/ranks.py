@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import socket
 import tempfile
 import traceback
@@ -56,10 +57,15 @@ def in_a_process(function: Function, *arguments: Any) -> Any:
 
 
 def _answer(pipe: Connection, function: Function, arguments: tuple[Any, ...]) -> None:
+    """Send a call's result, or why it failed.
+
+    Pickled whole: torch would share the memory of each tensor, and a file of it would stay open.
+    """
     try:
-        pipe.send((None, function(*arguments)))
+        answer = pickle.dumps((None, function(*arguments)))
     except Exception:
-        pipe.send((traceback.format_exc(), None))
+        answer = pickle.dumps((traceback.format_exc(), None))
+    pipe.send_bytes(answer)
 
 
 class Ranks:
@@ -127,7 +133,7 @@ class Ranks:
 
 def _received(pipe: Connection) -> tuple[str | None, Any]:
     try:
-        answer: tuple[str | None, Any] = pipe.recv()
+        answer: tuple[str | None, Any] = pickle.loads(pipe.recv_bytes())
     except (EOFError, ConnectionError):
         return "it has died", None
     return answer
@@ -176,8 +182,5 @@ def _serve(rank: int, num_ranks: int, meeting: str, pipe: Connection) -> None:
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     while (task := pipe.recv()) is not None:
         function, is_member, arguments = task
-        try:
-            pipe.send((None, function(fabric, is_member, *arguments)))
-        except Exception:
-            pipe.send((traceback.format_exc(), None))
+        _answer(pipe, function, (fabric, is_member, *arguments))
     dist.destroy_process_group()
