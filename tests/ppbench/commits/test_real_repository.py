@@ -3,8 +3,9 @@ makes a stage half as slow again, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
 Steps are long, and the change is large: a rank that wakes up some milliseconds late is late by
-little, so that few launches tell, also beside other tests on the same cores. Their median counts, so two of the five may be disturbed. Starts take seconds each, so all
-tests look at one store, and no commit is measured more often than need be.
+little, so that few launches tell, also beside other tests on the same cores. Their median counts,
+so two of the five may be disturbed. Starts take seconds each, so all tests look at one store, and
+no commit is measured more often than need be.
 """
 
 from __future__ import annotations
