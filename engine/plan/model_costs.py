@@ -17,9 +17,10 @@ class LayerCosts:
 
     `error` is the relative standard error of each of its times. A whole backward need not take as
     long as its halves. `held_after_forward` is what stays from its forward on, its input included;
-    `held_after_input` the part of that which the input-gradient half leaves; `transient_bytes` what
-    it allocates at its highest besides. `static_bytes` are parameters, gradients, optimizer state
-    and buffers. `message_bytes` is its output, sent where a stage ends with it.
+    `held_after_input` what the input-gradient half leaves, which is more where a layer is
+    recomputed; `transient_bytes` what it allocates at its highest besides the more of both.
+    `static_bytes` are parameters, gradients, optimizer state and buffers. `message_bytes` is its
+    output, sent where a stage ends with it.
     """
 
     forward_ns: float

@@ -1,24 +1,52 @@
-"""Measures the time of each layer here, which a partition by measured cost balances.
+"""Measures the costs of each layer here: what a partition balances, and what a planner plans with.
 
-Each layer is built alone, run a few times and dropped, so that measuring needs no more memory than
-a layer. The loss is part of what the last stage bears.
+Each layer is built alone, run a few times and dropped, so that measuring needs little more memory
+than a layer; small layers are kept together and run in turns. The loss is part of what the last
+stage bears.
+
+A stage of several layers takes less than its layers alone: calling a stage takes its time, whatever
+is in it. So a few layers are also run as one stage, from which follows what each action adds:
+
+    alone      a + f    a + f    a + f          together    a + f + f + f
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engine.model.partition import Costs
-from engine.model.stage_module import Message, Model, gradient_message
-from engine.run.stage import Stage, Tensors
+from engine.model.stage_module import Model
+from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.run.clock import clock_for
+from engine.run.layer_bytes import PartBytes, measure_bytes
+from engine.run.layer_times import (
+    PartTimes,
+    are_told_apart,
+    median_error,
+    median_times,
+    relative_error,
+    run_whole,
+    sample,
+)
+from engine.run.lone_stage import Conditions, LoneStage, Parts
+from engine.run.optimizer import OptimizerSpec
 
 REPEATS = 5
+BUDGET_S = 2.0
+"""Seconds for the samples of all parts, beyond the fewest that are needed."""
+MOST_TOGETHER = 4
+"""Layers that are run as one stage, too."""
+KEPT_BYTES = 2**30
+"""About how many bytes the parts that are kept at a time may have, unless one alone has more."""
+_BYTES_PER_PARAMETER = 16  # in float32: weight, gradient and two numbers of an optimizer
+
+OnProgress = Callable[[int, int], None]
+"""Called with how many parts of a model have been measured, and of how many."""
 
 
 def measure_costs(
@@ -31,53 +59,202 @@ def measure_costs(
 
     `shape` is that of a microbatch's token ids. The median of a few repeats after one to warm up.
     """
-    num_layers = model.num_layers
-    alone = [range(0), *(range(i, i + 1) for i in range(num_layers)), range(num_layers, num_layers)]
-    messages = model.messages(alone, *shape)
-    ids = torch.randint(model.vocab_size, shape, device=device)
-    seconds = []
-    for stage in range(len(alone)):
-        module = model.build_stage(alone, stage, device)
-        sends = messages[stage] if stage < len(messages) else None
-        runner = Stage(module, sends, autocast or contextlib.nullcontext())
-        runner.begin_step(ids.numel())
-        inputs = (ids,) if stage == 0 else None
-        takes = messages[stage - 1] if stage else ()
-        seconds.append(_median_s(runner, inputs, takes, sends, ids, device))
-    return Costs(tuple(seconds[1:-1]), seconds[0], seconds[-1])
+    conditions = Conditions(shape, device, autocast or nullcontext())
+    parts, clock = Parts(model, _each_alone(model), conditions), clock_for(device)
+
+    def seconds_of(index: int) -> float:
+        part = parts.build(index)
+        _, *repeats = (run_whole(part, clock) for _ in range(REPEATS + 1))
+        return statistics.median(repeats) / 1e9
+
+    before, *layers, after = map(seconds_of, range(model.num_layers + 2))
+    return Costs(tuple(layers), before, after)
 
 
-def _median_s(
-    stage: Stage,
-    inputs: Tensors | None,
-    takes: Message,
-    sends: Message | None,
-    targets: Tensor,
+def measure_model_costs(
+    model: Model,
+    shape: tuple[int, int],
     device: torch.device,
-) -> float:
-    seconds = []
-    for _ in range(REPEATS + 1):
-        given = inputs or _made_up(takes, device)
-        gradients = None if sends is None else _made_up(gradient_message(sends), device)
-        _synchronize(device)
-        start = time.perf_counter()
-        stage.forward(0, given, targets)
-        stage.backward(0, gradients)
-        _synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    autocast: AbstractContextManager[object] | None = None,
+    optimizer: OptimizerSpec | None = None,
+    *,
+    recompute: bool = False,
+    budget_s: float = BUDGET_S,
+    on_progress: OnProgress | None = None,
+) -> ModelCosts:
+    """Times and bytes of each layer for one microbatch, and of what comes before and after them.
+
+    `shape` is that of a microbatch's token ids; `optimizer` None is a trainer's own default.
+    Samples are taken until the medians are within 2 %, or for about `budget_s` seconds. Equal
+    layers have equal times unless their samples differ by more than chance. What the forward before
+    a split backward takes longer counts as the latter's. With recomputation a split backward leaves
+    more than its forward took: `held_after_input` is then above `held_after_forward`.
+
+    Raises ModelError, and RuntimeError where bytes cannot be measured.
+    """
+    spec = OptimizerSpec() if optimizer is None else optimizer
+    conditions = Conditions(shape, device, autocast or nullcontext(), spec, recompute)
+    measuring = _Measuring(model, conditions, budget_s)
+    for group in measuring.groups:
+        measuring.measure(group)
+        if on_progress is not None:
+            on_progress(len(measuring.measured), model.num_layers + 2)
+    return _model_costs(measuring)
 
 
-def _made_up(message: Message, device: torch.device) -> Tensors:
-    """Random hidden states; whole numbers are zero, which every embedding knows."""
-    return tuple(
-        torch.randn(spec.shape, device=device).to(spec.dtype)
-        if spec.dtype.is_floating_point
-        else torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-        for spec in message
+def _each_alone(model: Model) -> list[range]:
+    """A partition with a stage for each layer, and for what comes before and after them."""
+    num_layers = model.num_layers
+    return [range(0), *(range(i, i + 1) for i in range(num_layers)), range(num_layers, num_layers)]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One part: its samples, round by round, and its bytes."""
+
+    samples: list[PartTimes]
+    sizes: PartBytes
+    message_bytes: int
+    kind: object
+
+
+class _Measuring:
+    """Measures a model's parts, group by group; a part is its stage in `_each_alone`."""
+
+    def __init__(self, model: Model, conditions: Conditions, budget_s: float) -> None:
+        self._model, self._conditions, self._budget_s = model, conditions, budget_s
+        self._clock = clock_for(conditions.device)
+        self._parts = Parts(model, _each_alone(model), conditions)
+        self.num_together = _num_together(model.costs)
+        self.groups = _groups(model.costs, self.num_together)
+        self.measured: dict[int, _Measured] = {}
+        self.together: list[PartTimes] = []
+
+    def measure(self, group: Sequence[int]) -> None:
+        """Build the parts of a group, run them and drop them; the first group's also as one."""
+        is_first = not self.measured and self.num_together > 0
+        built = [self._parts.build(index) for index in group]
+        run = [*built, self._built_together()] if is_first else built
+        share = len(group) / (self._model.num_layers + 2)
+        samples = sample(run, self._clock, self._budget_s * share)
+        if is_first:
+            self.together = samples.pop()
+        sizes = measure_bytes(built, self._conditions.device)
+        for index, part, times, size in zip(group, built, samples, sizes, strict=True):
+            self.measured[index] = _Measured(times, size, part.message_bytes, part.kind)
+
+    def _built_together(self) -> LoneStage:
+        """The first layers as one stage."""
+        alone, num = _each_alone(self._model), self.num_together
+        partition = [alone[0], range(num), *alone[num + 1 :]]
+        return Parts(self._model, partition, self._conditions).build(1)
+
+
+def _num_together(parameters: Costs) -> int:
+    """How many layers are run together, so that they fit; 0 where only one would."""
+    num, kept = 0, 0.0
+    for count in parameters.layers[:MOST_TOGETHER]:
+        kept += 2 * count * _BYTES_PER_PARAMETER  # they are run alone, too
+        num += kept <= KEPT_BYTES
+    return num if num > 1 else 0
+
+
+def _groups(parameters: Costs, num_together: int) -> list[list[int]]:
+    """The parts that are kept at a time: those first that are run together."""
+    counts = [parameters.before, *parameters.layers, parameters.after]
+    first = list(range(1, num_together + 1))
+    groups = [first] if first else []
+    kept = 2 * sum(counts[index] for index in first)
+    for index in range(len(counts)):
+        if index in first:
+            continue
+        if not groups or (kept + counts[index]) * _BYTES_PER_PARAMETER > KEPT_BYTES:
+            groups.append([])
+            kept = 0
+        groups[-1].append(index)
+        kept += counts[index]
+    return [sorted(group) for group in groups]
+
+
+def _model_costs(measuring: _Measuring) -> ModelCosts:
+    measured = [part for _, part in sorted(measuring.measured.items())]
+    added = _added_ns(measured, measuring.num_together, measuring.together)
+    of_ends = PartTimes(*(max(0.0, ns) for ns in added))
+    before, *layers, after = zip(measured, _pooled(measured), strict=True)
+    return ModelCosts(
+        _layer_costs(*before, of_ends),
+        tuple(_layer_costs(*layer, added) for layer in layers),
+        _layer_costs(*after, of_ends),
+        max(0.0, (added.forward + added.backward) / 2),
     )
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _added_ns(
+    measured: Sequence[_Measured], num_together: int, together: Sequence[PartTimes]
+) -> PartTimes:
+    """What a stage's call adds to each action; below 0 where layers slow each other down.
+
+    `together` are samples of the first layers as one stage. The median over rounds, each of which
+    has all layers alone and together; as far as it exceeds its own error, and at most what the
+    smallest part takes, which is called as well.
+    """
+    if not together:
+        return PartTimes(*[0.0] * len(PartTimes._fields))
+    rounds = zip(*(part.samples for part in measured[1 : num_together + 1]), strict=True)
+    added = [
+        [_excess(of_alone, whole) for *of_alone, whole in zip(*singles, both, strict=True)]
+        for singles, both in zip(rounds, together, strict=True)
+    ]
+    least = map(min, zip(*(median_times(part.samples) for part in measured), strict=True))
+    by_action = zip(*added, strict=True)
+    return PartTimes(
+        *(min(_beyond_error(ns), most) for ns, most in zip(by_action, least, strict=True))
+    )
+
+
+def _beyond_error(values: Sequence[float]) -> float:
+    """Their median, shrunk by the part of its square that its error explains."""
+    median, error = statistics.median(values), median_error(values)
+    return median * max(0.0, 1 - (error / median) ** 2) if median else 0.0
+
+
+def _excess(alone_ns: Sequence[float], together_ns: float) -> float:
+    return (sum(alone_ns) - together_ns) / (len(alone_ns) - 1)
+
+
+def _pooled(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
+    """Each part's samples, which are those of all equal layers where these cannot be told apart."""
+    by_kind: dict[object, list[int]] = {}
+    for index in range(1, len(measured) - 1):
+        by_kind.setdefault(measured[index].kind, []).append(index)
+    pooled = [part.samples for part in measured]
+    for equal in by_kind.values():
+        totals = [[times.total_ns for times in measured[index].samples] for index in equal]
+        if len(equal) > 1 and not are_told_apart(totals):
+            together = _flat(measured[index].samples for index in equal)
+            for index in equal:
+                pooled[index] = together
+    return pooled
+
+
+def _flat(lists: Iterable[list[PartTimes]]) -> list[PartTimes]:
+    return [times for of_part in lists for times in of_part]
+
+
+def _layer_costs(part: _Measured, samples: Sequence[PartTimes], added: PartTimes) -> LayerCosts:
+    times = median_times(samples)
+    own = PartTimes(*(ns - more for ns, more in zip(times, added, strict=True)))
+    split_ns = own.input + own.split_forward - own.forward
+    return LayerCosts(
+        forward_ns=max(0.0, own.forward),
+        backward_ns=max(0.0, own.backward),
+        input_ns=max(0.0, split_ns),
+        weight_ns=max(0.0, own.weight),
+        error=relative_error(samples),
+        held_after_forward=part.sizes.held_after_forward,
+        held_after_input=part.sizes.held_after_input,
+        transient_bytes=part.sizes.transient,
+        static_bytes=part.sizes.static,
+        message_bytes=part.message_bytes,
+        optimizer_ns=max(0.0, own.optimizer),
+    )

@@ -168,3 +168,29 @@ def drawing() -> nn.Sequential:
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
     return model
+
+
+class Repeated(nn.Module):
+    """A linear that is applied so many times, which its structure does not tell."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = self.linear(x).tanh()
+        return x
+
+
+def uneven_sequential() -> nn.Sequential:
+    """Equal layers, of which one takes thirty times as long."""
+    layers = [Repeated(times) for times in (1, 1, 30, 1)]
+    return nn.Sequential(nn.Embedding(256, 64), *layers, nn.Linear(64, 256))
+
+
+def linear_sequential() -> nn.Sequential:
+    """Layers whose bytes are known: a linear keeps its input, and its split backward both."""
+    linears = [nn.Linear(64, 64) for _ in range(3)]
+    return nn.Sequential(nn.Embedding(256, 64), *linears, nn.Linear(64, 256))

@@ -1,0 +1,119 @@
+"""Bytes of lone stages, cut out of a recording of their allocations.
+
+    whole    |  F  | send |  B  | send            split    |  F  | send |  I  | send |  W  |
+             +--------------------------- points: ---------+-----------------------------+
+
+At each point a few allocations of one odd size are recorded. Times would not do: the recording's
+clock and the host's differ by more than the time between two actions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.run.allocations import Change, record
+from engine.run.lone_stage import LoneStage
+from engine.run.memory import own_changes
+
+_POINT_BYTES = 41 * 512
+_POINT = 2 * [_POINT_BYTES, -_POINT_BYTES]
+_POINTS_OF_PART = 10
+
+
+class PartBytes(NamedTuple):
+    """Bytes that a part holds for one microbatch, and for all; see `engine.plan.model_costs`."""
+
+    held_after_forward: int
+    held_after_input: int
+    transient: int
+    static: int
+
+
+class _Segment(NamedTuple):
+    """What lies between two points: by how much the bytes rise at most, and in the end."""
+
+    rise: int
+    net: int
+
+
+def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[PartBytes]:
+    """Bytes of parts that have run a whole and a split microbatch before, and an update.
+
+    Raises RuntimeError where the device's allocator keeps no history.
+    """
+    _, recording = record(device, lambda: _walk(parts, device))
+    segments = [] if recording.changes is None else _segments(own_changes(recording.changes))
+    if len(segments) != _POINTS_OF_PART * len(parts) + 1:
+        raise RuntimeError(
+            f"{device}: the bytes of layers cannot be measured, since their allocations were not "
+            "recorded completely; use the native allocator (unset PYTORCH_CUDA_ALLOC_CONF) and run "
+            "no other profiler"
+        )
+    starts = range(1, len(segments), _POINTS_OF_PART)
+    return [
+        _bytes_of(segments[start : start + _POINTS_OF_PART - 1], part.static_bytes)
+        for start, part in zip(starts, parts, strict=True)
+    ]
+
+
+def _walk(parts: Sequence[LoneStage], device: torch.device) -> None:
+    """Run each part's microbatches, with a point before each action and message, and at the end."""
+    for part in parts:
+        for is_split in (False, True):
+            part.use(is_split=is_split)
+            _mark(device)
+            part.prepare_forward()
+            part.forward()
+            _mark(device)
+            part.send()
+            _mark(device)
+            part.prepare_backward()
+            (part.backward_input if is_split else part.backward)()
+            _mark(device)
+            part.send()
+        _mark(device)
+        part.backward_weight()
+        _mark(device)
+
+
+def _mark(device: torch.device) -> None:
+    for _ in range(len(_POINT) // 2):
+        torch.empty(_POINT_BYTES, dtype=torch.uint8, device=device)
+
+
+def _segments(changes: Sequence[Change]) -> list[_Segment]:
+    """The changes before the first point, between each two, and after the last."""
+    sizes = [change.num_bytes for change in changes]
+    parts: list[list[int]] = [[]]
+    at = 0
+    while at < len(sizes):
+        if sizes[at : at + len(_POINT)] == _POINT:
+            parts.append([])
+            at += len(_POINT)
+        else:
+            parts[-1].append(sizes[at])
+            at += 1
+    return [_Segment(max(itertools.accumulate(p, initial=0)), sum(p)) for p in parts]
+
+
+def _bytes_of(segments: Sequence[_Segment], static_bytes: int) -> PartBytes:
+    """Put a part's segments together, which begin with its first F."""
+    forward, sent, backward, _, split_forward, split_sent, split_input, input_sent, weight = (
+        segments
+    )
+    of_whole = forward.net + sent.net
+    of_split = split_forward.net + split_sent.net
+    held = max(0, of_whole, of_split)
+    after_input = max(0, of_split + split_input.net + input_sent.net)
+    above = (
+        forward.rise - held,
+        split_forward.rise - held,
+        of_whole + backward.rise - held,
+        of_split + split_input.rise - held,
+        weight.rise,
+    )
+    return PartBytes(held, after_input, max(0, *above), static_bytes)

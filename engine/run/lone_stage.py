@@ -1,0 +1,201 @@
+"""A part of a model alone: what stands before its layers, some layers, or what follows them.
+
+It is built as a stage of its own, with its optimizer, and fed with made-up messages. The whole and
+the split backward are run on the same weights. A split one needs another forward of the linears,
+which takes a little longer, so that it is in place only while a split one runs.
+
+    whole    F  B            split    F  I  W
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.stage_module import (
+    Message,
+    Model,
+    StageModule,
+    gradient_message,
+    message_bytes,
+)
+from engine.run.memory import storages
+from engine.run.optimizer import OptimizerSpec, build_optimizer
+from engine.run.recomputation import recompute_layers
+from engine.run.stage import Stage, Tensors
+
+_MICROBATCH = 0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the layers are run: the shape of a microbatch's token ids and a trainer's settings.
+
+    `autocast` is entered for each forward and must be reentrant. Without an optimizer none is run.
+    """
+
+    shape: tuple[int, int]
+    device: torch.device
+    autocast: AbstractContextManager[object]
+    optimizer: OptimizerSpec | None = None
+    recompute: bool = False
+
+
+class Parts:
+    """The stages of a partition of a model, to be built one by one."""
+
+    def __init__(self, model: Model, partition: Sequence[range], conditions: Conditions) -> None:
+        self._model, self._partition, self._conditions = model, partition, conditions
+        self._messages = model.messages(partition, *conditions.shape)
+        self._ids = torch.randint(model.vocab_size, conditions.shape, device=conditions.device)
+
+    def build(self, index: int) -> LoneStage:
+        """One stage of the partition with its weights. Raises ModelError."""
+        module = self._model.build_stage(self._partition, index, self._conditions.device)
+        takes = self._messages[index - 1] if index else None
+        sends = self._messages[index] if index < len(self._messages) else None
+        if self._conditions.recompute:
+            recompute_layers(module)
+        return LoneStage(module, takes, sends, self._ids, self._conditions)
+
+
+class LoneStage:
+    """One stage without neighbours, which holds one microbatch at a time.
+
+    Each forward and backward is prepared by making the message that it takes, and followed by
+    `send`, which lets go of the message that it has made.
+    """
+
+    def __init__(
+        self,
+        module: StageModule,
+        takes: Message | None,
+        sends: Message | None,
+        ids: Tensor,
+        conditions: Conditions,
+    ) -> None:
+        """`takes`: the message from the stage before, None on the first, which takes `ids`."""
+        self.module, self._device = module, conditions.device
+        self.takes, self.sends = takes, sends
+        self._targets = ids
+        self._received = (ids,) if takes is None else _made_up(takes, self._device)
+        returned = None if sends is None else gradient_message(sends)
+        self._returned = None if returned is None else _made_up(returned, self._device)
+        self._whole = Stage(module, sends, conditions.autocast)
+        before = _replaced_forwards(module)
+        self._split = Stage(module, sends, conditions.autocast, is_split=True)
+        self._deferring = {
+            linear: forward
+            for linear, forward in _replaced_forwards(module).items()
+            if linear not in before
+        }
+        for stage in (self._whole, self._split):
+            stage.begin_step(ids.numel())
+        self._optimizer = _still_optimizer(conditions.optimizer, list(self._parameters()))
+        self._inputs: Tensors = ()
+        self._gradients: Tensors | None = None
+        self._made: Tensors = ()
+        self.use(is_split=False)
+
+    def use(self, *, is_split: bool) -> None:
+        """Run the whole or the split backward from the next forward on."""
+        self._stage = self._split if is_split else self._whole
+        for linear, forward in self._deferring.items():
+            if is_split:
+                vars(linear)["forward"] = forward
+            else:
+                vars(linear).pop("forward", None)
+
+    def prepare_forward(self) -> None:
+        """Make the message that the forward takes; token ids are there all the time."""
+        is_first = self.takes is None
+        self._inputs = self._received if is_first else _copies(self._received)
+
+    def forward(self) -> None:
+        inputs, self._inputs = self._inputs, ()
+        self._made = self._stage.forward(_MICROBATCH, inputs, self._targets)
+
+    def prepare_backward(self) -> None:
+        """Make the gradients of the output; the last stage has a loss instead."""
+        self._gradients = None if self._returned is None else _copies(self._returned)
+
+    def backward(self) -> None:
+        gradients, self._gradients = self._gradients, None
+        self._made = self._stage.backward(_MICROBATCH, gradients)
+
+    def backward_input(self) -> None:
+        gradients, self._gradients = self._gradients, None
+        self._made = self._stage.backward_input(_MICROBATCH, gradients)
+
+    def backward_weight(self) -> None:
+        self._stage.backward_weight(_MICROBATCH)
+
+    def send(self) -> None:
+        """Let go of what the last forward or backward has made."""
+        self._made = ()
+
+    def update(self) -> None:
+        """Run the optimizer at a rate of 0: it takes as long, and the weights stay."""
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, gradients, optimizer state and buffers, after an update."""
+        parameters = self._parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        owned: list[Tensor] = [*parameters, *gradients, *self.module.buffers()]
+        if self._optimizer is not None:
+            for values in self._optimizer.state.values():
+                owned += [value for value in values.values() if isinstance(value, Tensor)]
+        return sum(storages(owned, self._device).values())
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of its output; none on the last stage."""
+        return 0 if self.sends is None else message_bytes(self.sends)
+
+    @property
+    def kind(self) -> object:
+        """Stages of one kind have modules of one structure and messages of one shape."""
+        shapes = tuple((tuple(p.shape), p.dtype) for p in self._parameters())
+        return repr(self.module.units), shapes, self.takes, self.sends
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self.module.parameters())
+
+
+def _still_optimizer(
+    spec: OptimizerSpec | None, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    optimizer = None if spec is None else build_optimizer(spec, parameters)
+    for group in optimizer.param_groups if optimizer is not None else ():
+        group["lr"] = 0.0
+    return optimizer
+
+
+def _replaced_forwards(module: nn.Module) -> dict[nn.Module, object]:
+    """The linears whose forward is not their class's own, with that forward."""
+    return {
+        inner: vars(inner)["forward"]
+        for inner in module.modules()
+        if type(inner) is nn.Linear and "forward" in vars(inner)
+    }
+
+
+def _made_up(message: Message, device: torch.device) -> Tensors:
+    """Random hidden states; whole numbers are zero, which every embedding knows."""
+    return tuple(
+        torch.randn(spec.shape, device=device).to(spec.dtype)
+        if spec.dtype.is_floating_point
+        else torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+        for spec in message
+    )
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return tuple(tensor.clone() for tensor in tensors)

@@ -1,0 +1,231 @@
+"""Costs of layers: what is measured alone adds up to what a stage takes."""
+
+import dataclasses
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from pipeline import config
+
+from engine.configuration import model_of
+from engine.model.partition import Costs
+from engine.model.spec import ModelSpec
+from engine.model.split import open_model
+from engine.plan.model_costs import ModelCosts
+from engine.run import layer_costs
+from engine.run.clock import FakeClock, HostClock
+from engine.run.layer_bytes import measure_bytes
+from engine.run.layer_costs import measure_model_costs
+from engine.run.layer_times import PartTimes, run_round
+from engine.run.lone_stage import Conditions, Parts
+from engine.run.optimizer import OptimizerSpec
+from engine.run.p2p.fabric import Fabric
+from engine.trainer import Trainer
+
+CPU = torch.device("cpu")
+SHAPE = (2, 32)
+FLOAT = 4
+
+
+def opened(name, shape=SHAPE):
+    return open_model(ModelSpec(name, "float32"), shape, CPU)
+
+
+def costs_of(name, shape=SHAPE, **settings) -> ModelCosts:
+    return measure_model_costs(opened(name, shape), shape, CPU, budget_s=0.2, **settings)
+
+
+def parts_of(name, partition, shape=SHAPE, **settings):
+    conditions = Conditions(shape, CPU, nullcontext(), OptimizerSpec(), **settings)
+    return Parts(opened(name, shape), partition, conditions)
+
+
+def alone(num_layers):
+    layers = [range(i, i + 1) for i in range(num_layers)]
+    return [range(0), *layers, range(num_layers, num_layers)]
+
+
+def test_a_round_has_each_parts_times_in_the_order_of_a_step():
+    parts = parts_of("llama-tiny", alone(4))
+    first, second = parts.build(1), parts.build(2)
+    took = [
+        *(1, 2),  # F
+        *(30, 10),  # B, back to front
+        *(5, 6),  # F before a split backward
+        *(80, 70),  # I, back to front
+        *(9, 11),  # W
+        *(12, 13),  # the optimizer
+    ]
+    marks = [time for index, ns in enumerate(took) for time in (1000 * index, 1000 * index + ns)]
+    assert run_round([first, second], FakeClock(marks)) == [
+        PartTimes(1, 10, 5, 70, 9, 12),
+        PartTimes(2, 30, 6, 80, 11, 13),
+    ]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "models:tied_sequential"])
+def test_every_part_has_costs(preset, recompute):
+    costs = costs_of(preset, recompute=recompute)
+    model = opened(preset)
+    assert len(costs.layers) == model.num_layers
+    assert costs.action_ns >= 0
+    every = [costs.before, *costs.layers, costs.after]
+    numbers = [number for part in every for number in dataclasses.astuple(part)]
+    assert min(numbers) >= 0
+    assert all(part.forward_ns + part.backward_ns > 0 for part in [*costs.layers, costs.after])
+    assert costs.after.message_bytes == 0
+    (message,) = model.messages([range(model.num_layers), range(0)], *SHAPE)[0]
+    assert costs.layers[-1].message_bytes == message.dtype.itemsize * SHAPE[0] * SHAPE[1] * 64 or (
+        preset == "models:tied_sequential"
+    )
+
+
+def test_a_linear_keeps_its_input_and_its_split_backward_the_output_gradient_too():
+    costs = costs_of("models:linear_sequential")
+    hidden = SHAPE[0] * SHAPE[1] * 64 * FLOAT
+    weights = (64 * 64 + 64) * FLOAT
+    for layer in costs.layers[1:4]:
+        assert layer.held_after_forward == hidden
+        assert layer.held_after_input == 2 * hidden
+        assert layer.message_bytes == hidden
+        assert layer.static_bytes == 4 * weights + 2 * FLOAT  # AdamW counts steps by parameter
+        assert hidden <= layer.transient_bytes <= 3 * hidden + weights
+
+
+def test_without_optimizer_state_there_are_only_weights_and_gradients():
+    costs = costs_of("models:linear_sequential", optimizer=OptimizerSpec("sgd"))
+    assert costs.layers[1].static_bytes == 2 * (64 * 64 + 64) * FLOAT
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_bytes_of_layers_add_up_to_those_of_their_stage(recompute):
+    partition = [range(0), range(4), range(4, 4)]
+    stage = parts_of("llama-tiny", partition, recompute=recompute).build(1)
+    for _ in range(2):
+        run_round([stage], HostClock())
+    (whole,) = measure_bytes([stage], CPU)
+    added = costs_of("llama-tiny", recompute=recompute).of_stage(
+        range(4), is_first=False, is_last=False
+    )
+    num_positions, head_size = SHAPE[1], 16
+    rotary = num_positions * (2 * head_size * FLOAT + 8)  # layers of a stage share them
+    for sums, measured in [
+        (added.held_after_forward, whole.held_after_forward),
+        (added.held_after_input, whole.held_after_input),
+        (added.static_bytes, whole.static),
+    ]:
+        assert measured <= sums <= measured + 3 * rotary
+    peak = whole.held_after_forward + whole.transient
+    most_held = max(added.held_after_forward, added.held_after_input)
+    assert peak <= most_held + added.transient_bytes <= 1.2 * peak
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_held", "recompute"),
+    [("1f1b", 1, False), ("afab", 4, False), ("afab", 4, True)],
+)
+def test_the_peak_of_a_run_is_what_its_layers_hold(schedule, num_held, recompute):
+    settings = config(
+        *(schedule, 1, 4), dtype="float32", seq_len=64, microbatch_size=2, recompute=recompute
+    )
+    trainer = Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+    trainer.step(0)
+    trainer.step(1)
+    peak_bytes = trainer.measure_memory(2).peak_bytes
+    trainer.close()
+    model = model_of(settings, CPU)
+    costs = measure_model_costs(model, (2, 64), CPU, recompute=recompute, budget_s=0)
+    stage = costs.of_stage(range(4), is_first=True, is_last=True)
+    expected = stage.static_bytes + num_held * stage.held_after_forward + stage.transient_bytes
+    assert peak_bytes <= expected + 4 * 2 * 2 * 65 * 8  # and the batch
+    gradients = model.num_parameters * FLOAT  # not all are there while all microbatches are held
+    assert expected <= 1.1 * peak_bytes + (num_held > 1) * gradients
+
+
+def test_a_layer_that_takes_longer_than_its_like_keeps_its_own_times():
+    layers = costs_of("models:uneven_sequential").layers
+    light, heavy = layers[1], layers[3]
+    assert heavy.forward_ns > 3 * light.forward_ns
+    assert heavy.held_after_forward > 10 * light.held_after_forward
+
+
+def test_equal_layers_have_equal_times():
+    measured = PartTimes(1, 2, 1, 1, 1, 1)
+    slower = PartTimes(2, 4, 2, 2, 2, 2)
+
+    def part(samples, kind):
+        return layer_costs._Measured(samples, SIZES, 0, kind)
+
+    in_turns = [[measured, slower] * 5, [slower, measured] * 5]
+    ends = part([measured] * 10, "end")
+    pooled = layer_costs._pooled([ends, *(part(samples, "layer") for samples in in_turns), ends])
+    assert pooled[1] is pooled[2]
+    assert len(pooled[1]) == 20
+    apart = [ends, part([measured] * 10, "layer"), part([slower] * 10, "layer"), ends]
+    assert layer_costs._pooled(apart) == [one.samples for one in apart]
+
+
+SIZES = layer_costs.PartBytes(0, 0, 0, 0)
+
+
+def same_times(ns, num_rounds=5):
+    return [PartTimes(*[ns] * 6)] * num_rounds
+
+
+def parts_taking(*alone_ns):
+    return [layer_costs._Measured(same_times(ns), SIZES, 0, "layer") for ns in alone_ns]
+
+
+def test_what_a_call_adds_is_in_each_action_and_not_in_the_layers():
+    """Four layers of 100 alone and 370 together: a call takes 10."""
+    parts = parts_taking(50.0, 100.0, 100.0, 100.0, 100.0, 60.0)
+    added = layer_costs._added_ns(parts, 4, same_times(370.0))
+    assert added == PartTimes(*[10.0] * 6)
+    assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 90
+
+
+def test_a_call_adds_no_more_than_the_smallest_part_takes():
+    parts = parts_taking(4.0, 100.0, 100.0, 60.0)
+    assert layer_costs._added_ns(parts, 2, same_times(170.0)).forward == 4
+
+
+def test_what_a_call_adds_is_nothing_where_chance_explains_it():
+    parts = parts_taking(50.0, 100.0, 100.0, 60.0)
+    together = [PartTimes(*[ns] * 6) for ns in (150.0, 190.0, 199.0, 215.0, 260.0)]
+    assert layer_costs._added_ns(parts, 2, together).forward == 0
+
+
+def test_layers_that_slow_each_other_down_have_longer_times():
+    parts = parts_taking(50.0, 100.0, 100.0, 60.0)
+    added = layer_costs._added_ns(parts, 2, same_times(220.0))
+    assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 120
+
+
+@pytest.mark.parametrize(
+    ("parameters", "together"),
+    [
+        (Costs((1000.0,) * 8, 10, 10), 4),
+        (Costs((1000.0,) * 3, 10, 1e12), 3),
+        (Costs((5e7,) * 5, 1e9, 1e9), 0),
+        (Costs((1e7,) * 6, 1e6, 1e9), 3),
+        (Costs((1000.0,), 1, 1), 0),
+    ],
+)
+def test_every_part_is_measured_once_and_no_more_are_kept_than_fit(parameters, together):
+    num = layer_costs._num_together(parameters)
+    assert num == together
+    groups = layer_costs._groups(parameters, num)
+    counts = [parameters.before, *parameters.layers, parameters.after]
+    assert sorted(itertools.chain(*groups)) == list(range(len(counts)))
+    assert set(range(1, num + 1)) <= set(groups[0])
+    for group in groups:
+        kept = 16 * sum(counts[index] for index in group)
+        assert len(group) == 1 or kept <= layer_costs.KEPT_BYTES
+
+
+def test_progress_counts_the_parts():
+    told = []
+    costs_of("llama-tiny", on_progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (6, 6)
