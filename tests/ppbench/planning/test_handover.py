@@ -1,0 +1,135 @@
+"""Everything that is handed over for a pipeline: files that others load."""
+
+import random
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from engine.plan.lower import lower
+from engine.plan.problem import counted
+from engine.plan.program import Placement, loop_placement, v_placement
+from engine.plan.schedules.registry import build_program, read_csv
+from engine.plan.simulate import Durations
+from engine.plan.solver import solve
+from ppbench.config.programs import program_of
+from ppbench.config.reader import read_sweep
+from ppbench.errors import SweepFileError, UsageError
+from ppbench.planning.grammars import layers_in_layout, layers_in_modules
+from ppbench.planning.handover import Chosen, write_handover
+
+sys.path.append(str(Path(__file__).parents[2] / "engine" / "plan"))  # torch's schedules, mocked
+from torch_schedules import runtime
+
+SETTINGS = {"seq_len": 64, "model.preset": "llama-8m", "train.optimizer": "sgd", "measure.steps": 5}
+
+
+def chosen(name, world_size, layers, **rest):
+    v = len(layers) // world_size
+    program = build_program(name, world_size, 4, v)
+    plain = {"recompute": (False,) * len(layers), "microbatch_size": 2, "schedule": name}
+    return Chosen(program, layers, **{**plain, "settings": SETTINGS, **rest})
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_sweep_file_runs_the_pipeline_with_its_settings(tmp_path):
+    recompute = (True, False, False, True)
+    given = chosen("zbv", 2, (1, 3, 3, 1), recompute=recompute)
+    handover = write_handover(given, tmp_path / "plan", "best")
+    ((case, measure),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
+    assert (case.schedule, case.world_size, case.stages_per_rank) == ("zbv", 2, 2)
+    assert (case.model_partition, case.recompute) == ((1, 3, 3, 1), recompute)
+    assert (case.train_microbatch_size, case.num_microbatches) == (2, 4)
+    assert (case.seq_len, case.train_optimizer, measure.steps) == (64, "sgd", 5)
+
+
+def test_a_program_without_a_name_is_run_from_its_file(tmp_path):
+    given = chosen("zb_h1", 4, (2, 2, 2, 2), schedule="")
+    handover = write_handover(given, tmp_path, "best")
+    ((case, _),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
+    assert case.schedule == f"csv:{handover.form('program').path}"
+    assert program_of(case).actions == given.program.actions
+    keys = tomllib.loads(handover.form("sweep").text)
+    assert keys["train"]["recompute"] is False
+    assert "stages_per_rank" not in keys
+
+
+def test_the_program_is_written_without_its_transfers(tmp_path):
+    given = chosen("1f1b", 2, (4, 4))
+    whole = Chosen(lower(given.program), given.layers, given.recompute, 2, "", SETTINGS)
+    handover = write_handover(whole, tmp_path, "best")
+    assert read_csv(handover.form("program").path).actions == given.program.actions
+
+
+def test_partitions_are_written_for_other_trainers(tmp_path):
+    handover = write_handover(chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
+    layout, modules = handover.form("megatron"), handover.form("torchtitan")
+    assert layout.path.read_text() == "Et|t*3|t*3|tL\n"
+    assert layers_in_layout(layout.text, 2) == layers_in_modules(modules.text, "output")
+    assert modules.path.read_text().startswith('[["tok_embeddings", "layers.0"], ["layers.1"')
+    assert handover.torchtitan_schedule == "Interleaved1F1B"
+
+
+def test_what_a_form_cannot_express_is_said_and_no_older_file_stays(tmp_path):
+    write_handover(chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
+    handover = write_handover(chosen("zbv", 2, (1, 3, 3, 1)), tmp_path, "best")
+    layout = handover.form("megatron")
+    assert layout.path is None
+    assert "stage 2 of 4 belongs to rank 0" in layout.refusal
+    assert not (tmp_path / "best.layout").exists()
+    assert handover.torchtitan_schedule == "ZBVZeroBubble"
+
+
+def test_settings_that_cannot_be_run_are_refused_as_in_any_sweep_file(tmp_path):
+    wrong = {**SETTINGS, "train.optimizer": "adam"}
+    with pytest.raises(SweepFileError, match=r"best\.toml:.*train\.optimizer"):
+        write_handover(chosen("1f1b", 2, (4, 4), settings=wrong), tmp_path, "best")
+    with pytest.raises(SweepFileError, match="sums to 9 layers"):
+        write_handover(chosen("1f1b", 2, (4, 5)), tmp_path, "best")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/plan: cannot be made"):
+        write_handover(chosen("1f1b", 2, (4, 4)), tmp_path / "file" / "plan", "best")
+
+
+def solved(rng):
+    """A program of the solver for stages of different costs, in a loop or a V."""
+    p = rng.randint(1, 4)
+    placement = rng.choice([loop_placement(p), loop_placement(p, 2), v_placement(p)])
+    times = (tuple(rng.randint(1, 9) for _ in range(placement.num_stages)) for _ in range(3))
+    limit = placement.num_stages + rng.randint(0, 4)
+    return solve(counted(placement, rng.randint(1, 6), Durations(*times), limit), 0.01).program
+
+
+def test_torch_loads_programs_of_the_solver(tmp_path, is_thorough):
+    rng = random.Random(7)
+    for _ in range(200 if is_thorough else 12):
+        program = solved(rng)
+        ranks, stages, m = program.world_size, program.num_stages, program.num_microbatches
+        layers = tuple(8 // stages + (stage < 8 % stages) for stage in range(stages))
+        given = Chosen(program, layers, (False,) * stages, 1, "", SETTINGS)
+        path = write_handover(given, tmp_path, "best").form("program").path
+        torchs = runtime(ranks, m, stages // ranks)
+        torchs._load_csv(path)
+        torchs._dump_csv(tmp_path / "back.csv", "compute_only")
+        assert torchs.stage_index_to_group_rank == dict(enumerate(program.placement.ranks))
+        assert read_csv(tmp_path / "back.csv").actions == program.actions
+
+
+def test_an_uneven_program_is_handed_over_where_a_form_has_it(tmp_path):
+    program = build_program("1f1b", 2, 2)
+    assert program.placement == Placement((0, 1), 2)
+    text = "0F0,2F0,2B0,0B0\n1F0,1B0\n"
+    (tmp_path / "mine.csv").write_text(text)
+    given = Chosen(read_csv(tmp_path / "mine.csv"), (3, 3, 2), (False,) * 3, 1, "", SETTINGS)
+    handover = write_handover(given, tmp_path, "best")
+    assert handover.form("program").text == text
+    assert "stage 2 of 3" in handover.form("megatron").refusal
+    assert handover.torchtitan_schedule == ""
