@@ -35,8 +35,9 @@ class TrainerConfig:
 
     `stages_per_rank` None is the schedule's own. `policy` and `look_ahead` say where receives are
     posted (see `engine.plan.lower`). `autocast` is `none` or `bfloat16`; `recompute` keeps only
-    each layer's input until its backward, which runs its forward again; `compile` compiles the
-    layers, and then I does all of a backward and W nothing.
+    each layer's input until its backward, which runs its forward again, on all stages or on those
+    where a tuple, one entry for each stage, is true; `compile` compiles the layers, and then I does
+    all of a backward and W nothing.
     """
 
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -48,7 +49,7 @@ class TrainerConfig:
     look_ahead: int = DEFAULT_LOOK_AHEAD
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     autocast: str = "none"
-    recompute: bool = False
+    recompute: bool | tuple[bool, ...] = False
     compile: bool = False
     is_settled: bool = False  # by `connect`: the partition is a list, the model has been tried
     costs: Costs | None = None  # what the partition was balanced by
@@ -147,9 +148,25 @@ def partition_of(config: TrainerConfig, model: Model, num_stages: int) -> list[r
 def messages_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[Message]:
     """Return what each stage but the last sends for one microbatch, at its longest."""
     data = data_spec_of(config, model)
-    if config.recompute and isinstance(model, Chain):
-        model.check_recomputation(data.microbatch_size, data.longest)
+    recomputed = recomputed_stages(config, len(partition))
+    layers = {n for owned, is_on in zip(partition, recomputed, strict=True) if is_on for n in owned}
+    if isinstance(model, Chain):
+        model.check_recomputation(data.microbatch_size, data.longest, layers)
     return model.messages(partition, data.microbatch_size, data.longest)
+
+
+def recomputed_stages(config: TrainerConfig, num_stages: int) -> tuple[bool, ...]:
+    """Whether each stage recomputes its layers. Raises ModelError for a list of other stages."""
+    given = config.recompute
+    if isinstance(given, bool):
+        return (given,) * num_stages
+    if len(given) != num_stages:
+        raise ModelError(
+            f"recompute has {len(given)} values for {num_stages} stages; give true, false, or one "
+            "of them for each stage",
+            "train.recompute",
+        )
+    return given
 
 
 def shares_of(config: TrainerConfig, model: Model, partition: list[range]) -> list[float]:

@@ -28,6 +28,7 @@ from engine.configuration import (
     messages_of,
     model_of,
     partition_of,
+    recomputed_stages,
     tokenizer_of,
 )
 from engine.connection import autocast_of, connect
@@ -335,8 +336,9 @@ class Trainer:
                 yield from (value for value in values.values() if isinstance(value, Tensor))
 
     def _prepare_modules(self) -> None:
-        for module in self.modules.values():
-            if self.config.recompute:
+        recomputed = recomputed_stages(self.config, len(self.partition))
+        for stage, module in self.modules.items():
+            if recomputed[stage]:
                 recompute_layers(module)
             if self.config.compile:
                 compile_layers(module)

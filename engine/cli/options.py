@@ -44,6 +44,8 @@ _precision = functools.partial(typer.Option, rich_help_panel="Precision and devi
 _checkpoints = functools.partial(typer.Option, rich_help_panel="Checkpoints")
 _output = functools.partial(typer.Option, rich_help_panel="Output")
 
+_BOOLEANS = {"true": True, "false": False}
+
 CHOICES = {
     "weights": ("auto", "random"),
     "split": ("auto", "trace"),
@@ -164,6 +166,13 @@ class Options:
     recompute: Annotated[
         bool, _precision("--recompute", help="Save memory: run each layer's forward again.")
     ] = False
+    recompute_stages: Annotated[
+        str,
+        _precision(
+            metavar="BOOL,BOOL,…",
+            help="The same for some stages: true or false for each, such as true,false.",
+        ),
+    ] = ""
     compile: Annotated[bool, _precision("--compile", help="Compile the layers.")] = False
     device: Annotated[
         str, _precision(metavar="auto|cpu|cuda", help="auto: cuda where there is one.")
@@ -210,6 +219,7 @@ class Options:
             )
         self._check_batch()
         self._check_checkpoints()
+        self._check_recomputation()
         if not self.schedule.startswith(CSV_PREFIX):
             find_schedule(self.schedule)
 
@@ -221,6 +231,16 @@ class Options:
                 f"{(whole // part + 1) * part} is"
             )
 
+    def _check_recomputation(self) -> None:
+        words = self.recompute_stages.split(",") if self.recompute_stages else []
+        if self.recompute and words:
+            raise OptionError("--recompute means all stages; give it or --recompute-stages")
+        if unknown := [word for word in words if word.strip() not in _BOOLEANS]:
+            raise OptionError(
+                f'--recompute-stages has "{unknown[0]}"; expected true or false for each stage, '
+                "with commas between"
+            )
+
     def _check_checkpoints(self) -> None:
         if self.save is None and self.save_every is not None:
             raise OptionError("--save-every needs a folder to save in; give --save FOLDER")
@@ -229,6 +249,13 @@ class Options:
                 "--resume latest means the latest checkpoint in the folder of --save; "
                 "give --save FOLDER, or name a checkpoint"
             )
+
+    @property
+    def recomputed(self) -> bool | tuple[bool, ...]:
+        """Whether layers are recomputed, or on which stages."""
+        if not self.recompute_stages:
+            return self.recompute
+        return tuple(_BOOLEANS[word.strip()] for word in self.recompute_stages.split(","))
 
     @property
     def length(self) -> int | Literal["variable"]:
@@ -281,7 +308,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             stages_per_rank=options.stages_per_rank,
             optimizer=_optimizer_spec(options),
             autocast=options.autocast,
-            recompute=options.recompute,
+            recompute=options.recomputed,
             compile=options.compile,
         )
     except ValueError as error:

@@ -68,13 +68,20 @@ def _device(kind: str, launch: Launch) -> torch.device:
 
 def _check(config: TrainerConfig, device: torch.device) -> int:
     """Check that model, data, program and partition can be made; return the last stage's rank."""
-    from engine.configuration import data_of, model_of, program_of, tokenizer_of
+    from engine.configuration import (
+        data_of,
+        model_of,
+        program_of,
+        recomputed_stages,
+        tokenizer_of,
+    )
     from engine.model.partition import BY_COST, partition_layers
 
     placement = program_of(config).placement
     model = model_of(config, device)
     if config.model.partition not in BY_COST:
         partition_layers(config.model.partition, model.num_layers, placement.num_stages)
+    recomputed_stages(config, placement.num_stages)
     data_of(config, model, tokenizer_of(config), device).close()
     return placement.ranks[-1]
 

@@ -12,7 +12,7 @@ passes between pieces beside the values cannot be sent, so it is looked for (`su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,10 +205,16 @@ class Chain:
         self._check_state(seen, stage_of)
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
-    def check_recomputation(self, batch: int, seq_len: int) -> None:
-        """Refuse pieces that write to what others see: their recomputed forwards run on clones."""
+    def check_recomputation(self, batch: int, seq_len: int, layers: Collection[int]) -> None:
+        """Refuse layers that write to what others see: their recomputed forwards run on clones.
+
+        `layers` are those that are recomputed.
+        """
+        if not layers:
+            return
         seen = self._survey(batch, seq_len)
-        for index, written in seen.written.items():
+        recomputed = {index: names for index, names in seen.written.items() if index in layers}
+        for index, written in recomputed.items():
             changed = {address(t) for name in written for t in tensors_of(seen.values[name])}
             for later in range(index, self.num_layers):
                 names = self._pieces[later].takes

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -32,6 +32,7 @@ from ppbench.config.kinds import (
     NotNegative,
     Partition,
     Positive,
+    Recompute,
     Rendezvous,
     RuntimeName,
     Schedule,
@@ -163,7 +164,12 @@ class Case:
         "none", Literal["none", "bfloat16"], "dtype of computation under autocast, or `none`"
     )
     train_recompute: bool = setting(
-        False, bool, "whether layers recompute their activations in the backward pass"
+        False,
+        Recompute,
+        "whether layers recompute their activations in the backward pass; of a list: any stage",
+    )
+    train_recompute_stages: tuple[bool, ...] = setting(
+        (), None, "whether those of each stage do, where a list says so; JSON list"
     )
     train_compile: bool = setting(False, bool, "whether each stage went through torch.compile")
     train_microbatch_size: int = setting(1, whole(1, 1_000_000), "sequences of a microbatch")
@@ -225,6 +231,11 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
+    def recompute(self) -> bool | tuple[bool, ...]:
+        """The value of `train.recompute`: for all stages, or one for each."""
+        return self.train_recompute_stages or self.train_recompute
+
+    @property
     def is_emulated(self) -> bool:
         return self.device == EMULATED
 
@@ -243,6 +254,14 @@ class Case:
         """Column -> value, in the order of the fields; a list is written as JSON."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {k: json.dumps(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def with_recompute_by_stage(settings: Mapping[str, object]) -> dict[str, object]:
+    """Fields of a case whose `train_recompute` may be a list: that is a field of its own."""
+    given = settings.get("train_recompute")
+    if not isinstance(given, tuple):
+        return dict(settings)
+    return {**settings, "train_recompute": any(given), "train_recompute_stages": given}
 
 
 TIMES: Final = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
@@ -335,6 +354,8 @@ def setting_of(case: Case, measure: Measure, key: str) -> object:
     section, _, name = key.partition(".")
     if section == "measure":
         return getattr(measure, name)
+    if key == "train.recompute":
+        return case.recompute
     return getattr(case, key.replace(".", "_"))
 
 
@@ -351,4 +372,5 @@ __all__ = [
     "setting_of",
     "settings_in",
     "unknown_settings",
+    "with_recompute_by_stage",
 ]

@@ -59,6 +59,8 @@ def problems_of_settings(
     yield from _of_transfers(case)
     if has_program and (is_of_this_tree or not case.emulated_costs):
         yield from _of_emulation(case, measure)
+    if has_program:
+        yield from _of_recomputation(case)
     yield from _of_learning_rate(case)
     if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_KINDS:
         yield from _of_source(case)
@@ -191,6 +193,16 @@ def _of_split(case: Case) -> Iterator[Problem]:
     if case.model_partition != "uniform":
         message = 'does not apply with model.split = "trace", where model.split_points decide'
         yield Problem("model.partition", message)
+
+
+def _of_recomputation(case: Case) -> Iterator[Problem]:
+    given, num_stages = case.train_recompute_stages, num_stages_of(case)
+    if given and len(given) != num_stages:
+        message = (
+            f"{brief(given)} has {len(given)} values for {num_stages} stages ({_shape(case)}); "
+            "give true, false, or one of them for each stage; values to compare go into [grid]"
+        )
+        yield Problem("train.recompute", message)
 
 
 def _shape(case: Case) -> str:

@@ -109,6 +109,15 @@ def first_twice(values: Sequence[Hashable]) -> int | None:
     return None
 
 
+def _recompute(value: object) -> object:
+    """Check `true` or `false` for all stages, or a list with one for each; a tuple then."""
+    if isinstance(value, list | tuple) and value and all(type(one) is bool for one in value):
+        return tuple(value)
+    if type(value) is bool:
+        return value
+    raise ValueError("expected true, false or a list with one for each stage, as in [true, false]")
+
+
 def _source(value: object) -> object:
     if isinstance(value, str) and value not in ("stdlib", "synthetic"):
         kind, _, name = value.partition(":")
@@ -208,6 +217,7 @@ Schedule = Annotated[str, BeforeValidator(_known_schedule)]
 RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
 Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
+Recompute = Annotated[bool | tuple[bool, ...], BeforeValidator(_recompute)]
 SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
 Source = Annotated[str, BeforeValidator(_source)]
 StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]

@@ -22,7 +22,16 @@ from pydantic import ValidationError
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, find_schedule, read_csv
-from ppbench.config.case import EMULATED, Case, Measure, Planned, Slurm, Torchrun, setting_of
+from ppbench.config.case import (
+    EMULATED,
+    Case,
+    Measure,
+    Planned,
+    Slurm,
+    Torchrun,
+    setting_of,
+    with_recompute_by_stage,
+)
 from ppbench.config.feasibility import (
     is_known_by_name,
     look_at_files,
@@ -74,6 +83,8 @@ _SHARED = {
     "launch.slurm": "it sets where launches run",
     "track": "it sets what is tracked over commits",
 }
+_MAY_BE_LISTS = (*LISTS, "train.recompute")
+"""Settings whose value may be a list: one that is wrong is said to be so."""
 _DECISIVE = ("schedule", "runtime", "model.preset", "stages_per_rank", "world_size")
 """Keys that restrict others, which may have been left at their defaults."""
 _COSTS = "emulated.costs"
@@ -126,7 +137,7 @@ def read_sweep(
         str(tree["name"]),
         str(file),
         cases,
-        tuple(key.replace(".", "_") for key in (*axes, *_varied(overriding, cases))),
+        _columns_of((*axes, *_varied(overriding, cases)), cases),
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
         _track_of(source, TrackSection(**checked["track"])),
@@ -346,6 +357,13 @@ def _varied(overriding: Sequence[_Override], cases: Sequence[Planned]) -> list[s
     ]
 
 
+def _columns_of(keys: Sequence[str], cases: Sequence[Planned]) -> tuple[str, ...]:
+    """The columns that vary: recomputation by stage has one of its own."""
+    has_lists = any(case.train_recompute_stages for case, _ in cases)
+    by_stage = ("train_recompute_stages",) if has_lists and "train.recompute" in keys else ()
+    return (*(key.replace(".", "_") for key in keys), *by_stage)
+
+
 def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[object]]:
     listed = {key: v if isinstance(v, list) else [v] for key, v in grid.items()}
     num_cases = math.prod(len(values) for values in listed.values() if values)
@@ -395,7 +413,11 @@ def _validated(source: Source, tree: Tree) -> dict[str, Any]:
 def _misplaced(path: Place, value: object) -> str:
     """The message for a key or value that is valid elsewhere; empty if it is not."""
     key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
-    if isinstance(value, list) and key in known_keys() and key not in (*LISTS, *_NOT_AN_AXIS):
+    if (
+        isinstance(value, list)
+        and key in known_keys()
+        and key not in (*_MAY_BE_LISTS, *_NOT_AN_AXIS)
+    ):
         return f"expected one value, got {shown(value)}; list several values of a key in [grid]"
     if len(path) == 1 and "." in key and key in known_keys():
         return f"write this key without quotes: {key} = {brief(value)}"
@@ -489,7 +511,7 @@ def _flattened(checked: Mapping[str, Any]) -> dict[str, object]:
 def _frozen(settings: dict[str, object]) -> Planned:
     case = {name: settings[key] for key, name in _CASE_FIELDS.items()}
     measure = {name: settings[key] for key, name in _MEASURE_FIELDS.items()}
-    return Case(**case), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
+    return Case(**with_recompute_by_stage(case)), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
 
 def _check_possible(

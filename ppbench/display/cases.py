@@ -41,6 +41,7 @@ KNOBS = (
     "data_num_workers",
     "train_microbatch_size",
     "train_recompute",
+    "train_recompute_stages",
     "train_compile",
     "launch_threads_per_rank",
     "transfer_policy",

@@ -21,7 +21,7 @@ from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
-from ppbench.config.case import UNKNOWN, Case
+from ppbench.config.case import UNKNOWN, Case, with_recompute_by_stage
 from ppbench.config.programs import lowered_of
 from ppbench.config.sweep import checked_value, parse_assignment
 from ppbench.errors import UsageError
@@ -96,7 +96,7 @@ def _fields(option: str, settings: Iterable[tuple[str, object]]) -> dict[str, ob
         except ValueError as error:
             raise UsageError(f"{option} {key}={value}: {error}") from None
         fields[name] = tuple(checked) if isinstance(checked, list) else checked
-    return fields
+    return with_recompute_by_stage(fields)
 
 
 def named_program(program: Program, name: str | None = None) -> Program:

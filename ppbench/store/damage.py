@@ -181,6 +181,7 @@ _LISTS = (
     "last_actions",
     "settings_told",
     "model_split_points",
+    "train_recompute_stages",
     "emulated_F_ms",
     "emulated_I_ms",
     "emulated_W_ms",

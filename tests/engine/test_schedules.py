@@ -83,6 +83,14 @@ def test_recomputed_layers_are_exact(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4, recompute=True))
 
 
+BY_STAGE = {"zb_h1": (False, True), "dualpipev": (True, False, False, True)}
+
+
+@pytest.mark.parametrize("schedule", BY_STAGE)
+def test_layers_recomputed_on_some_stages_are_exact(ranks, schedule):
+    assert_exact(ranks, config(schedule, 2, 4, recompute=BY_STAGE[schedule]))
+
+
 @pytest.mark.parametrize("schedule", ["zb_h1", "dualpipev"])
 def test_messages_of_varying_length_are_exact(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4, seq_len="variable", max_seq_len=24))

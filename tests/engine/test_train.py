@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from engine.cli.options import OptionError, configuration, read_options
+
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 ALONE = [sys.executable, "-m", "engine.train"]
@@ -161,8 +163,9 @@ ENOUGH = ["--max-steps", "1"]
         (["--steps", "3"], "--steps"),
         (["--resume", "latest", *ENOUGH], "--save"),
         ([*TINY, "--seq-len", "4096", *ENOUGH], "1024 positions"),
+        ([*TINY, "--recompute-stages", "true,false", *ENOUGH], "2 values for 1 stages"),
     ],
-    ids=["batch", "schedule", "no end", "length", "range", "typo", "latest", "positions"],
+    ids=["batch", "schedule", "no end", "length", "range", "typo", "latest", "positions", "stages"],
 )
 def test_bad_input_is_one_line(options, words):
     done = finish(start(ALONE, *options))
@@ -233,6 +236,31 @@ def test_a_stage_without_parameters_is_noted_unless_it_was_asked_for(partition, 
     assert done.code == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if "no parameters" in line]
     assert [note.partition(":")[0] for note in notes] == noted
+
+
+RECOMPUTED = ["--max-steps", "1", "--schedule", "looped_bfs", "--recompute-stages"]
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [([*RECOMPUTED, "true, false"], (True, False)), (RECOMPUTED[:2], False)],
+    ids=["some", "none"],
+)
+def test_stages_that_are_recomputed_are_listed(words, value):
+    options = read_options(words)
+    assert configuration(options, 1).recompute == value
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([*RECOMPUTED, "true,maybe"], '--recompute-stages has "maybe"; expected true or false'),
+        ([*RECOMPUTED, "true,false", "--recompute"], "--recompute means all stages"),
+    ],
+)
+def test_what_is_no_list_of_stages_is_refused(words, problem):
+    with pytest.raises(OptionError, match=problem):
+        read_options(words)
 
 
 def test_help_names_its_groups():

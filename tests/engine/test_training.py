@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
 from engine.model.data import IGNORED, Data
+from engine.model.stage_module import ModelError
 from engine.plan.spans import Lane
 from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
@@ -174,6 +175,23 @@ def test_recomputation_holds_less():
         trainer.step(0)
         peaks[recompute] = trainer.measure_memory(1).peak_bytes
     assert peaks[True] < 0.6 * peaks[False]
+
+
+def test_a_stage_that_is_recomputed_holds_less_than_one_that_is_not():
+    held = {}
+    for recompute in (False, True, (True, False), (False, True)):
+        settings = config("looped_bfs", 1, 4, seq_len=128, recompute=recompute)
+        trainer = one_rank(dataclasses.replace(settings, stages_per_rank=2))
+        trainer.step(0)
+        held[recompute] = trainer.measure_memory(1).peak_bytes
+    for one_of_two in ((True, False), (False, True)):
+        assert held[True] < 0.9 * held[one_of_two] < 0.9 * 0.95 * held[False]
+
+
+def test_recomputation_needs_a_value_for_each_stage():
+    with pytest.raises(ModelError, match="3 values for 1 stages") as caught:
+        one_rank(config("1f1b", 1, 2, recompute=(True, False, True)))
+    assert caught.value.key == "train.recompute"
 
 
 def outcome_of(settings, steps=5):

@@ -181,7 +181,7 @@ def trainer_config(case: Case) -> TrainerConfig:
             case.train_clip_norm,
         ),
         autocast=case.train_autocast,
-        recompute=case.train_recompute,
+        recompute=case.recompute,
         compile=case.train_compile,
     )
 

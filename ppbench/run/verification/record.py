@@ -48,6 +48,7 @@ _SETTINGS = (
     "train_optimizer",
     "train_autocast",
     "train_recompute",
+    "train_recompute_stages",
     "train_compile",
 )
 

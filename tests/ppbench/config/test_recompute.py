@@ -1,0 +1,78 @@
+"""`train.recompute` of some stages: how a sweep file says it, and how a case keeps it."""
+
+import json
+
+import pytest
+
+from ppbench.config.case import Case
+from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import parse_only
+from ppbench.errors import SweepFileError
+from ppbench.run.runtimes.runtime import trainer_config
+
+TWO_STAGES = "world_size = 2\n[train]\nrecompute = {}\n"
+
+
+def read(tmp_path, text, *overrides):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return read_sweep(path, overrides, "cpu")
+
+
+def test_a_list_has_a_value_for_each_stage(tmp_path):
+    ((case, _),) = read(tmp_path, TWO_STAGES.format("[true, false]")).cases
+    assert case.train_recompute is True
+    assert case.train_recompute_stages == (True, False) == trainer_config(case).recompute
+    assert json.loads(str(case.settings()["train_recompute_stages"])) == [True, False]
+    ((none, _),) = read(tmp_path, TWO_STAGES.format("[false, false]")).cases
+    assert none.train_recompute is False
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_one_value_is_for_all_stages_and_such_cases_keep_their_ids(tmp_path, value):
+    ((case, _),) = read(tmp_path, TWO_STAGES.format(value)).cases
+    is_on = value == "true"
+    assert case == Case(train_recompute=is_on)
+    assert trainer_config(case).recompute is is_on
+    assert Case(train_recompute=True).case_id == "a3460cfe7357"  # as stored before there were lists
+
+
+def test_an_axis_may_have_lists_beside_single_values(tmp_path):
+    text = "world_size = 2\n[grid]\ntrain.recompute = [false, [true, false], [false, true]]\n"
+    sweep = read(tmp_path, text)
+    assert [case.recompute for case, _ in sweep.cases] == [False, (True, False), (False, True)]
+    assert len({case.case_id for case, _ in sweep.cases}) == 3
+    assert sweep.axes == ("train_recompute", "train_recompute_stages")
+    only = parse_only(["train.recompute=[[true, false]]"])
+    assert [case.recompute for case, _ in only.select(sweep.cases)] == [(True, False)]
+    excluded = text + "[[exclude]]\ntrain.recompute = [true, false]\n"
+    assert [case.recompute for case, _ in read(tmp_path, excluded).cases] == [False, (False, True)]
+
+
+def test_a_list_given_by_set_is_an_axis_as_it_always_was(tmp_path):
+    sweep = read(tmp_path, "", "train.recompute=[false, true]")
+    assert [case.recompute for case, _ in sweep.cases] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("[true]", "[true] has 1 values for 2 stages (world_size 2)"),
+        ("[true, false, true]", "has 3 values for 2 stages"),
+        ("[]", "a list with one for each stage"),
+        ("[1, 0]", "a list with one for each stage"),
+        ("1", "expected true, false or a list"),
+        ('"yes"', "expected true, false or a list"),
+    ],
+)
+def test_what_is_no_value_is_refused_at_its_line(tmp_path, value, words):
+    with pytest.raises(SweepFileError) as caught:
+        read(tmp_path, TWO_STAGES.format(value))
+    assert ":3: train.recompute: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_stages_are_counted_over_all_ranks(tmp_path):
+    text = 'schedule = "zbv"\n' + TWO_STAGES.format("[true, false, false, true]")
+    ((case, _),) = read(tmp_path, text).cases
+    assert case.recompute == (True, False, False, True)
