@@ -15,6 +15,7 @@ import mmap
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 Ints = MutableSequence[int]
@@ -144,18 +145,23 @@ def run_all(
 @cache
 def _compiled(kernel: Callable[..., object], *, on_disk: bool = True) -> Any:
     """The kernel as machine code, which takes what `_view` makes and leaves other threads free."""
-    import inspect
-
     import numba
 
     _announce_compiling()
-    for name in kernel.__code__.co_names:  # what it calls
-        if inspect.isfunction(helper := kernel.__globals__.get(name)):
-            numba.extending.register_jitable(helper)
+    for helper in set(_called(kernel)):
+        numba.extending.register_jitable(helper)
     try:
         return numba.njit(cache=on_disk, nogil=True)(kernel)
     except RuntimeError:  # no folder for a cache can be written to
         return numba.njit(nogil=True)(kernel)
+
+
+def _called(kernel: Callable[..., object]) -> Iterator[Callable[..., object]]:
+    """The functions that a kernel calls, and those that these call."""
+    for name in kernel.__code__.co_names:
+        if isinstance(helper := kernel.__globals__.get(name), FunctionType):
+            yield helper
+            yield from _called(helper)
 
 
 @cache

@@ -2,10 +2,14 @@
 
 Three facts about any program P make it easier to bound. None lengthens the makespan:
 
-- A backward B can be cut into its I and W at the same times: the input gradient is only earlier.
-  (Where transfers block their sender, W moves behind the message, which the B had behind it.)
-- All microbatches being alike, the nth F, I and W of a stage can be given to microbatch n: the nth
-  to start has its input by then, since n inputs have been made, and memory is a count of each.
+- A backward B can be cut into an I and a W at the same times: the input gradient is only earlier.
+  (Where transfers block their sender, W moves behind the message, which the B had behind it.) Both
+  must then fit into the B, and where a B takes less than its halves they do not. So let an I take
+  i' = min(I, B) and a W take w' = min(W, B - i'). Every I, W and B of P has room for these: i' is
+  at most I, w' at most W, and i' + w' at most B. What has become shorter ends sooner, its rank
+  being idle for the rest, so that nothing comes later or is held longer than in P.
+- All microbatches being alike, the nth F, I and W of a stage can now be given to microbatch n: the
+  nth to start has its input by then, since n inputs have been made, and memory is a count of each.
 - The rank of a stage is busy with its nth action of a kind before the (n + 1)th.
 
 So the starts of P, renumbered, obey these differences, and the longest path to an action is a head
@@ -36,9 +40,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from operator import sub
 from typing import NamedTuple
 
 from engine.plan.problem import Problem
+from engine.plan.simulate import Durations
 
 
 class Job(NamedTuple):
@@ -81,8 +87,7 @@ class Chain:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.num_stages = problem, problem.placement.num_stages
-        times = problem.durations
-        self.busy = [*times.forward_ns, *times.input_ns, *times.weight_ns]
+        self.busy = [*problem.durations.forward_ns, *itertools.chain(*_halves(problem.durations))]
         self.delay = [0] * len(self.busy)
         ranks, transfers = problem.placement.ranks, problem.transfers
         for stage, (here, there) in enumerate(itertools.pairwise(ranks)):
@@ -162,6 +167,13 @@ class Chain:
                     longest = max(longest, tails[weight][n])
                 tails[kind][n] = left = busy[kind] + longest
         return tails
+
+
+def _halves(durations: Durations) -> tuple[list[int], list[int]]:
+    """The times i' and w' of the halves that fit into whatever a program makes of a backward."""
+    whole = durations.whole_ns
+    inputs = list(map(min, durations.input_ns, whole))
+    return inputs, list(map(min, durations.weight_ns, map(sub, whole, inputs)))
 
 
 def _one_machine(jobs: Iterable[Job]) -> int:

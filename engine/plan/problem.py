@@ -46,9 +46,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         ranks, stages = self.placement.world_size, self.placement.num_stages
-        times = self.durations.forward_ns, self.durations.input_ns, self.durations.weight_ns
-        by_stage = (*times, self.held_after_forward, self.held_after_input)
-        if len(self.limits) != ranks or any(len(given) != stages for given in by_stage):
+        given = self.durations
+        times = given.forward_ns, given.input_ns, given.weight_ns, given.backward_ns
+        known = [of_op for of_op in times if of_op is not None]
+        by_stage = (*known, self.held_after_forward, self.held_after_input)
+        if len(self.limits) != ranks or any(len(one) != stages for one in by_stage):
             raise ValueError(
                 f"expected {ranks} limits, and durations and memory of {stages} stages"
             )

@@ -1,9 +1,14 @@
 """The loops of the solver, which can be compiled as `engine.plan.kernels` can.
 
 All microbatches are alike, so that each stage may take them in order: a row is then a sequence of
-kinds, and its nth action of a kind is of microbatch n. With S stages, kind o x S + s is op o of
-stage s, F, I and W being 0, 1 and 2. A backward is never whole here: split, its input gradient is
-there sooner and its rank is done as soon.
+kinds, and its nth F or I is of microbatch n. With S stages, kind o x S + s is op o of stage s, F, I
+and W being 0, 1 and 2. Kind 3 x S + s is an I that makes a whole backward with a W of its stage
+right behind it, then of the same microbatch, and is an I like others where none follows:
+
+    0F 1F 1B 1W 0I 0W    with S = 2 and 1B of kind 7: the B of stage 1, then both halves of stage 0
+
+`took` is by these kinds. Split, the input gradient of a backward is there sooner; whole, its rank
+may be done sooner. The other W take the other microbatches, in order too.
 
 `shape` is (rank of each stage, where a rank's stages begin, the stages by rank, where a rank's row
 begins, and by kind the kind before it and after it on a microbatch's way through F and I, or NONE);
@@ -55,7 +60,7 @@ def choose(shape: Arrays, took: Ints, key: Ints, patience: int, state: Arrays, r
     """
     first, stages = shape[1], shape[2]
     count, arrival, now, next_time, is_open = state[:5]
-    num_stages = len(took) // 3
+    num_stages = len(is_open)
     width = len(arrival) // (2 * num_stages)
     begin, until, lowest, best = LATE, LATE, LATE, NONE
     for turn in range(2):
@@ -83,39 +88,61 @@ def choose(shape: Arrays, took: Ints, key: Ints, patience: int, state: Arrays, r
     return best
 
 
+def soonest(next_kind: Ints, next_time: Ints) -> int:
+    """The rank whose next action starts first; NONE if there is no action left."""
+    rank = NONE
+    for other in range(len(next_kind)):
+        if next_kind[other] >= 0 and (rank < 0 or next_time[other] < next_time[rank]):
+            rank = other
+    return rank
+
+
+def start(took: Ints, change: Ints, whole: Ints, state: Arrays, rank: int, row: Ints) -> int:
+    """Put a rank's next action into its row, with its W where it is whole; returns its end."""
+    count, _, now, next_time, _, next_kind, held, _, position = state
+    num_stages, kind, at = len(whole), next_kind[rank], position[rank]
+    row[at], lasts = kind, took[kind]
+    held[rank] += change[kind]
+    position[rank] += 1
+    if kind // num_stages == 1 and count[kind] < whole[kind - num_stages]:
+        weight = kind + num_stages
+        row[at], row[at + 1], lasts = weight + num_stages, weight, took[weight + num_stages]
+        held[rank] += change[weight]
+        position[rank] += 1
+        count[weight] += 1
+    now[rank] = next_time[rank] + lasts
+    return now[rank]
+
+
 def list_schedule(
     shape: Arrays,
     took: Ints,
     memory: Arrays,
-    transfer_ns: int,
-    overlaps: bool,
+    link: tuple[int, bool],
     key: Ints,
+    whole: Ints,
     patience: int,
     state: Arrays,
     row: Ints,
 ) -> int:
     """Fill the rows in order of time, each rank taking what its keys say; returns the makespan.
 
+    The first backwards of a stage are whole, as many as `whole` says; the others are split.
     `state` is zeros but for `arrival`, NONE but for the inputs of stage 0, and `position`, where
     the rows begin. Limits must be at least the least: then no rank is ever at a dead end.
     """
-    ranks, follower, change = shape[0], shape[5], memory[2]
-    count, arrival, now, next_time, is_open, next_kind, held, channel_free, position = state
+    ranks, follower, (transfer_ns, overlaps) = shape[0], shape[5], link
+    count, arrival, now, next_time, is_open, next_kind, held, channel_free, _ = state
     num_stages, makespan = len(ranks), 0
     width = len(arrival) // (2 * num_stages)
     for rank in range(len(now)):
         open_stages(shape, memory, count, held[rank], rank, is_open)
         next_kind[rank] = choose(shape, took, key, patience, state, rank)
     for _ in range(len(row)):
-        rank = NONE
-        for other in range(len(now)):
-            if next_kind[other] >= 0 and (rank < 0 or next_time[other] < next_time[rank]):
-                rank = other
-        kind = next_kind[rank]
-        row[position[rank]] = kind
-        position[rank] += 1
-        held[rank] += change[kind]
-        end = now[rank] = next_time[rank] + took[kind]
+        rank = soonest(next_kind, next_time)
+        if rank < 0:
+            break
+        kind, end = next_kind[rank], start(took, memory[2], whole, state, rank, row)
         makespan, after = max(makespan, end), follower[kind]
         user = ranks[after % num_stages] if after >= 0 else rank
         if user != rank:
@@ -143,9 +170,7 @@ def rewind(shape: Arrays, state: Arrays) -> None:
         position[rank], now[rank], blocked[rank], stack[rank] = offset[rank], 0, NONE, rank
 
 
-def play_rows(
-    shape: Arrays, took: Ints, transfer_ns: int, overlaps: bool, row: Ints, state: Arrays
-) -> int:
+def play_rows(shape: Arrays, took: Ints, link: tuple[int, bool], row: Ints, state: Arrays) -> int:
     """The makespan of some rows, NONE where they cannot be finished.
 
     `cause` gets, of each action, the place of that which ended for it to start; `last[0]` the place
@@ -154,13 +179,17 @@ def play_rows(
     ranks, _, _, offset, leader, follower = shape
     count, position, now, blocked, stack, channel_free, arrival, maker, cause, last = state
     num_stages, top, makespan, num_left = len(ranks), len(now), 0, len(row)
-    width = len(arrival) // (2 * num_stages)
+    width, (transfer_ns, overlaps) = len(arrival) // (2 * num_stages), link
     while top > 0:
         top -= 1
         rank = stack[top]
         at, free = position[rank], now[rank]
         while at < offset[rank + 1]:
             kind = row[at]
+            is_whole = kind >= 3 * num_stages
+            if is_whole:
+                kind -= 2 * num_stages
+                is_whole = at + 1 < offset[rank + 1] and row[at + 1] == kind + num_stages
             done, before, after = count[kind], leader[kind], follower[kind]
             if before >= 0 and count[before] <= done:
                 blocked[rank] = before
@@ -168,7 +197,7 @@ def play_rows(
             cause[at] = at - 1 if at > offset[rank] else NONE
             if kind < 2 * num_stages and arrival[kind * width + done] > free:
                 free, cause[at] = arrival[kind * width + done], maker[kind * width + done]
-            free += took[kind]
+            free += took[kind + 2 * num_stages] if is_whole else took[kind]
             if free > makespan:
                 makespan, last[0] = free, at
             count[kind] += 1
@@ -182,6 +211,11 @@ def play_rows(
                         blocked[user], stack[top] = NONE, user
                         top += 1
                 arrival[after * width + done], maker[after * width + done] = end, at
+            if is_whole:
+                at += 1
+                cause[at] = at - 1
+                count[kind + num_stages] += 1
+                num_left -= 1
             at += 1
         position[rank], now[rank] = at, free
     return makespan if num_left == 0 else NONE
@@ -201,14 +235,6 @@ def refill(
     return True
 
 
-def move(row: Ints, source: int, target: int) -> None:
-    """Take the action at one place to another, those between up by one."""
-    kind, step = row[source], 1 if target > source else -1
-    for at in range(source, target, step):
-        row[at] = row[at + step]
-    row[target] = kind
-
-
 def trace(cause: Ints, last: int, path: Ints) -> int:
     """The places of the actions on the longest path, the last first; returns how many."""
     length, at = 0, last
@@ -225,12 +251,63 @@ def draw(seed: Ints, below: int) -> int:
     return (seed[0] >> 8) % below
 
 
+def rotate(row: Ints, kept: Ints, low: int, high: int, size: int) -> None:
+    """Take the last `size` actions of the places from `low` to `high` before the others.
+
+    Of a negative size, the first behind the others. `kept` gets what stood there.
+    """
+    length = high + 1 - low
+    for at in range(length):
+        kept[at] = row[low + at]
+    for at in range(length):
+        row[low + at] = kept[(at - size) % length]
+
+
+def propose(
+    shape: Arrays, took: Ints, row: Ints, at: int, rank: int, reach: int, seed: Ints
+) -> tuple[int, int, int, int]:
+    """A change around an action: places from and to which to `rotate`, by how many, a new kind.
+
+    The kind is NONE if it stays; the first place is if there is nothing to change. An action moves
+    by up to `reach` places, forwards or with what is behind it, a whole backward with both its
+    halves and never into another; or a backward is made whole, or cut.
+    """
+    num_stages, begin, end = len(shape[0]), shape[3][rank], shape[3][rank + 1]
+    first_whole, kind = 3 * num_stages, row[at]
+    half = kind - 2 * num_stages if kind >= first_whole else kind
+    weight, whole = half + num_stages, half + 2 * num_stages
+    is_input = num_stages <= half < 2 * num_stages
+    if is_input and took[whole] < took[half] + took[weight] and draw(seed, 4) == 0:
+        if kind == whole:
+            return at, at, 0, half
+        for other in range(at + 1, end):
+            if row[other] == weight and row[other - 1] != whole:
+                return at + 1, other, 1, whole
+        return NONE, NONE, 0, NONE
+    hop, is_later = 1 + draw(seed, 1 + draw(seed, reach)), draw(seed, 4) == 0
+    first = last = at - 1 if is_later else at
+    if first < begin:
+        return NONE, NONE, 0, NONE
+    if row[first] >= first_whole and first + 1 < end and row[first + 1] == row[first] - num_stages:
+        last += 1
+    elif first > begin and row[first - 1] == row[first] + num_stages >= first_whole:
+        first -= 1
+    low, high = (first, last + hop) if is_later else (first - hop, last)
+    if is_later and high + 1 < end and row[high] >= first_whole:
+        high += row[high + 1] == row[high] - num_stages
+    if not is_later and low > begin and row[low - 1] >= first_whole:
+        low -= row[low - 1] == row[low] + num_stages
+    if low < begin or high >= end:
+        return NONE, NONE, 0, NONE
+    size = last + 1 - first
+    return low, high, -size if is_later else size, NONE
+
+
 def anneal(
     shape: Arrays,
     took: Ints,
     memory: Arrays,
-    transfer_ns: int,
-    overlaps: bool,
+    link: tuple[int, bool],
     row: Ints,
     best: Ints,
     state: Arrays,
@@ -238,36 +315,35 @@ def anneal(
     settings: tuple[int, int, int, int],
     seed: Ints,
 ) -> int:
-    """Move actions of the longest path along their rows, worse by ever less; the least makespan.
+    """Change the rows around actions of the longest path, worse by ever less; the least makespan.
 
-    From `row` on; `best` gets the best rows. Threshold accepting: a move may cost up to a random
+    From `row` on; `best` gets the best rows. Threshold accepting: a change may cost up to a random
     part of what is left of `warmth_ns`. It ends with `enough`.
     """
     num_moves, warmth_ns, reach, enough = settings
-    path, level, owner = work
+    path, level, owner, kept = work
     offset, cause, last = shape[3], state[8], state[9]
-    now = play_rows(shape, took, transfer_ns, overlaps, row, state)
+    now = play_rows(shape, took, link, row, state)
     least, length = now, trace(cause, last[0], path)
     best[:] = row
     for rank in range(len(offset) - 1):
         refill(shape, memory, row, level, rank, offset[rank], offset[rank + 1] - 1)
     for turn in range(num_moves if least > enough else 0):
-        source = path[draw(seed, length)]
-        hop = 1 + draw(seed, 1 + draw(seed, reach))
-        if draw(seed, 4) == 0:  # what stands before it goes behind it
-            source, hop = source - 1, -hop
-        target = source - hop
-        low, high, makespan = min(source, target), max(source, target), NONE
-        if low < 0 or high >= len(row) or owner[low] != owner[high]:
+        at = path[draw(seed, length)]
+        rank, kind, makespan = owner[at], row[at], NONE
+        low, high, size, becomes = propose(shape, took, row, at, rank, reach, seed)
+        if low < 0:
             continue
-        move(row, source, target)
-        if refill(shape, memory, row, level, owner[low], low, high):
+        rotate(row, kept, low, high, size)
+        row[at] = becomes if becomes >= 0 else row[at]
+        if refill(shape, memory, row, level, rank, low, high):
             rewind(shape, state)
-            makespan = play_rows(shape, took, transfer_ns, overlaps, row, state)
+            makespan = play_rows(shape, took, link, row, state)
         allowed = warmth_ns * (num_moves - turn) // num_moves * draw(seed, 1024) // 1024
         if makespan < 0 or makespan > now + allowed:
-            move(row, target, source)
-            refill(shape, memory, row, level, owner[low], low, high)
+            row[low : high + 1] = kept[: high + 1 - low]
+            row[at] = kind
+            refill(shape, memory, row, level, rank, low, high)
             continue
         now, length = makespan, trace(cause, last[0], path)
         if now < least:

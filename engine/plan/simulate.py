@@ -28,25 +28,34 @@ from engine.plan.spans import Lane, Span
 class Durations:
     """Nanoseconds of one microbatch's forward and of the two halves of its backward, by stage.
 
-    A full backward takes as long as its halves.
+    A whole backward takes `backward_ns`; without these, as long as its halves.
     """
 
     forward_ns: tuple[int, ...]
     input_ns: tuple[int, ...]
     weight_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...] | None = None
+
+    @property
+    def whole_ns(self) -> tuple[int, ...]:
+        """How long a whole backward takes, by stage."""
+        if self.backward_ns is not None:
+            return self.backward_ns
+        return tuple(i + w for i, w in zip(self.input_ns, self.weight_ns, strict=True))
 
     def by_op(self) -> dict[Op, tuple[int, ...]]:
-        both = tuple(i + w for i, w in zip(self.input_ns, self.weight_ns, strict=True))
-        return {Op.F: self.forward_ns, Op.I: self.input_ns, Op.W: self.weight_ns, Op.B: both}
+        halves = {Op.I: self.input_ns, Op.W: self.weight_ns}
+        return {Op.F: self.forward_ns, **halves, Op.B: self.whole_ns}
 
     def by_kind(self, num_stages: int) -> list[int]:
         """By op and stage, as `engine.plan.rules.Kinds`. Raises ValueError on other stages."""
-        lengths = [len(half) for half in (self.forward_ns, self.input_ns, self.weight_ns)]
-        if lengths != [num_stages] * 3:
-            given = ", ".join(map(str, lengths))
+        of_ops = {"forward": self.forward_ns, "input": self.input_ns, "weight": self.weight_ns}
+        if self.backward_ns is not None:
+            of_ops["backward"] = self.backward_ns
+        if any(len(of_op) != num_stages for of_op in of_ops.values()):
+            given = ", ".join(str(len(of_op)) for of_op in of_ops.values())
             raise ValueError(
-                f"durations of {given} stages (forward, input, weight) for a program of "
-                f"{num_stages}"
+                f"durations of {given} stages ({', '.join(of_ops)}) for a program of {num_stages}"
             )
         by_op, none = self.by_op(), (0,) * num_stages
         return [ns for op in OPS for ns in by_op.get(op, none)]

@@ -1,8 +1,12 @@
 """Finds a program for unequal stages under limits of memory: near the best, beside a lower bound.
 
-Rows are filled in order of time by several rules, the families of the registry that fit are rows as
-well, and the best of all are improved by moving actions of the longest path. See
-`engine.plan.search` for the loops and `engine.plan.bounds` for the bound.
+    rules      rows filled in order of time, by several keys and flows        rows.Rows.filled_by
+    families   the registry's schedules that fit                              rows.Rows.of_program
+    patterns   a steady state, repeated; and rows filled in its order         steady.find_pattern
+    changes    the best of these, changed around their longest path           search.anneal
+    wholes     backwards made whole where that costs nothing                  rows.Rows.with_wholes
+
+See `engine.plan.bounds` for the bound.
 """
 
 from __future__ import annotations
@@ -12,17 +16,15 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter, neg, sub
-from typing import NamedTuple
+from operator import itemgetter
 
 from engine.arrays import filled, run
-from engine.plan import kernels
 from engine.plan.bounds import Chain, lower_bound
 from engine.plan.problem import Problem
 from engine.plan.program import Program
+from engine.plan.rows import Candidate, Filling, Flow, Rows
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.search import anneal, list_schedule, play_rows, refill
-from engine.plan.table import Table
+from engine.plan.steady import find_pattern
 
 VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
@@ -40,6 +42,18 @@ PACES = (50, 60, 70, 80, 90, 100, 110, 120)
 
 PATIENCE = (50, 100)
 """Percent of an action's time that a rank would rather wait for a more urgent one."""
+
+PERIODS = 40
+"""Periods that a steady state is looked for with, each 1 % longer than the one before."""
+
+NUM_PATTERNS = 3
+"""Steady states that rows are made of."""
+
+FEWEST_TRIES = 300
+"""Changes of a pattern with a period."""
+
+NUM_JOINS = 2_000_000
+"""Actions that are gone through to make backwards whole."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +74,9 @@ def solve(problem: Problem, effort: float = 1.0) -> Solution:
     bound = lower_bound(problem)
     search = _Search(problem, bound, round(effort * VISITS))
     found = heapq.nsmallest(len(ANNEALINGS), search.candidates(), key=itemgetter(0))
-    makespan, row = found[0]
-    if makespan > bound:
-        makespan, row = search.improve(found, bound)
-    return Solution(search.program_of(row), makespan, bound)
-
-
-class Flow(NamedTuple):
-    """How microbatches are let in: so many between F and I of each stage, so far apart."""
-
-    places: tuple[int, ...]
-    pace_ns: int = 0
+    best = found[0] if found[0].makespan_ns <= bound else search.improve(found)
+    best = search.rows.with_wholes(best, NUM_JOINS // search.rows.size)
+    return Solution(search.rows.program_of(best.row), best.makespan_ns, bound)
 
 
 def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
@@ -88,70 +94,34 @@ def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
         yield Flow((m,) * len(trips), bound_ns * percent // 100 // m)
 
 
-Candidate = tuple[int, "array[int]"]
-"""A makespan and the rows that have it, as `engine.plan.search` writes them."""
-
-
 class _Search:
-    """The arrays of a problem, and what is made of them; a budget of actions to go through."""
+    """What is tried for a problem, with a budget of actions to go through."""
 
     def __init__(self, problem: Problem, bound_ns: int, visits: int) -> None:
-        self.problem, self.chain = problem, Chain(problem)
+        self.problem, self.bound_ns, self.chain = problem, bound_ns, Chain(problem)
         self.flows = list(dict.fromkeys(_flows(self.chain, bound_ns)))
-        placement, m = problem.placement, problem.num_microbatches
-        self.width, self.num_stages, self.num_ranks = m, placement.num_stages, placement.world_size
-        stages = [placement.stages_of(rank) for rank in range(self.num_ranks)]
-        first = list(itertools.accumulate(map(len, stages), initial=0))
-        way = [*range(self.num_stages), *range(2 * self.num_stages - 1, self.num_stages - 1, -1)]
-        leader = [kernels.NONE] * self.num_stages * 2 + way[: self.num_stages - 1 : -1]
-        follower = [kernels.NONE] * self.num_stages * 3
-        for kind, after in itertools.pairwise(way):
-            leader[after], follower[kind] = kind, after
-        rows = [3 * m * n for n in first]
-        columns = placement.ranks, first, itertools.chain(*stages), rows, leader, follower
-        self.shape = tuple(array("q", column) for column in columns)
-        times = problem.durations
-        self.took = array("q", [*times.forward_ns, *times.input_ns, *times.weight_ns])
-        taken, left = problem.held_after_forward, problem.held_after_input
-        change = [*taken, *map(sub, left, taken), *map(neg, left)]
-        held = problem.limits, problem.least_limits, change
-        self.memory = tuple(array("q", column) for column in held)
-        self.transfers = problem.transfers.duration_ns, problem.transfers.overlaps
-        self.size = 3 * m * self.num_stages
-        self.num_moves = visits // self.size
-        self.visits = visits + len(self.flows) * self.size
+        m, size = problem.num_microbatches, 3 * problem.num_microbatches * len(self.chain.places)
+        self.budget, self.num_moves = visits, visits // size
+        self.rows = Rows(problem, visits + len(self.flows) * size)
+        part = max(0, m - problem.placement.world_size)
+        self.num_wholes = sorted({0, part, m}) if any(self.rows.gains) else [0]
+        self.free = Flow((m,) * self.chain.num_stages)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Rows of every rule and of every family that fits."""
+        """Rows of every rule, of every family that fits, and of steady states."""
         yield from self.families()
-        found: list[tuple[int, array[int], Flow]] = []
+        found: list[tuple[int, Filling]] = []
         keys = list(self.keys())
-        for flow in self.flows:
-            for key in keys:
-                makespan, row = self.filled_by(key, 0, flow)
-                yield makespan, row
-                found.append((makespan, key, flow))
-        for _, key, flow in sorted(found, key=itemgetter(0))[:NUM_PATIENT]:
-            for patience in PATIENCE:
-                yield self.filled_by(key, patience, flow)
-
-    def filled_by(self, key: array[int], patience: int, flow: Flow) -> Candidate:
-        """The rows that a rank fills by keys of its actions, by kind and microbatch."""
-        row, ranks = filled(0, self.size), self.num_ranks
-        count, channels = filled(0, 3 * self.num_stages), filled(0, 2 * self.num_stages)
-        now, time, kind, held = (filled(0, ranks) for _ in range(4))
-        is_open, position = filled(0, self.num_stages), self.shape[3][:-1]
-        arrival = self.arrivals(flow.pace_ns)
-        state = count, arrival, now, time, is_open, kind, held, channels, position
-        memory = *self.memory, array("q", flow.places)
-        arguments = self.took, memory, *self.transfers, key, patience, state, row
-        makespan = run(self.visits, list_schedule, self.shape, *arguments)
-        return self.played(row) if flow.pace_ns else makespan, row  # nothing need wait for its turn
-
-    def arrivals(self, pace_ns: int = 0) -> array[int]:
-        arrival = filled(kernels.NONE, 2 * self.num_stages * self.width)
-        arrival[: self.width] = array("q", [n * pace_ns for n in range(self.width)])
-        return arrival
+        for num_whole, flow, key in itertools.product(self.num_wholes, self.flows, keys):
+            filling = Filling(key, flow, num_whole)
+            candidate = self.rows.filled_by(filling)
+            yield candidate
+            found.append((candidate.makespan_ns, filling))
+        best = sorted(found, key=itemgetter(0))[:NUM_PATIENT]
+        for (_, filling), patience in itertools.product(best, PATIENCE):
+            yield self.rows.filled_by(filling._replace(patience=patience))
+        if self.budget:
+            yield from self.patterns(best[0][0])
 
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
@@ -162,85 +132,84 @@ class _Search:
         late = max(map(max, heads)) + tails[0][0]
         for table in ([[-tail for tail in row] for row in tails], heads):
             yield array("q", itertools.chain(*table))
-            shifts = [shift for shift in (0, -late, late) for _ in range(self.num_stages)]
+            shifts = [shift for shift in (0, -late, late) for _ in range(self.chain.num_stages)]
             rows = zip(table, shifts, strict=True)
             yield array("q", [key + shift for row, shift in rows for key in row])
 
     def families(self) -> Iterator[Candidate]:
         """Rows of the registry's schedules that have this placement and keep within the limits."""
-        stages_per_rank, rest = divmod(self.num_stages, self.num_ranks)
+        placement, m = self.problem.placement, self.problem.num_microbatches
+        stages_per_rank, rest = divmod(placement.num_stages, placement.world_size)
         for name, schedule in SCHEDULES.items() if rest == 0 else ():
-            if schedule.place(self.num_ranks, stages_per_rank) != self.problem.placement:
+            if schedule.place(placement.world_size, stages_per_rank) != placement:
                 continue
             try:
-                program = build_program(name, self.num_ranks, self.width, stages_per_rank)
+                program = build_program(name, placement.world_size, m, stages_per_rank)
             except ShapeError:
                 continue
-            row = self.row_of(program)
-            if self.fits(row):
-                yield self.played(row), row
+            row = self.rows.of_program(program)
+            if self.rows.fits(row):
+                yield Candidate(self.rows.played(row), row)
 
-    def row_of(self, program: Program) -> array[int]:
-        """The rows of a program of computations, its backwards split."""
-        table, row = program.table, array("q")
-        for op, stage in zip(table.op, table.stage, strict=True):
-            if op == kernels.F:
-                row.append(stage)
-            if op in (kernels.B, kernels.I):
-                row.append(self.num_stages + stage)
-            if op in (kernels.B, kernels.W):
-                row.append(2 * self.num_stages + stage)
-        return row
+    def patterns(self, makespan_ns: int) -> Iterator[Candidate]:
+        """Rows that repeat a steady state, those of the shortest periods, and its order as keys."""
+        m, period = self.problem.num_microbatches, self.least_period()
+        num_found = num_tried = 0
+        while num_found < NUM_PATTERNS and num_tried < PERIODS and period * m <= makespan_ns:
+            start = self.pattern(period)
+            if start is not None:
+                num_found += 1
+                yield from self.repeated(start, period)
+            num_tried, period = num_tried + 1, period + max(1, period // 100)
 
-    def fits(self, row: array[int]) -> bool:
-        """Whether no rank ever holds more than its limit."""
-        level = filled(0, self.size)
-        return all(
-            run(self.visits, refill, self.shape, self.memory, row, level, rank, begin, end - 1)
-            for rank, (begin, end) in enumerate(itertools.pairwise(self.shape[3]))
+    def least_period(self) -> int:
+        """Nanoseconds a microbatch, for the work of a rank and for memory x time of its stages."""
+        problem, num_stages, trips = self.problem, self.chain.num_stages, self.chain.trips()
+        least = 1
+        for rank, limit in enumerate(problem.limits):
+            area = 0
+            for stage in problem.placement.stages_of(rank):
+                area += problem.held_after_forward[stage] * trips[stage]
+                area += problem.held_after_input[stage] * self.chain.busy[2 * num_stages + stage]
+            work = sum(self.chain.busy[kind] for kind in self.chain.kinds_of(rank))
+            least = max(least, work, -(-area // limit) if limit else 0)
+        return least
+
+    def pattern(self, period_ns: int) -> array[int] | None:
+        """When the actions of a microbatch start, by kind, in a steady state within the limits."""
+        problem, chain, num_kinds = self.problem, self.chain, 3 * self.chain.num_stages
+        held = problem.limits, problem.held_after_forward, problem.held_after_input
+        times = array("q", chain.busy), array("q", chain.delay)
+        memory = tuple(array("q", column) for column in held)
+        push, start = filled(0, num_kinds), filled(0, num_kinds)
+        num_tries = FEWEST_TRIES + self.budget // 10 // PERIODS // (20 * num_kinds)
+        arguments = self.rows.shape, times, memory, period_ns, num_tries, push, start
+        is_found = run(self.budget, find_pattern, *arguments, array("q", [1]))
+        return start if is_found else None
+
+    def repeated(self, start: array[int], period_ns: int) -> Iterator[Candidate]:
+        """Rows in the order of a steady state, as it is and as keys."""
+        m, rows, ranks = self.problem.num_microbatches, self.rows, self.problem.placement.ranks
+        first = min(start)
+        key = array("q", [begin - first + n * period_ns for begin in start for n in range(m)])
+        order = sorted(
+            range(len(key)), key=lambda at: (ranks[at // m % self.chain.num_stages], key[at])
         )
+        row = array("q", [at // m for at in order])
+        makespan = rows.played(row) if rows.fits(row) else -1
+        if makespan >= 0:
+            yield Candidate(makespan, row)
+        for num_whole in self.num_wholes:
+            yield rows.filled_by(Filling(key, self.free, num_whole))
 
-    def play_state(self) -> tuple[array[int], ...]:
-        arrivals, ranks, channels = self.arrivals(), self.num_ranks, 2 * self.num_stages
-        now, blocked = filled(0, ranks), filled(kernels.NONE, ranks)
-        walk = self.shape[3][:-1], now, blocked, array("q", range(ranks)), filled(0, channels)
-        causes = filled(0, len(arrivals)), filled(0, self.size), filled(0, 1)
-        return filled(0, 3 * self.num_stages), *walk, arrivals, *causes
-
-    def played(self, row: array[int]) -> int:
-        arguments = self.shape, self.took, *self.transfers, row, self.play_state()
-        return run(self.visits, play_rows, *arguments)
-
-    def improve(self, found: list[Candidate], enough: int) -> Candidate:
-        """The best that the first of the candidates become by moving actions."""
+    def improve(self, found: list[Candidate]) -> Candidate:
+        """The best that the first of the candidates become by changes."""
         best, num_moves = found[0], self.num_moves // len(found)
-        for seed, (_, row) in enumerate(found if num_moves else ()):
+        for seed, candidate in enumerate(found if num_moves else ()):
             part, reach = ANNEALINGS[seed]
-            settings = num_moves, max(self.took) // part, reach, enough
-            best = min(best, self.annealed(row, settings, seed), key=itemgetter(0))
-            if best[0] <= enough:
+            settings = num_moves, max(self.rows.took) // part, reach, self.bound_ns
+            changed = self.rows.annealed(candidate.row, settings, seed)
+            best = min(best, changed, key=itemgetter(0))
+            if best.makespan_ns <= self.bound_ns:
                 break
         return best
-
-    def annealed(
-        self, row: array[int], settings: tuple[int, int, int, int], seed: int
-    ) -> Candidate:
-        """The best of the rows that actions moved at random lead to."""
-        given, best, offset = row[:], row[:], self.shape[3]
-        lengths = (range(offset[rank], offset[rank + 1]) for rank in range(self.num_ranks))
-        owner = array("q", [rank for rank, places in enumerate(lengths) for _ in places])
-        work = filled(0, self.size), filled(0, self.size), owner
-        costs = self.took, self.memory, *self.transfers
-        arguments = self.shape, *costs, given, best, self.play_state(), work, settings
-        return run(self.visits, anneal, *arguments, array("q", [seed])), best
-
-    def program_of(self, row: array[int]) -> Program:
-        ops, count = (kernels.F, kernels.I, kernels.W), filled(0, 3 * self.num_stages)
-        op, stage, microbatch = array("b"), array("i"), array("i")
-        for kind in row:
-            op.append(ops[kind // self.num_stages])
-            stage.append(kind % self.num_stages)
-            microbatch.append(count[kind])
-            count[kind] += 1
-        table = Table(self.shape[3][:], op, stage, microbatch)
-        return Program("solved", self.problem.placement, self.width, table)

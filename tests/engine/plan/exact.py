@@ -1,8 +1,10 @@
 """The least makespan of a small problem, from scipy's solver of integer programs.
 
 Starts are numbers; for two actions of one rank whose order is open, a 0 or 1 says which is first.
-What a rank holds at an F is then a sum of what came before it. Backwards are split and microbatches
-in order, as `engine.plan.bounds` proves to be enough.
+What a rank holds at an F is then a sum of what came before it. Microbatches are in order, as
+`engine.plan.bounds` proves to be enough. Backwards are split, unless a stage's takes less than its
+halves: a 0 or 1 then says whether it is whole, which makes I as long and its W follow at once; and
+such a stage's W need not be in order, for one of them may be part of a whole backward.
 """
 
 import itertools
@@ -19,8 +21,8 @@ def least_makespan(problem: Problem, within_ns: int, time_limit_s: float) -> int
     model = _Model(problem, within_ns)
     result = milp(
         np.array([1.0] + [0.0] * (model.num_columns - 1)),
-        integrality=np.array([0] * model.num_starts + [1] * len(model.orders)),
-        bounds=Bounds(0, [within_ns] * model.num_starts + [1] * len(model.orders)),
+        integrality=np.array([0] * model.num_starts + [1] * model.num_choices),
+        bounds=Bounds(0, [within_ns] * model.num_starts + [1] * model.num_choices),
         constraints=model.constraint(),
         options={"time_limit": time_limit_s, "mip_rel_gap": 0},
     )
@@ -35,6 +37,8 @@ class _Model:
         self.num_stages, self.width = problem.placement.num_stages, problem.num_microbatches
         times = problem.durations
         self.took = (times.forward_ns, times.input_ns, times.weight_ns)
+        halves = map(sum, zip(*self.took[1:], strict=True))
+        self.gains = [both > whole for both, whole in zip(halves, times.whole_ns, strict=True)]
         self.num_starts = 1 + 3 * self.num_stages * self.width
         actions = itertools.product(range(3), range(self.num_stages), range(self.width))
         self.actions = list(actions)
@@ -43,7 +47,10 @@ class _Model:
         is_open = (pair for pair in pairs if rank[pair[0][1]] == rank[pair[1][1]])
         left = [pair for pair in is_open if self.known_order(*pair) is None]
         self.orders = {pair: self.num_starts + at for at, pair in enumerate(left)}
-        self.num_columns = self.num_starts + len(self.orders)
+        self.num_choices = len(self.orders) + sum(self.gains) * self.width
+        self.num_columns = self.num_starts + self.num_choices
+        cheap = [(s, n) for s in range(self.num_stages) for n in range(self.width) if self.gains[s]]
+        self.whole = {pair: at for at, pair in enumerate(cheap, self.num_starts + len(self.orders))}
         self.rows: list[tuple[list[tuple[int, float]], float]] = []  # sum of them >= a number
         self.add_times()
         self.add_memory()
@@ -56,6 +63,8 @@ class _Model:
                 s if o == 0 else 2 * self.num_stages - s for o, s in ((op, stage), (op2, stage2))
             )
             return place < place2
+        if stage == stage2 and op == op2 == 2 and self.gains[stage]:
+            return None
         if stage == stage2 and (n - n2) * (op - op2) >= 0:
             return (op, n) < (op2, n2)
         return None
@@ -67,17 +76,34 @@ class _Model:
     def busy(self, action) -> int:
         return self.took[action[0]][action[1]]
 
+    def change(self, action) -> list[tuple[int, float]]:
+        """How much longer an action is if its backward is whole: a term, or none."""
+        op, stage, n = action
+        if op == 0 or not self.gains[stage]:
+            return []
+        whole_ns = self.problem.durations.whole_ns[stage] if op == 1 else 0
+        return [(self.whole[stage, n], float(whole_ns - self.busy(action)))]
+
     def after(self, one, other, delay: int = 0, unless=()) -> None:
         """`other` starts when `one` is over; `unless` are columns and what they must lack."""
-        terms = [(self.column(other), 1.0), (self.column(one), -1.0)]
-        self.rows.append((terms + list(unless), self.busy(one) + delay))
+        terms = [(self.column(other), 1.0), (self.column(one), -1.0), *unless]
+        terms += [(column, -value) for column, value in self.change(one)]
+        self.rows.append((terms, self.busy(one) + delay))
+
+    def at_once(self, stage: int, n: int) -> None:
+        """The W of a whole backward has no time of its own, and is where the backward ends."""
+        whole, big = self.whole[stage, n], float(self.within_ns)
+        terms = [(self.column((1, stage, n)), 1.0), (self.column((2, stage, n)), -1.0)]
+        self.rows.append(([*terms, (whole, -big)], -self.problem.durations.whole_ns[stage] - big))
 
     def add_times(self) -> None:
         ranks, transfer_ns = self.problem.placement.ranks, self.problem.transfers.duration_ns
         for op, stage, n in self.actions:
-            self.rows.append(
-                ([(0, 1.0), (self.column((op, stage, n)), -1.0)], self.busy((op, stage)))
-            )
+            ends = [(column, -value) for column, value in self.change((op, stage, n))]
+            terms = [(0, 1.0), (self.column((op, stage, n)), -1.0), *ends]
+            self.rows.append((terms, self.busy((op, stage))))
+            if op == 2 and self.gains[stage]:
+                self.at_once(stage, n)
             if op == 2 or (op == 1 and stage == self.num_stages - 1):
                 self.after((op - 1, stage, n), (op, stage, n))
             elif not (op == 0 and stage == 0):
@@ -88,14 +114,10 @@ class _Model:
             if ranks[one[1]] != ranks[other[1]]:
                 continue
             if (order := self.orders.get((one, other))) is not None:
-                big = float(self.within_ns + max(map(max, self.took)))
+                longest = max(*map(max, self.took), *self.problem.durations.whole_ns)
+                big = float(self.within_ns + longest)
                 self.after(other, one, unless=[(order, big)])
-                self.rows.append(
-                    (
-                        [(self.column(other), 1.0), (self.column(one), -1.0), (order, -big)],
-                        self.busy(one) - big,
-                    )
-                )
+                self.after(one, other, delay=-round(big), unless=[(order, -big)])
             else:
                 is_first = self.known_order(one, other)
                 self.after(*((one, other) if is_first else (other, one)))

@@ -224,3 +224,13 @@ def lines_run(function):
 def test_cost_grows_in_proportion_to_the_number_of_actions(name, step):
     small, large = (lines_run(lambda m=m: step(build_program(name, 4, m, 2))) for m in (32, 128))
     assert 3.5 * small < large < 4.2 * small
+
+
+def test_a_whole_backward_can_have_its_own_time():
+    program = build_program("1f1b", 2, 1)
+    times = Durations((10, 10), (5, 6), (4, 3), (7, 8))
+    assert times.by_op()[Op.B] == times.whole_ns == (7, 8)
+    assert simulate(program, times).makespan_ns == 10 + 10 + 8 + 7
+    assert simulate(program, Durations((10, 10), (5, 6), (4, 3))).makespan_ns == 10 + 10 + 9 + 9
+    with pytest.raises(ValueError, match=r"2, 2, 2, 1 stages \(forward, input, weight, backward\)"):
+        simulate(program, Durations((10, 10), (5, 6), (4, 3), (7,)))
