@@ -1,11 +1,11 @@
 """Plain descriptions of models, and of checks of them, for processes that do not import torch.
 
-`engine.model.facts` and `engine.check` write them as JSON.
+`engine.model.facts`, `engine.check` and `engine.costs` read and write them as JSON.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.model.partition import Costs
 
@@ -82,3 +82,23 @@ class FlopFacts:
     num_multiplying: int | None  # parameters, without tables that are only looked up; None: varies
     attentions: tuple[Attention, ...] | None = None  # of each layer that has one; None: not known
     note: str = ""  # why something is None, or what else a formula's reader must know
+
+
+@dataclass(frozen=True)
+class CostRequest:
+    """A model whose layers are to be measured, and how they are run.
+
+    Each of the settings is a size of microbatch and whether layers are recomputed. `optimizer` are
+    fields of `engine.run.optimizer.OptimizerSpec`; `device` is `cpu` or `cuda`; `budget_s` are the
+    seconds of samples for each setting. With `has_link` a link between two ranks is measured too.
+    """
+
+    identity: Identity
+    seq_len: int
+    settings: tuple[tuple[int, bool], ...]
+    device: str = "cpu"
+    autocast: str = "none"
+    optimizer: dict[str, str | float] = field(default_factory=dict)
+    num_threads: int = 1
+    budget_s: float = 2.0
+    has_link: bool = True

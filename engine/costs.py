@@ -1,0 +1,191 @@
+"""Measures the costs of a model's layers here, and of a link between two ranks of this machine.
+
+    python -m engine.costs < request.json
+
+A process of its own, so that the caller needs no torch. Reads a JSON `CostRequest` and prints an
+answer on one line of JSON:
+
+    {"costs": [{"microbatch_size": 1, "recompute": false, "costs": {...}}, ...],
+     "left_out": [{"microbatch_size": 64, "recompute": false, "reason": "..."}],
+     "link": {...}, "device_name": "...", "problem": null}
+
+Costs are the fields of `engine.plan.model_costs.ModelCosts`. A setting that has no room is left
+out. With a problem, the setting at fault and what is wrong with it, there are no costs. Progress is
+told on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.connection import autocast_of
+from engine.interfaces import keep_to_loopback
+from engine.model.descriptions import CostRequest, Identity
+from engine.model.facts import spec_of
+from engine.model.split import open_model
+from engine.model.stage_module import Model, ModelError
+from engine.plan.model_costs import LinkCosts, ModelCosts
+from engine.run.clock import clock_for
+from engine.run.heap import keep_freed_memory
+from engine.run.layer_costs import measure_model_costs
+from engine.run.link_costs import measure_link
+from engine.run.optimizer import OptimizerSpec
+from engine.run.p2p.fabric import Fabric
+
+PATIENCE = timedelta(seconds=120)
+Answer = dict[str, Any]
+
+
+def answer_to(request: CostRequest) -> Answer:
+    """Measure every setting of a request, and the link. What cannot be is the answer's problem."""
+    answer: Answer = {"costs": [], "left_out": [], "link": None, "problem": None}
+    try:
+        device = _device(request.device, rank=0)
+        torch.set_num_threads(request.num_threads)
+        answer["device_name"] = _name_of(device)
+        for size, recompute in request.settings:
+            setting = {"microbatch_size": size, "recompute": recompute}
+            try:
+                costs = _measured(request, size, device, recompute=recompute)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_for_memory(error):
+                    raise
+                _free(device)
+                reason = f"no room for it: {str(error).splitlines()[0][:200]}"
+                answer["left_out"].append({**setting, "reason": reason})
+            else:
+                answer["costs"].append({**setting, "costs": dataclasses.asdict(costs)})
+        if request.has_link:
+            _tell("the link between two ranks")
+            link = _measured_link(request.device)
+            answer["link"] = None if link is None else dataclasses.asdict(link)
+    except ModelError as error:
+        answer["problem"] = {"key": error.key, "message": str(error)}
+    except RuntimeError as error:
+        answer["problem"] = {"key": "device", "message": str(error)}
+    return answer
+
+
+def _measured(
+    request: CostRequest, size: int, device: torch.device, *, recompute: bool
+) -> ModelCosts:
+    shape = (size, request.seq_len)
+    model = open_model(spec_of(request.identity), shape, device)
+    _check_length(model, request)
+    name = f"{request.identity.model}, microbatches of {size}{', recomputed' * recompute}"
+
+    def tell(done: int, total: int) -> None:
+        _tell(f"{name}: {done} of {total} parts")
+
+    return measure_model_costs(
+        model,
+        shape,
+        device,
+        autocast_of(request.autocast, device),
+        OptimizerSpec(**request.optimizer),  # type: ignore[arg-type]  # checked by the caller
+        recompute=recompute,
+        budget_s=request.budget_s,
+        on_progress=tell,
+    )
+
+
+def _check_length(model: Model, request: CostRequest) -> None:
+    if model.max_positions is not None and request.seq_len > model.max_positions:
+        raise ModelError(
+            f"seq_len is {request.seq_len}, more than the {model.max_positions} positions of "
+            f"{request.identity.model}; at most {model.max_positions}",
+            "seq_len",
+        )
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    """The device of a rank: GPUs in turns. Raises RuntimeError where there is none."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.device_count():
+        raise RuntimeError("torch sees no CUDA device here; measure on cpu, or on another machine")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return platform.processor() or platform.machine()
+
+
+def _is_for_memory(error: Exception) -> bool:
+    """Whether memory was missing; torch's allocator for the CPU raises a RuntimeError."""
+    is_kind = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_kind or "t allocate memory" in str(error)
+
+
+def _free(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _measured_link(kind: str) -> LinkCosts | None:
+    """Measure it with a second process as the other rank. Raises RuntimeError."""
+    keep_to_loopback(os.environ)
+    with tempfile.TemporaryDirectory(prefix="engine-costs-") as folder:
+        context = multiprocessing.get_context("spawn")
+        other = context.Process(target=_measure_as, args=(1, kind, folder), daemon=True)
+        other.start()
+        try:
+            return _measure_as(0, kind, folder)
+        finally:
+            other.join(10)
+            other.kill()
+
+
+def _measure_as(rank: int, kind: str, folder: str) -> LinkCosts | None:
+    torch.set_num_threads(1)
+    device = _device(kind, rank)
+    is_shared = device.type == "cuda" and torch.cuda.device_count() < 2
+    with _group(rank, folder):
+        return measure_link(Fabric(device, clock_for(device), is_shared))
+
+
+@contextlib.contextmanager
+def _group(rank: int, folder: str) -> Iterator[None]:
+    """The default process group of two ranks, who meet in a file."""
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    request: dict[str, Any] = json.load(sys.stdin)
+    identity = Identity(**request.pop("identity"))
+    settings = tuple((int(size), bool(recompute)) for size, recompute in request.pop("settings"))
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)  # what factories and libraries print is not part of the answer
+        keep_freed_memory()
+        answer.write(json.dumps(answer_to(CostRequest(identity, settings=settings, **request))))
+        answer.write("\n")
+
+
+if __name__ == "__main__":
+    main()

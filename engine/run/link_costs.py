@@ -1,0 +1,130 @@
+"""Measures what a message between two ranks takes, over the engine's own channels.
+
+Messages of several sizes go forth and back; a message takes half a round trip, from its SEND until
+the other rank has it. Latency and bandwidth are those of the line through the medians:
+
+    rank 0    SEND_F ----------.        ,--> RECV_B    one round trip
+    rank 1               RECV_F `--> SEND_B
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from engine.model.stage_module import TensorSpec
+from engine.plan.action import Action, Op
+from engine.plan.lower import Edge
+from engine.plan.model_costs import LinkCosts
+from engine.run.p2p.channel import Channel
+from engine.run.p2p.fabric import Fabric
+
+SIZES_BYTES = (2**10, 2**14, 2**17, 2**20, 2**22)
+NUM_ROUND_TRIPS = 40
+_NUM_TO_WARM_UP = 10
+_RANKS = (0, 1)
+_FORTH, _BACK = Edge(0, 1), Edge(1, 0)
+
+
+def measure_link(fabric: Fabric) -> LinkCosts | None:
+    """What a message from one of the first two ranks to the other takes; None but on rank 0.
+
+    Collective over the default process group. The others wait.
+    """
+    fabric.connect([_FORTH, _BACK], _RANKS, [])
+    is_member = dist.get_rank() in _RANKS
+    samples = {size: _one_way_ns(fabric, size) for size in SIZES_BYTES if is_member}
+    return link_through(samples) if dist.get_rank() == 0 else None
+
+
+def link_through(samples_ns: Mapping[int, Sequence[float]]) -> LinkCosts:
+    """The line through the medians of messages of at least three sizes, in bytes.
+
+    Each median counts by its relative distance from the line, whose root mean square is the error.
+    Neither number is below zero; a link without a slope has no limit to its bandwidth.
+    """
+    medians = {size: statistics.median(values) for size, values in samples_ns.items()}
+    latency_ns, ns_per_byte = _line(medians)
+    off = [((latency_ns + ns_per_byte * n) / ns - 1) ** 2 for n, ns in medians.items()]
+    error = (sum(off) / max(1, len(off) - 2)) ** 0.5
+    return LinkCosts(latency_ns, 1e9 / ns_per_byte if ns_per_byte else float("inf"), error)
+
+
+def _line(medians: Mapping[int, float]) -> tuple[float, float]:
+    """Latency and nanoseconds per byte, by least squares of relative distances."""
+    weights = {size: 1 / ns**2 for size, ns in medians.items()}
+    total = sum(weights.values())
+    mean_size = sum(w * size for size, w in weights.items()) / total
+    mean_ns = sum(w * medians[size] for size, w in weights.items()) / total
+    squares = sum(w * (size - mean_size) ** 2 for size, w in weights.items())
+    products = sum(
+        w * (size - mean_size) * (medians[size] - mean_ns) for size, w in weights.items()
+    )
+    slope = max(0.0, products / squares)
+    latency_ns = mean_ns - slope * mean_size
+    if latency_ns >= 0:
+        return latency_ns, slope
+    through_zero = sum(w * size * medians[size] for size, w in weights.items())
+    return 0.0, through_zero / sum(w * size**2 for size, w in weights.items())
+
+
+def _one_way_ns(fabric: Fabric, num_bytes: int) -> list[float]:
+    """Half of each round trip of a message of so many bytes; on rank 0."""
+    message = (TensorSpec((num_bytes // 4,), torch.float32),)
+    channels = fabric.open_channels(
+        [_FORTH, _BACK], _RANKS, [message], NUM_ROUND_TRIPS, with_shapes=False
+    )
+    tensors = (torch.zeros(num_bytes // 4, device=fabric.device),)
+    work = _ask if dist.get_rank() == 0 else _answer
+    took = [
+        work(channels, microbatch, tensors, message, fabric.device)
+        for microbatch in range(NUM_ROUND_TRIPS)
+    ]
+    for channel in channels.values():
+        channel.finish_step()
+    fabric.gather_objects(None, _RANKS)  # the other has all of ours
+    for channel in channels.values():
+        channel.close()
+    return took[_NUM_TO_WARM_UP:]
+
+
+def _ask(
+    channels: Mapping[Edge, Channel],
+    microbatch: int,
+    tensors: tuple[torch.Tensor, ...],
+    message: tuple[TensorSpec, ...],
+    device: torch.device,
+) -> float:
+    """Send a message and wait for the answer."""
+    receive = Action(0, Op.RECV_B, microbatch)
+    _synchronize(device)
+    start_ns = time.monotonic_ns()
+    channels[_BACK].post(receive, message)
+    channels[_FORTH].send(Action(0, Op.SEND_F, microbatch), tensors)
+    channels[_BACK].take(receive)
+    _synchronize(device)
+    return (time.monotonic_ns() - start_ns) / 2
+
+
+def _answer(
+    channels: Mapping[Edge, Channel],
+    microbatch: int,
+    _tensors: tuple[torch.Tensor, ...],
+    message: tuple[TensorSpec, ...],
+    _device: torch.device,
+) -> float:
+    """Wait for a message and send it back."""
+    receive = Action(1, Op.RECV_F, microbatch)
+    channels[_FORTH].post(receive, message)
+    received = channels[_FORTH].take(receive)
+    channels[_BACK].send(Action(1, Op.SEND_B, microbatch), received)
+    return 0.0
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
