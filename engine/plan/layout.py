@@ -1,0 +1,360 @@
+"""Layers on stages for any placement, so that the heaviest rank has as little to do as can be.
+
+`engine.model.partition.balance` does this for stages that are each on a rank of their own. Here a
+rank may own several, from anywhere in the model, and holds what they hold:
+
+    rank 0   stages 0 and 3   [before, layers 0-2] and [layers 8, 9]     load: the sum of both
+    rank 1   stages 1 and 2   [layers 3, 4] and [layers 5-7]
+
+1. The layers go to ranks as if all were alike, each to the rank with the least to do, and evenly to
+   its stages. Where all are alike, no heaviest rank can have less to do.
+2. One layer at a time moves from a stage to another, those between shifted by one, for as long as
+   that helps.
+3. A search through all cuts looks for a heaviest rank with less to do, until there is none or it
+   has taken too long. Of the last stage of a rank it need only try the most layers that fit: with
+   fewer, others have more. So it is exact, and takes no time, with one stage on each rank.
+4. What is left is evened out as in 2, and refined by a judge, such as simulation, if there is one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from engine.plan.model_costs import LayerCosts, ModelCosts
+from engine.plan.program import Placement
+
+MOST_CUTS = 20_000
+"""Cuts that the search tries after each success: about a tenth of a second."""
+
+MOST_JUDGED = 200
+"""Partitions that a judge is asked about."""
+
+Counts = tuple[int, ...]
+"""The number of layers of each stage."""
+
+
+class NoPartitionError(ValueError):
+    """No partition was found within the limits; `needed` is what the closest one takes, by rank."""
+
+    def __init__(self, limits: Sequence[int], needed: Sequence[int]) -> None:
+        self.needed = tuple(needed)
+        both = enumerate(zip(limits, needed, strict=True))
+        over = [f"rank {rank}: {need}, not {limit}" for rank, (limit, need) in both if need > limit]
+        super().__init__(f"no partition found takes so few bytes; closest is {', '.join(over)}")
+
+
+def solve_partition(
+    costs: ModelCosts | Sequence[ModelCosts],
+    placement: Placement,
+    *,
+    limits: Sequence[int] | None = None,
+    num_held: Sequence[int] | None = None,
+    is_split: bool = False,
+    judge: Callable[[list[range]], float] | None = None,
+) -> list[range]:
+    """The layers of each stage, in order; a stage may have none.
+
+    `costs` are one for all stages, or by stage where they differ, as with recompute. A load is the
+    time of F and B of one microbatch, with `is_split` of F, I and W. A rank takes, of at most
+    `limits` bytes, the static bytes of its stages, the bytes held by `num_held` microbatches (by
+    stage; 0 if not given) and the largest transient of any layer. `judge` returns what is to be
+    least in the end, such as a simulated step in nanoseconds.
+
+    Raises ValueError where there are not as many as stages or ranks, NoPartitionError where no
+    partition within the limits is found.
+    """
+    layout = _Layout(costs, placement, limits, num_held, is_split=is_split)
+    counts = min((layout.settled(start) for start in layout.starts()), key=layout.rank_of)
+    counts = layout.settled(layout.searched(counts))
+    if layout.rank_of(counts)[0] > 0:
+        raise NoPartitionError(layout.given_limits, layout.needed_bytes(counts))
+    if judge is not None:
+        counts = layout.judged(counts, judge)
+    return _ranges(counts)
+
+
+class _Weights(NamedTuple):
+    """What the layers of a model weigh: sums up to each, and what comes with each rank anyway."""
+
+    upto: list[list[int]]  # by stage and number of layers
+    fixed: list[int]  # by rank
+
+    def of(self, stage: int, begin: int, end: int) -> int:
+        return self.upto[stage][end] - self.upto[stage][begin]
+
+
+class _Layout:
+    """A model's loads, in picoseconds, and bytes, for a placement; and the search for counts."""
+
+    def __init__(
+        self,
+        costs: ModelCosts | Sequence[ModelCosts],
+        placement: Placement,
+        limits: Sequence[int] | None,
+        num_held: Sequence[int] | None,
+        *,
+        is_split: bool,
+    ) -> None:
+        num_stages, num_ranks = placement.num_stages, placement.world_size
+        models = [costs] * num_stages if isinstance(costs, ModelCosts) else list(costs)
+        held = [0] * num_stages if num_held is None else list(num_held)
+        if len({len(model.layers) for model in models}) > 1:
+            raise ValueError("the costs of all stages must be of the same layers")
+        if (len(models), len(held)) != (num_stages, num_stages):
+            raise ValueError(
+                f"expected costs and held microbatches of {num_stages} stages, got {len(models)} "
+                f"and {len(held)}"
+            )
+        if limits is not None and len(limits) != num_ranks:
+            raise ValueError(f"expected the limits of {num_ranks} ranks, got {len(limits)}")
+        self.ranks, self.num_layers = placement.ranks, len(models[0].layers)
+        self.stages = [placement.stages_of(rank) for rank in range(num_ranks)]
+        per_action = (3 if is_split else 2) * 1000
+
+        def load(layer: LayerCosts, _: int) -> int:
+            halves = layer.input_ns + layer.weight_ns if is_split else layer.backward_ns
+            return round(1000 * (layer.forward_ns + halves))
+
+        def num_bytes(layer: LayerCosts, stage: int) -> int:
+            return layer.static_bytes + held[stage] * layer.held_after_forward
+
+        self.load = self._weights(models, load)
+        for stage, model in enumerate(models):
+            self.load.fixed[self.ranks[stage]] += round(per_action * model.action_ns)
+        self.bytes = self._weights(models, num_bytes)
+        self.transient = [self._transient(models, rank) for rank in range(num_ranks)]
+        self.given_limits = list(limits or [])
+        self.limits = list(map(int.__sub__, self.given_limits, self.transient)) or None
+
+    def _weights(
+        self, models: Sequence[ModelCosts], weight: Callable[[LayerCosts, int], int]
+    ) -> _Weights:
+        upto = [
+            [0, *itertools.accumulate(weight(layer, stage) for layer in model.layers)]
+            for stage, model in enumerate(models)
+        ]
+        fixed, last = [0] * len(self.stages), len(models) - 1
+        fixed[self.ranks[0]] += weight(models[0].before, 0)
+        fixed[self.ranks[last]] += weight(models[last].after, last)
+        return _Weights(upto, fixed)
+
+    def _transient(self, models: Sequence[ModelCosts], rank: int) -> int:
+        layers = [layer for stage in self.stages[rank] for layer in models[stage].layers]
+        layers += [models[0].before] * (self.ranks[0] == rank)
+        layers += [models[-1].after] * (self.ranks[-1] == rank)
+        return max((layer.transient_bytes for layer in layers), default=0)
+
+    # what a partition is worth
+
+    def totals(self, weights: _Weights, counts: Counts) -> list[int]:
+        """By rank."""
+        totals, begin = [*weights.fixed], 0
+        for stage, count in enumerate(counts):
+            totals[self.ranks[stage]] += weights.of(stage, begin, begin + count)
+            begin += count
+        return totals
+
+    def needed_bytes(self, counts: Counts) -> list[int]:
+        return list(map(int.__add__, self.totals(self.bytes, counts), self.transient))
+
+    def rank_of(self, counts: Counts) -> tuple[int, ...]:
+        """The smaller, the better: bytes too many, the heaviest rank, then how uneven all are."""
+        over, loads = 0, self.totals(self.load, counts)
+        if self.limits is not None:
+            taken = zip(self.totals(self.bytes, counts), self.limits, strict=True)
+            over = sum(max(0, num_bytes - limit) for num_bytes, limit in taken)
+        uneven = sum(load * load for load in loads)
+        return over, max(loads), uneven, sum(count * count for count in counts)
+
+    # 1. where to start
+
+    def starts(self) -> Iterator[Counts]:
+        """Layers dealt out as if all were alike: by load, and by bytes if there are limits."""
+        yield self._dealt(self.load)
+        if self.limits is not None:
+            yield self._dealt(self.bytes)
+
+    def _dealt(self, weights: _Weights) -> Counts:
+        counts, middle = [0] * len(self.ranks), (len(self.stages) - 1) / 2
+        begin = [*weights.fixed]
+        if weights is self.bytes and self.limits is not None:
+            begin = list(map(int.__sub__, begin, self.limits))
+        queue = [(begin[r], abs(r - middle), r) for r, stages in enumerate(self.stages) if stages]
+        heapq.heapify(queue)
+        for _ in range(self.num_layers):
+            load, distance, rank = queue[0]
+            stage = min(self.stages[rank], key=lambda stage: (counts[stage], -stage))
+            counts[stage] += 1
+            mean = weights.upto[stage][-1] // self.num_layers
+            heapq.heapreplace(queue, (load + max(1, mean), distance, rank))
+        return tuple(counts)
+
+    # 2. one layer at a time
+
+    def settled(self, counts: Counts) -> Counts:
+        """The counts after all moves of a layer that help, the best first."""
+        worth = self.rank_of(counts)
+        while True:
+            better = min(self._moved(counts), key=self.rank_of, default=counts)
+            if self.rank_of(better) >= worth:
+                return counts
+            counts, worth = better, self.rank_of(better)
+
+    def _moved(self, counts: Counts) -> Iterator[Counts]:
+        """A layer less on a stage, and one more on the next one or the one before.
+
+        Or on any other, from the stages of the heaviest rank and of the one with the least room.
+        """
+        loads = self.totals(self.load, counts)
+        worst = {loads.index(max(loads))}
+        if self.limits is not None:
+            room = list(map(int.__sub__, self.limits, self.totals(self.bytes, counts)))
+            worst.add(room.index(min(room)))
+        stages = range(len(counts))
+        for stage in stages:
+            near = stages[max(0, stage - 1) : stage + 2]
+            yield from self._moved_from(
+                counts, stage, stages if self.ranks[stage] in worst else near
+            )
+
+    @staticmethod
+    def _moved_from(counts: Counts, stage: int, others: range) -> Iterator[Counts]:
+        for other in others if counts[stage] else ():
+            if other != stage:
+                changed = list(counts)
+                changed[stage] -= 1
+                changed[other] += 1
+                yield tuple(changed)
+
+    # 3. all cuts
+
+    def searched(self, counts: Counts) -> Counts:
+        """Counts with the least load of the heaviest rank within the limits, if it can be proved.
+
+        Else the best found.
+        """
+        worth = self.rank_of(counts)
+        while worth[0] > 0 or worth[1] > self.least_load():
+            below = worth[1] if worth[0] == 0 else sum(self.totals(self.load, counts)) + 1
+            better = _Cuts(self, below).found()
+            if better is None:
+                break
+            counts, worth = better, self.rank_of(better)
+        return counts
+
+    def least_load(self) -> int:
+        """No heaviest rank can have less: by the mean, and if all layers were as the lightest."""
+        owners = [rank for rank, stages in enumerate(self.stages) if stages]
+        least = _least_each(self.load.upto)
+        lightest, total = min(least, default=0), sum(self.load.fixed) + sum(least)
+        loads = [self.load.fixed[rank] for rank in owners]
+        heapq.heapify(loads)
+        for _ in range(self.num_layers):
+            heapq.heapreplace(loads, loads[0] + lightest)
+        return max(-(-total // len(owners)), *loads)
+
+    # 4. a judge
+
+    def judged(self, counts: Counts, judge: Callable[[list[range]], float]) -> Counts:
+        """The counts after moves of a layer between stages by which a judge's figure gets less."""
+        best, num_left = judge(_ranges(counts)), MOST_JUDGED - 1
+        improved = True
+        while improved and num_left > 0:
+            improved = False
+            for stage, other in _near_first(len(counts)):
+                if counts[stage] == 0 or num_left == 0:
+                    continue
+                changed = list(counts)
+                changed[stage], changed[other] = changed[stage] - 1, changed[other] + 1
+                if self.rank_of(tuple(changed))[0] > 0:
+                    continue
+                num_left -= 1
+                figure = judge(_ranges(tuple(changed)))
+                if figure < best:
+                    best, counts, improved = figure, tuple(changed), True
+        return counts
+
+
+class _Cuts:
+    """A search, stage by stage, for counts whose heaviest rank has less to do than a load."""
+
+    def __init__(self, layout: _Layout, below: int) -> None:
+        self.layout, self.below, self.num_tried = layout, below, 0
+        self.loads, self.bytes = [*layout.load.fixed], [*layout.bytes.fixed]
+        self.left = [len(stages) for stages in layout.stages]
+        self.counts: list[int] = []
+        least = _least_each(layout.load.upto)
+        self.least_left = [*itertools.accumulate(reversed(least), initial=0)][::-1]
+
+    def found(self) -> Counts | None:
+        """The first such counts; None if there are none, or none is found in time."""
+        if max(self.loads) >= self.below or not self._fits_bytes(self.bytes):
+            return None
+        return tuple(self.counts) if self._fill(0, 0) else None
+
+    def _fits_bytes(self, num_bytes: Sequence[int]) -> bool:
+        limits = self.layout.limits
+        return limits is None or all(map(int.__le__, num_bytes, limits))
+
+    def _fill(self, stage: int, begin: int) -> bool:
+        """Give layers from `begin` on to stages from `stage` on; whether that succeeds."""
+        layout = self.layout
+        if stage == len(layout.ranks):
+            return begin == layout.num_layers
+        rank = layout.ranks[stage]
+        room = sum(
+            self.below - 1 - load for load, left in zip(self.loads, self.left, strict=True) if left
+        )
+        if self.least_left[begin] > room or self.num_tried > MOST_CUTS:
+            return False
+        ends = list(
+            itertools.takewhile(
+                lambda end: self._is_room(stage, begin, end), range(begin, layout.num_layers + 1)
+            )
+        )
+        ends = ends[-1:] if self.left[rank] == 1 else self._ordered(ends, rank)
+        self.left[rank] -= 1
+        for end in ends:
+            self.num_tried += 1
+            load, num_bytes = layout.load.of(stage, begin, end), layout.bytes.of(stage, begin, end)
+            self.loads[rank] += load
+            self.bytes[rank] += num_bytes
+            self.counts.append(end - begin)
+            if self._fill(stage + 1, end):
+                return True
+            self.counts.pop()
+            self.loads[rank] -= load
+            self.bytes[rank] -= num_bytes
+        self.left[rank] += 1
+        return False
+
+    def _is_room(self, stage: int, begin: int, end: int) -> bool:
+        layout, rank = self.layout, self.layout.ranks[stage]
+        if self.loads[rank] + layout.load.of(stage, begin, end) >= self.below:
+            return False
+        taken = self.bytes[rank] + layout.bytes.of(stage, begin, end)
+        return layout.limits is None or taken <= layout.limits[rank]
+
+    def _ordered(self, ends: list[int], rank: int) -> list[int]:
+        """Those first that leave each of the rank's stages its part."""
+        part = len(ends) // self.left[rank]
+        return sorted(ends, key=lambda end: abs(end - ends[0] - part))
+
+
+def _least_each(upto: Sequence[Sequence[int]]) -> list[int]:
+    """What each layer weighs at least, on whichever stage."""
+    every = itertools.pairwise(zip(*upto, strict=True))
+    return [min(map(int.__sub__, after, before)) for before, after in every]
+
+
+def _near_first(num_stages: int) -> list[tuple[int, int]]:
+    pairs = itertools.permutations(range(num_stages), 2)
+    return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+
+
+def _ranges(counts: Counts) -> list[range]:
+    ends = list(itertools.accumulate(counts))
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
