@@ -22,7 +22,15 @@ from ppbench import errors
 from ppbench.cautions import Caution
 from ppbench.cli.app import app
 from ppbench.cli.commands import COMMANDS
-from ppbench.config.case import Case, Measure, Setting, Slurm, Torchrun, settings_in
+from ppbench.config.case import (
+    Case,
+    Measure,
+    PlanSettings,
+    Setting,
+    Slurm,
+    Torchrun,
+    settings_in,
+)
 from ppbench.config.schema import TrackSection, known_keys
 from ppbench.config.shipped import shipped_sweeps
 from ppbench.display.tables import escaped
@@ -46,6 +54,7 @@ _SECTIONS = {
     "launch.slurm": "[launch.slurm]",
     "transfer": "[transfer]",
     "emulated": "[emulated]",
+    "plan": "[plan]",
 }
 
 
@@ -112,6 +121,7 @@ def settings() -> str:
         (Measure, "measure_"),
         (Torchrun, "launch.torchrun."),
         (Slurm, "launch.slurm."),
+        (PlanSettings, "plan."),
     ):
         for name, declared in settings_in(owner):
             if declared.kind is not None:

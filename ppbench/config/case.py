@@ -25,17 +25,22 @@ from ppbench.config.kinds import (
     MAX_SEQ_LEN,
     VARIABLE,
     BelowOne,
+    CostsOrigin,
+    Counts,
     LinkMilliseconds,
+    Memory,
     Milliseconds,
     Model,
     Name,
     NotNegative,
     Partition,
     Positive,
+    Ranks,
     Recompute,
     Rendezvous,
     RuntimeName,
     Schedule,
+    Schedules,
     Seed,
     SeqLen,
     SlurmOptions,
@@ -43,6 +48,8 @@ from ppbench.config.kinds import (
     Source,
     SplitPoints,
     StagesPerRank,
+    StagesToChoose,
+    bytes_of,
     minutes_of,
     number,
     whole,
@@ -332,6 +339,43 @@ class Slurm:
         return minutes_of(self.time)
 
 
+@dataclass(frozen=True)
+class PlanSettings:
+    """`[plan]`: what a plan is asked for. No part of a case."""
+
+    ranks: tuple[int, ...] = setting(
+        (), Ranks, "number of ranks, or a list to choose from; none: `world_size`"
+    )
+    memory: str = setting("", Memory, 'memory of each rank, as in "1.5 GiB"; none: no limit')
+    global_batch: int = setting(
+        0,
+        whole(0, 1_000_000_000),
+        "sequences of a step; 0: `num_microbatches` x `train.microbatch_size`",
+    )
+    schedules: tuple[str, ...] = setting(
+        (), Schedules, 'schedules to choose from, "auto" among them; none: all'
+    )
+    stages_per_rank: tuple[int, ...] = setting(
+        (1, 2), StagesToChoose, "numbers of stages of a rank to choose from"
+    )
+    microbatch_sizes: tuple[int, ...] = setting(
+        (), Counts, "sequences of a microbatch to choose from; none: all with costs"
+    )
+    recompute: str = setting(
+        "auto",
+        Literal["auto", "none", "all"],
+        "layers that recompute: of the stages that would not fit, of none, of all",
+    )
+    costs: str = setting(
+        "measure", CostsOrigin, 'where costs are from: "measure" here, "run:ID", "file:PATH"'
+    )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """None without a limit."""
+        return bytes_of(self.memory) if self.memory else None
+
+
 def settings_in(owner: type) -> Iterator[tuple[str, Setting]]:
     """Each field of a settings class, and its declaration."""
     for field in dataclasses.fields(owner):
@@ -366,6 +410,7 @@ __all__ = [
     "VARIABLE",
     "Case",
     "Measure",
+    "PlanSettings",
     "Planned",
     "Slurm",
     "Torchrun",

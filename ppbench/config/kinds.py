@@ -213,7 +213,77 @@ def minutes_of(time: str) -> int:
     return -(-(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 60)
 
 
+_MEMORY = re.compile(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*(B|[KMGT]i?B)\s*", re.ASCII)
+_UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+
+
+def bytes_of(text: str) -> int:
+    """The bytes that a size such as `1.5 GiB` means; 0 if it is none."""
+    match = _MEMORY.fullmatch(text)
+    return 0 if match is None else round(float(match[1]) * _UNITS[match[2]])
+
+
+def _memory(value: object) -> object:
+    if not isinstance(value, str) or (value and bytes_of(value) < 1):
+        raise ValueError('expected a size with its unit, such as "1.5 GiB" or "80 GB"')
+    return value
+
+
+def _counts(value: object) -> object:
+    """One whole number from 1 on, or a list of different ones."""
+    listed = [value] if isinstance(value, int) else value
+    if not isinstance(listed, list | tuple) or not all(
+        type(one) is int and 1 <= one <= MAX_STAGES_PER_RANK**2 for one in listed
+    ):
+        raise ValueError("expected a whole number of at least 1, or a list of them, as in [1, 2]")
+    if (twice := first_twice(listed)) is not None:
+        raise ValueError(f"{brief(listed[twice])} is listed twice")
+    return tuple(listed)
+
+
+def _some_counts(value: object) -> object:
+    if value in ([], ()):
+        raise ValueError("is empty; expected numbers such as [1, 2]")
+    return _counts(value)
+
+
+def _schedules(value: object) -> object:
+    """Names of schedules, `auto` among them; no file, since a plan makes programs itself."""
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f'expected a list of schedules, such as ["1f1b", "{AUTO}"]')
+    named = [name if name == AUTO else _plannable(name) for name in value]
+    if (twice := first_twice(named)) is not None:
+        raise ValueError(f"{brief(value[twice])} is listed twice")
+    return tuple(named)
+
+
+def _plannable(name: str) -> str:
+    try:
+        return find_schedule(name).name
+    except UnknownScheduleError:
+        known = [*(each for each in known_names() if not each.startswith(CSV_PREFIX)), AUTO]
+        raise ValueError(f"unknown schedule {brief(name)}{nearest(name, known)}") from None
+
+
+def _costs_origin(value: object) -> object:
+    if isinstance(value, str):
+        kind, _, name = value.partition(":")
+        if value == "measure" or (kind in ("run", "file") and name):
+            return value
+    raise ValueError('expected "measure", "run:ID" or "file:PATH"')
+
+
 Schedule = Annotated[str, BeforeValidator(_known_schedule)]
+Memory = Annotated[str, BeforeValidator(_memory)]
+Ranks = Annotated[tuple[int, ...], BeforeValidator(_counts)]
+Counts = Ranks
+StagesToChoose = Annotated[tuple[int, ...], BeforeValidator(_some_counts)]
+Schedules = Annotated[tuple[str, ...], BeforeValidator(_schedules)]
+CostsOrigin = Annotated[str, BeforeValidator(_costs_origin)]
 RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
 Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]

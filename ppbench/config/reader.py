@@ -27,6 +27,7 @@ from ppbench.config.case import (
     Case,
     Measure,
     Planned,
+    PlanSettings,
     Slurm,
     Torchrun,
     setting_of,
@@ -82,6 +83,7 @@ _SHARED = {
     "launch.torchrun": "it sets where launches run",
     "launch.slurm": "it sets where launches run",
     "track": "it sets what is tracked over commits",
+    "plan": "it sets what a plan is asked for",
 }
 _MAY_BE_LISTS = (*LISTS, "train.recompute")
 """Settings whose value may be a list: one that is wrong is said to be so."""
@@ -141,6 +143,7 @@ def read_sweep(
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
         _track_of(source, TrackSection(**checked["track"])),
+        PlanSettings(**checked["plan"]),
         facts,
     )
 

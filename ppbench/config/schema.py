@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ppbench.config.case import TIMES, Case, Measure, Slurm, Torchrun, settings_in
+from ppbench.config.case import (
+    TIMES,
+    Case,
+    Measure,
+    PlanSettings,
+    Slurm,
+    Torchrun,
+    settings_in,
+)
 
 
 class _Section(BaseModel):
@@ -62,6 +70,7 @@ SweepFile = create_model(
     **_fields(Case),
     **_sections(),
     track=(TrackSection, TrackSection()),
+    plan=_section(**_fields(PlanSettings)),
 )
 """A whole sweep file but for `[grid]`, `[[exclude]]` and `[[override]]`, which name other keys."""
 
@@ -81,16 +90,17 @@ def known_keys() -> list[str]:
         section = section_of(field.annotation)
         if section is None:
             keys.append(name)
-        elif name != "track":
+        elif name not in ("track", "plan"):
             inner = section.model_fields.items()
             keys += [f"{name}.{key}" for key, f in inner if section_of(f.annotation) is None]
     return keys
 
 
 def shared_keys() -> list[str]:
-    """Every dotted key that is shared by all cases: where launches run, and `[track]`."""
+    """Every dotted key that is shared by all cases: where launches run, `[track]`, `[plan]`."""
     places = [f"launch.{name}.{key}" for name, owner in _PLACES.items() for key in _fields(owner)]
-    return [*places, *(f"track.{key}" for key in TrackSection.model_fields)]
+    plan = (f"plan.{key}" for key in _fields(PlanSettings))
+    return [*places, *(f"track.{key}" for key in TrackSection.model_fields), *plan]
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:

@@ -9,6 +9,9 @@
     default = "2%"
     "schedule=zb_h1 and world_size=4" = "5%"      # the last match wins
 
+    [plan]                              # what `ppbench plan` is asked for
+    memory = "1.5 GiB"                  # of each rank
+
 Paths are relative to the sweep file, so they do not depend on the working directory. None of this
 is part of a case, nor are `[launch.torchrun]` and `[launch.slurm]`: a run's environment says where
 it was measured.
@@ -28,7 +31,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.model.descriptions import Facts, Identity
-from ppbench.config.case import Case, Measure, Planned, Slurm, Torchrun, setting_of
+from ppbench.config.case import (
+    Case,
+    Measure,
+    Planned,
+    PlanSettings,
+    Slurm,
+    Torchrun,
+    setting_of,
+)
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.config.synonyms import setting_named
 from ppbench.config.toml import (
@@ -237,4 +248,5 @@ class Sweep:
     torchrun: Torchrun = field(default_factory=Torchrun)
     slurm: Slurm = field(default_factory=Slurm)
     track: Track = field(default_factory=Track)
+    plan: PlanSettings = field(default_factory=PlanSettings)
     facts: Mapping[Identity, Facts] = field(default_factory=dict)  # of inspected models

@@ -1,0 +1,216 @@
+"""Fits a model to a program: which stages recompute for it to fit, how long its step is then.
+
+A rank's peak depends on its own stages alone, so that what recomputes is chosen rank by rank: of
+all choices that fit, the one that takes the least time more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from engine.plan.model_costs import LinkCosts, StageCosts
+from engine.plan.program import Program
+from engine.plan.simulate import TransferModel, simulate_all
+from ppbench.planning.configuration import Configuration
+from ppbench.planning.memory import Rows, message_bytes, static_bytes
+from ppbench.planning.request import AUTO
+from ppbench.planning.space import Shape
+from ppbench.planning.stages import (
+    StageTable,
+    durations_of,
+    slowest_optimizer_ns,
+    transfers_of,
+)
+
+MOST_CHOSEN_FREELY = 4
+"""Stages of a rank of which any may recompute; of more, the last ones do."""
+
+Partition = tuple[range, ...]
+
+
+class Layout(NamedTuple):
+    """The layers of each stage, and which stages recompute."""
+
+    partition: Partition
+    recompute: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape with its layout and program, and what they come to; times in ns, memory by rank."""
+
+    shape: Shape
+    layout: Layout
+    program: Program
+    stages: tuple[StageCosts, ...]
+    makespan_ns: int
+    peak_bytes: tuple[int, ...]
+    peak_high_bytes: tuple[int, ...]
+
+    @cached_property
+    def step_ns(self) -> int:
+        """The makespan, then the slowest rank's optimizer."""
+        return self.makespan_ns + self.optimizer_ns
+
+    @property
+    def optimizer_ns(self) -> int:
+        return slowest_optimizer_ns(self.stages, self.shape.placement.ranks)
+
+    @property
+    def most_bytes(self) -> int:
+        """The memory that every rank needs for this to fit."""
+        return max(self.peak_high_bytes)
+
+    @property
+    def configuration(self) -> Configuration:
+        shape = self.shape
+        return Configuration(
+            shape.schedule,
+            shape.ranks,
+            shape.stages_per_rank,
+            shape.placement,
+            tuple(map(len, self.layout.partition)),
+            shape.microbatch_size,
+            shape.num_microbatches,
+            self.layout.recompute,
+        )
+
+
+NO_RANK = -1
+
+
+class Shortage(NamedTuple):
+    """The bytes that ranks are short of: the most of any, and summed; both 0 where all fit.
+
+    `worst` is the rank that is short of the most, `NO_RANK` where all fit.
+    """
+
+    most: int
+    total: int
+    worst: int = NO_RANK
+
+
+class Fit:
+    """A shape's program with the costs of a model, for layers to be put on its stages."""
+
+    def __init__(
+        self, shape: Shape, program: Program, table: StageTable, link: LinkCosts, recompute: str
+    ) -> None:
+        """Take the program and costs; `recompute` is that of a request."""
+        self.shape, self.program, self.table = shape, program, table
+        self.link, self.mode = link, recompute
+        self.rows = Rows(program)
+        self.owned = [shape.placement.stages_of(rank) for rank in range(shape.ranks)]
+        self._held: dict[tuple[int, tuple[StageCosts, ...]], int] = {}
+        self._known: dict[tuple[object, ...], tuple[tuple[bool, ...], int]] = {}
+        self._same_messages: list[int] | None = None
+
+    def layout(self, partition: Partition, memory_bytes: int | None) -> tuple[Layout, Shortage]:
+        """The layout with the least recomputation that fits; else with the least memory."""
+        recompute = [self.mode == "all"] * len(partition)
+        most, total, worst = 0, 0, NO_RANK
+        messages = self._messages(partition)
+        for rank, owned in enumerate(self.owned):
+            room = None if memory_bytes is None else memory_bytes - messages[rank]
+            key = room, rank, *(partition[stage] for stage in owned)
+            if (known := self._known.get(key)) is None:
+                known = self._known[key] = self._chosen(rank, partition, room)
+            chosen, missing = known
+            for stage, is_recomputed in zip(owned, chosen, strict=True):
+                recompute[stage] = is_recomputed
+            total += missing
+            if missing > most:
+                most, worst = missing, rank
+        return Layout(partition, tuple(recompute)), Shortage(most, total, worst)
+
+    def _messages(self, partition: Partition) -> list[int]:
+        """By rank, the bytes of messages at most; the same for all where all messages are."""
+        if self._same_messages is not None:
+            return self._same_messages
+        stages = self.table.of_all(partition, [self.mode == "all"] * len(partition))
+        messages = [most for _, most in message_bytes(self.shape.placement, stages)]
+        if self.table.has_equal_messages:
+            self._same_messages = messages
+        return messages
+
+    def candidate(
+        self, layout: Layout, stages: tuple[StageCosts, ...], makespan_ns: int
+    ) -> Candidate:
+        """A layout with its peaks."""
+        messages = message_bytes(self.shape.placement, stages)
+        own = [tuple(stages[stage] for stage in owned) for owned in self.owned]
+        needs = [self._needs(rank, each) for rank, each in enumerate(own)]
+        peaks = tuple(need + more for need, (more, _) in zip(needs, messages, strict=True))
+        highest = tuple(need + more for need, (_, more) in zip(needs, messages, strict=True))
+        return Candidate(self.shape, layout, self.program, stages, makespan_ns, peaks, highest)
+
+    def _chosen(
+        self, rank: int, partition: Partition, room: int | None
+    ) -> tuple[tuple[bool, ...], int]:
+        """Which of a rank's stages recompute, and the bytes that are missing then."""
+        owned, last = self.owned[rank], len(partition) - 1
+        least: tuple[int, tuple[bool, ...]] | None = None
+        for choice in self._choices(rank, partition):
+            if room is None:
+                return choice, 0
+            own = tuple(
+                self.table.of(partition[s], is_chosen, is_first=s == 0, is_last=s == last)
+                for s, is_chosen in zip(owned, choice, strict=True)
+            )
+            need = self._needs(rank, own)
+            if need <= room:
+                return choice, 0
+            if least is None or need < least[0]:
+                least = need, choice
+        assert least is not None
+        return least[1], least[0] - (room or 0)
+
+    def _choices(self, rank: int, partition: Partition) -> Iterator[tuple[bool, ...]]:
+        """What a rank may recompute, by the time that it takes more."""
+        num, has_both = len(self.owned[rank]), len(self.table.models) > 1
+        if self.mode != AUTO or not has_both:
+            yield (self.mode == "all",) * num
+            return
+        yield (False,) * num
+        if num > MOST_CHOSEN_FREELY:
+            yield from (tuple(at >= num - n for at in range(num)) for n in range(1, num + 1))
+            return
+        more = [self._more_ns(stage, partition) for stage in self.owned[rank]]
+        choices = list(itertools.product((False, True), repeat=num))[1:]
+        yield from sorted(choices, key=lambda choice: sum(itertools.compress(more, choice)))
+
+    def _more_ns(self, stage: int, partition: Partition) -> int:
+        """The time that a stage's backward takes more where it recomputes."""
+        place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
+        with_it, without = (
+            self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
+        )
+        return max(with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns)
+
+    def _needs(self, rank: int, own: tuple[StageCosts, ...]) -> int:
+        """The bytes of a rank at its peak, without messages."""
+        key = rank, own
+        if key not in self._held:
+            self._held[key] = static_bytes(own) + self.rows.most_held(rank, own)
+        return self._held[key]
+
+
+def simulated(wanted: Sequence[tuple[Fit, Sequence[Layout]]]) -> list[list[Candidate]]:
+    """The candidates of layouts, as given; what has the same transfers is simulated at once."""
+    found: list[list[Candidate | None]] = [[None] * len(layouts) for _, layouts in wanted]
+    groups: dict[TransferModel, list[tuple[int, int, tuple[StageCosts, ...]]]] = {}
+    for index, (fit, layouts) in enumerate(wanted):
+        for place, layout in enumerate(layouts):
+            stages = fit.table.of_all(*layout)
+            groups.setdefault(transfers_of(fit.link, stages), []).append((index, place, stages))
+    for transfers, members in groups.items():
+        cases = [(wanted[index][0].program, durations_of(stages)) for index, _, stages in members]
+        simulations = simulate_all(cases, transfers)
+        for (index, place, stages), simulation in zip(members, simulations, strict=True):
+            fit, layouts = wanted[index]
+            found[index][place] = fit.candidate(layouts[place], stages, simulation.makespan_ns)
+    return [[one for one in of_fit if one is not None] for of_fit in found]

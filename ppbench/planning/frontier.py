@@ -1,0 +1,104 @@
+"""What other amounts of memory allow: the best step for each, and the least memory of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ppbench.planning.fitting import Candidate, Layout, simulated
+from ppbench.planning.partitions import climb_all
+from ppbench.planning.plan import FrontierPoint
+from ppbench.planning.request import AUTO
+from ppbench.planning.search import FIRST_EFFORT, Search, preference
+from ppbench.planning.solving import least_memory, solved
+from ppbench.planning.space import shapes
+
+LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0)
+"""Parts of the memory for which the best step is looked for besides."""
+SOLVED_LEVELS = (0.6, 0.8, 1.25, 2.0)
+"""Those of which the solver has a program made."""
+
+
+def point_of(candidate: Candidate) -> FrontierPoint:
+    """A candidate as a point of the frontier."""
+    return FrontierPoint(candidate.most_bytes, candidate.step_ns, candidate.configuration)
+
+
+def frontier_of(candidates: Iterable[Candidate]) -> tuple[FrontierPoint, ...]:
+    """The candidates that are quicker than all that need less memory, by memory."""
+    points: list[FrontierPoint] = []
+    for candidate in sorted(candidates, key=lambda one: (one.most_bytes, *preference(one))):
+        if not points or candidate.step_ns < points[-1].step_ns:
+            points.append(point_of(candidate))
+    return tuple(points)
+
+
+def candidates_elsewhere(search: Search) -> Iterator[Candidate]:
+    """Candidates for less memory and for more: the same layers, other recomputation."""
+    best = search.best()
+    memory = search.request.memory_bytes or (best.most_bytes if best else None)
+    if memory is None:
+        return
+    wanted = []
+    for climb in search.climbs:
+        partition = climb.best.layout.partition if climb.best else search.partition(climb.fit.shape)
+        limits = [*(round(level * memory) for level in LEVELS), None]
+        laid = [climb.fit.layout(partition, limit) for limit in limits]
+        layouts = dict.fromkeys(layout for layout, short in laid if short.most == 0)
+        wanted.append((climb.fit, list(layouts)))
+    for found in simulated(wanted):
+        yield from found
+    yield from _solved_elsewhere(search, memory)
+
+
+def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
+    """The best layout of the solver with less memory and with more."""
+    own = [one for one in search.found if one.shape.schedule == AUTO and search.fits(one)]
+    best = min(own, key=preference, default=None)
+    if best is None:
+        return
+    table = search.table(best.shape.microbatch_size)
+    for level in SOLVED_LEVELS:
+        search.say("solving for other memories", SOLVED_LEVELS.index(level), len(SOLVED_LEVELS))
+        layout = best.layout
+        if level > 1:  # nothing need be recomputed for want of memory
+            layout = Layout(layout.partition, (min(table.models),) * len(layout.recompute))
+        found = solved(
+            best.shape,
+            layout,
+            table,
+            search.costs.link,
+            round(level * memory_bytes),
+            FIRST_EFFORT * search.effort,
+        )
+        if found is not None:
+            yield found
+
+
+def least_of(search: Search) -> Candidate | None:
+    """The candidate that needs the least memory; of equal ones the quickest."""
+    known = list(shapes(search.request, search.costs))
+    climbs = [search.climb(shape, 0) for shape in known if shape.schedule != AUTO]
+    climb_all(climbs, 0)
+    layouts = [(climb, climb.fit.layout(climb.lightest, 0)[0]) for climb in climbs]
+    found = simulated([(climb.fit, [layout]) for climb, layout in layouts])
+    candidates = [one for of_fit in found for one in of_fit]
+    for shape in known:
+        if shape.schedule == AUTO:
+            table = search.table(shape.microbatch_size)
+            partitions = [search.partition(shape)]
+            partitions += [
+                one.layout.partition
+                for one in candidates
+                if one.shape.placement == shape.placement
+                and one.shape.microbatch_size == shape.microbatch_size
+            ]
+            num = shape.placement.num_stages
+            layouts_of = [Layout(each, (on,) * num) for each in partitions for on in table.models]
+            layout = min(
+                layouts_of,
+                key=lambda one: least_memory(shape.placement, table.of_all(*one)),
+            )
+            need = least_memory(shape.placement, table.of_all(*layout))
+            solution = solved(shape, layout, table, search.costs.link, need, 0)
+            candidates += [solution] if solution is not None else []
+    return min(candidates, key=lambda one: (one.most_bytes, *preference(one)), default=None)

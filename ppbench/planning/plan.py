@@ -1,0 +1,69 @@
+"""A plan: what to run, how sure that is, what limits it, and what more would bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ppbench.errors import UsageError
+from ppbench.planning.configuration import Configuration, Proposal
+from ppbench.planning.request import Costs, PlanRequest
+
+
+class FrontierPoint(NamedTuple):
+    """The shortest step, in ns, that was found for ranks with so much memory."""
+
+    memory_bytes: int
+    step_ns: int
+    configuration: Configuration
+
+
+class Loss(NamedTuple):
+    """A cause that makes the first choice's step longer, and the step without it in ns.
+
+    The cause is "schedule" (its bubble), "imbalance" (of stages), "memory" or "link".
+    """
+
+    cause: str
+    step_ns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The proposals, the best first; none fits into less memory than it says.
+
+    `baseline` is the best 1F1B within the same memory, None where none fits. `losses` are of the
+    first choice, the largest first. `more_memory` is the point of the frontier that most gains from
+    up to twice the memory, None where nothing does; `faster_link_ns` the best step of the
+    proposals with half the latency and twice the bandwidth.
+    """
+
+    request: PlanRequest
+    costs: Costs
+    proposals: tuple[Proposal, ...]
+    frontier: tuple[FrontierPoint, ...]
+    baseline: Proposal | None
+    losses: tuple[Loss, ...]
+    more_memory: FrontierPoint | None
+    faster_link_ns: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Proposal:
+        """The first choice."""
+        return self.proposals[0]
+
+    @property
+    def gain(self) -> float | None:
+        """The first choice's throughput over that of the baseline, less 1."""
+        if self.baseline is None:
+            return None
+        return self.baseline.step_ns / self.first.step_ns - 1
+
+
+class NoPlanError(UsageError):
+    """Nothing fits into the memory; `least` is what needs the least of all that was found."""
+
+    def __init__(self, message: str, least: FrontierPoint | None = None) -> None:
+        super().__init__(message)
+        self.least = least

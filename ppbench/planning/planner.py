@@ -1,0 +1,252 @@
+"""Makes a plan: the best pipelines for a model, devices and memory, and how sure that is.
+
+request, costs --Search--> candidates --intervals, bounds--> proposals
+                                      --counterfactuals--> what limits the first choice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.plan.bounds import lower_bound
+from engine.plan.model_costs import LinkCosts, StageCosts
+from engine.plan.simulate import simulate
+from ppbench.display.units import milliseconds, size
+from ppbench.planning.configuration import Proposal
+from ppbench.planning.fitting import Candidate
+from ppbench.planning.frontier import candidates_elsewhere, frontier_of, least_of, point_of
+from ppbench.planning.plan import FrontierPoint, Loss, NoPlanError, Plan
+from ppbench.planning.request import AUTO, Costs, PlanRequest
+from ppbench.planning.search import OnProgress, Search, preference
+from ppbench.planning.solving import problem_of
+from ppbench.planning.space import Shape, shapes, sizes_of
+from ppbench.planning.stages import durations_of, slowest_optimizer_ns, transfers_of
+from ppbench.planning.uncertainty import Draws, interval_of
+
+NUM_PROPOSALS = 5
+LEAST_GAIN = 0.005
+"""The part of a step by which more memory must shorten it to be worth a word."""
+BASELINE = "1f1b"
+
+
+def make_plan(
+    request: PlanRequest,
+    costs: Costs,
+    on_progress: OnProgress = lambda _what, _done, _all: None,
+    effort: float = 1.0,
+) -> Plan:
+    """The best pipelines for a request at these costs; the same each time.
+
+    `effort` is proportional to what is spent on moving layers and on the solver. Raises
+    NoPlanError where nothing fits, with what needs the least memory; UsageError where there is
+    nothing to choose from.
+    """
+    check_request(request, costs)
+    search = Search(request, costs, on_progress, effort)
+    search.run()
+    best = search.best()
+    if best is None:
+        raise _nothing_fits(search)
+    others = list(candidates_elsewhere(search))
+    search.found += others
+    chosen = _best_of_shapes([one for one in search.found if search.fits(one)])
+    finisher = _Finisher(search)
+    proposals = []
+    for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
+        on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
+        proposals.append(finisher.proposal(candidate))
+    baseline = _baseline(search, proposals, finisher)
+    frontier = frontier_of(search.found)
+    more = _more_memory(search, chosen[0], frontier)
+    faster = _half_as_slow(costs.link)
+    return Plan(
+        request,
+        costs,
+        tuple(proposals),
+        frontier,
+        baseline,
+        _losses(chosen[0], costs.link, min(point.step_ns for point in frontier)),
+        more,
+        min(_step_with(one, faster) for one in chosen[:NUM_PROPOSALS]),
+        _notes(request, costs),
+    )
+
+
+def check_request(request: PlanRequest, costs: Costs) -> None:
+    """Raise NoPlanError where no pipeline has such numbers, whatever the memory."""
+    known = sorted({size for size, _ in costs.by_setting})
+    if not sizes_of(request, costs):
+        wanted = request.microbatch_sizes or known
+        divide = [size for size in wanted if request.global_batch % size == 0]
+        texts = ", ".join(map(str, known))
+        if not divide:
+            raise NoPlanError(
+                f"no microbatch size of {', '.join(map(str, wanted))} divides the global batch of "
+                f"{request.global_batch} sequences; change plan.global_batch or "
+                "plan.microbatch_sizes"
+            )
+        recompute = " with recomputation" if request.recompute == "all" else ""
+        raise NoPlanError(
+            f"no costs{recompute} for microbatches of {', '.join(map(str, divide))}; the costs are "
+            f"for microbatches of {texts}; measure them, or change plan.microbatch_sizes"
+        )
+    if next(shapes(request, costs), None) is None:
+        layers = len(next(iter(costs.by_setting.values())).layers)
+        raise NoPlanError(
+            f"no schedule of {', '.join(request.schedules)} has a pipeline of "
+            f"{' or '.join(map(str, request.ranks))} ranks with "
+            f"{' or '.join(map(str, request.stages_per_rank))} stages per rank for a model of "
+            f"{layers} layers and a global batch of {request.global_batch}; allow more in [plan]"
+        )
+
+
+def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:
+    """What was left out for want of costs."""
+    notes = []
+    sizes = sizes_of(request, costs)
+    missing = [
+        size
+        for size in request.microbatch_sizes
+        if size not in sizes and request.global_batch % size == 0
+    ]
+    if missing:
+        listed = ", ".join(map(str, missing))
+        notes.append(f"There are no costs for microbatches of {listed}: left out.")
+    if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
+        notes.append("There are no costs with recomputation: nothing is recomputed.")
+    return tuple(notes)
+
+
+def _nothing_fits(search: Search) -> NoPlanError:
+    """The error with the least memory that would do, and what it costs."""
+    memory, least = search.request.memory_bytes or 0, least_of(search)
+    text = f"no pipeline fits into {size(memory)} per rank"
+    if least is None:
+        return NoPlanError(f"{text}; raise plan.memory")
+    point = point_of(least)
+    step = milliseconds(least.step_ns)
+    return NoPlanError(
+        f"{text}; the least that would do is {size(point.memory_bytes)}, for "
+        f"{least.shape.schedule} with a step of {step}; raise plan.memory, or allow more ranks",
+        point,
+    )
+
+
+class _Finisher:
+    """Makes proposals of candidates: their intervals, bounds and figures."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self._draws: dict[int, Draws] = {}
+
+    def proposal(self, candidate: Candidate) -> Proposal:
+        request, link = self.search.request, self.search.costs.link
+        shape, step_ns = candidate.shape, candidate.step_ns
+        if shape.microbatch_size not in self._draws:
+            models = self.search.table(shape.microbatch_size).models
+            self._draws[shape.microbatch_size] = Draws(models, link)
+        interval = interval_of(candidate, self._draws[shape.microbatch_size], link)
+        problem = problem_of(shape, candidate.stages, link, request.memory_bytes)
+        tokens = request.global_batch * request.seq_len
+        return Proposal(
+            candidate.configuration,
+            candidate.program,
+            step_ns,
+            *interval,
+            min(lower_bound(problem), candidate.makespan_ns),
+            candidate.peak_bytes,
+            candidate.peak_high_bytes,
+            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
+            tokens / step_ns * 1e9,
+        )
+
+
+def _computing_ns(candidate: Candidate) -> int:
+    """The time that all ranks compute in a step, its optimizer left out."""
+    took = durations_of(candidate.stages).by_kind(len(candidate.stages))
+    counts = candidate.program.compute_only().num_of_kind
+    return sum(count * ns for count, ns in zip(counts, took, strict=True))
+
+
+def _best_of_shapes(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best of each shape, the best first."""
+    by_shape: dict[Shape, Candidate] = {}
+    for candidate in sorted(candidates, key=preference):
+        by_shape.setdefault(candidate.shape, candidate)
+    return list(by_shape.values())
+
+
+def _baseline(
+    search: Search, proposals: Sequence[Proposal], finisher: _Finisher
+) -> Proposal | None:
+    """The best 1F1B that fits into the same memory, with layers and recomputation as good."""
+    for proposal in proposals:
+        if proposal.configuration.schedule == BASELINE:
+            return proposal
+    request = replace(search.request, schedules=(BASELINE,), stages_per_rank=(1,))
+    alone = Search(request, search.costs, search.say, search.effort)
+    alone.run()
+    best = alone.best()
+    return None if best is None else finisher.proposal(best)
+
+
+def _more_memory(
+    search: Search, first: Candidate, frontier: Sequence[FrontierPoint]
+) -> FrontierPoint | None:
+    """The least memory with which the most is gained, of up to twice that there is."""
+    memory = search.request.memory_bytes
+    if memory is None:
+        return None
+    within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
+    enough = (1 - LEAST_GAIN) * first.step_ns
+    better = [point for point in within if point.step_ns <= enough]
+    if not better:
+        return None
+    goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
+    return next(point for point in better if point.step_ns <= goal)
+
+
+def _half_as_slow(link: LinkCosts) -> LinkCosts:
+    return replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
+
+
+def _step_with(candidate: Candidate, link: LinkCosts) -> int:
+    """The step of a candidate's program with another link."""
+    transfers = transfers_of(link, candidate.stages)
+    durations = durations_of(candidate.stages)
+    return simulate(candidate.program, durations, transfers).makespan_ns + candidate.optimizer_ns
+
+
+def _losses(first: Candidate, link: LinkCosts, unlimited_ns: int) -> tuple[Loss, ...]:
+    """The step of the first choice without each cause of loss, the largest loss first.
+
+    `unlimited_ns` is the best step that any memory allows.
+    """
+    equal = _equalled(first.stages)
+    free = LinkCosts()
+    durations = durations_of(equal)
+    step_ns, optimizer_ns = first.step_ns, slowest_optimizer_ns(equal, first.shape.placement.ranks)
+    even_ns = simulate(first.program, durations, transfers_of(link, equal)).makespan_ns
+    ideal_ns = _ideal_ns(first)
+    both_ns = simulate(first.program, durations, transfers_of(free, equal)).makespan_ns
+    losses = [
+        Loss("schedule", step_ns - max(0, both_ns - ideal_ns)),
+        Loss("imbalance", min(step_ns, even_ns + optimizer_ns)),
+        Loss("link", min(step_ns, _step_with(first, free))),
+        Loss("memory", min(step_ns, unlimited_ns)),
+    ]
+    return tuple(sorted(losses, key=lambda loss: loss.step_ns))
+
+
+def _equalled(stages: Sequence[StageCosts]) -> tuple[StageCosts, ...]:
+    """The stages, each as long as their mean."""
+    num = len(stages)
+    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+    means = {name: sum(getattr(stage, name) for stage in stages) // num for name in names}
+    return tuple(replace(stage, **means) for stage in stages)
+
+
+def _ideal_ns(candidate: Candidate) -> int:
+    """The makespan in which all ranks compute all the time."""
+    return _computing_ns(candidate) // candidate.shape.ranks

@@ -1,0 +1,45 @@
+"""What a plan is asked for: devices, memory, batch, and what may be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from engine.plan.model_costs import LinkCosts, ModelCosts
+from engine.plan.schedules.registry import SCHEDULES
+
+AUTO: Final = "auto"
+"""As a schedule, a program of the solver; as `recompute`, only where memory needs it."""
+RECOMPUTE: Final = ("auto", "none", "all")
+
+
+class Costs(Protocol):
+    """Costs by setting, which is a pair of a microbatch size and whether layers recompute."""
+
+    @property
+    def by_setting(self) -> Mapping[Any, ModelCosts]:
+        """The costs of a model for one microbatch, by (microbatch size, recompute)."""
+
+    @property
+    def link(self) -> LinkCosts:
+        """The costs of a message between two ranks."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The devices, the batch, and what a plan may choose from.
+
+    `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences. Without
+    `microbatch_sizes`, all that have costs and divide the global batch are tried. `recompute` is
+    "none", "all" layers, or "auto": those of the fewest stages, where a rank would not fit.
+    """
+
+    ranks: tuple[int, ...]
+    memory_bytes: int | None
+    global_batch: int
+    seq_len: int
+    schedules: tuple[str, ...] = (*SCHEDULES, AUTO)
+    stages_per_rank: tuple[int, ...] = (1, 2)
+    microbatch_sizes: tuple[int, ...] = ()
+    recompute: str = AUTO

@@ -1,0 +1,224 @@
+"""Searches the space of a plan: families first, then the solver on what promises most.
+
+    shapes --bounds--> those that may be best --moves of layers--> candidates
+    the best of them --solver--> candidates with programs of their own
+
+What is spent is counted in actions that are simulated, not in time, so that a plan is the same on
+every machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from engine.plan.model_costs import ModelCosts
+from engine.plan.program import Placement, Program
+from engine.plan.schedules.registry import build_program
+from ppbench.planning.fitting import Candidate, Fit, Layout, Partition
+from ppbench.planning.partitions import Climb, Loads, climb_all, levelled, moves
+from ppbench.planning.request import AUTO, Costs, PlanRequest
+from ppbench.planning.solving import least_makespan_of, least_memory, solved
+from ppbench.planning.space import (
+    Shape,
+    least_layers,
+    least_makespan_ns,
+    model_of,
+    shapes,
+)
+from ppbench.planning.stages import StageTable
+
+OnProgress = Callable[[str, int, int], None]
+"""Gets what is being done, how many of its parts are done, and how many there are."""
+
+CLIMBED_ACTIONS = 300_000_000
+"""Actions that are simulated while layers are moved."""
+PROMISING, CLOSE = 1.3, 1.08
+"""Layers are moved on shapes whose first step is at most so many times the best; two at once on
+those whose step is then so close to the best."""
+NUM_FIRST, FIRST_EFFORT = 6, 0.004
+"""Layouts that the solver tries first, and with which effort."""
+NUM_ROUNDS = 3
+"""Rounds of moving layers of the solver's best, each judged by as many solutions again."""
+LAST_EFFORT = 0.2
+"""The effort for the best in the end."""
+
+
+class Task(NamedTuple):
+    """A layout for the solver, by the least makespan that it may have."""
+
+    bound_ns: int
+    layout: Layout
+    shape: Shape
+
+
+class Search:
+    """All candidates found for a request, those that do not fit included."""
+
+    def __init__(
+        self, request: PlanRequest, costs: Costs, on_progress: OnProgress, effort: float
+    ) -> None:
+        """Take what is asked, the costs, who is told how far the search is, and its effort."""
+        self.request, self.costs, self.say = request, costs, on_progress
+        self.effort = effort
+        self.found: list[Candidate] = []
+        self.climbs: list[Climb] = []
+        self._tables: dict[int, StageTable] = {}
+        self._programs: dict[tuple[str, Placement, int], Program] = {}
+        self._partitions: dict[tuple[Placement, int], Partition] = {}
+
+    def run(self) -> None:
+        """Fill `found` with candidates of families, and of the solver where it is asked for."""
+        known = sorted(shapes(self.request, self.costs), key=self.bound_ns)
+        self._start([shape for shape in known if shape.schedule != AUTO])
+        self.say("moving layers between stages", 0, 2)
+        climb_all(self._within(PROMISING), round(CLIMBED_ACTIONS * self.effort))
+        self.say("moving layers between stages", 1, 2)
+        close = self._within(CLOSE)
+        for climb in close:
+            climb.widen(Loads(self.model(climb.fit.shape), climb.fit.shape.placement))
+        budget = round(CLIMBED_ACTIONS * self.effort / 2)
+        climb_all([climb for climb in close if not climb.is_over], budget)
+        self._keep(climb.best for climb in self.climbs)
+        self._solve([shape for shape in known if shape.schedule == AUTO])
+
+    def best(self) -> Candidate | None:
+        """The best that fits; of equal ones a family, and that which needs less memory."""
+        return min(filter(self.fits, self.found), key=preference, default=None)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether every rank has the memory, whatever messages wait."""
+        memory = self.request.memory_bytes
+        return memory is None or candidate.most_bytes <= memory
+
+    def bound_ns(self, shape: Shape) -> float:
+        """A bound on the makespan of a shape."""
+        return least_makespan_ns(shape, self.model(shape))
+
+    def model(self, shape: Shape) -> ModelCosts:
+        """The costs of a shape's microbatches, without recomputation unless all layers do."""
+        return model_of(self.request, self.costs, shape.microbatch_size)
+
+    def least(self, shape: Shape) -> list[int]:
+        """The fewest layers of each stage."""
+        return least_layers(self.model(shape), shape.placement.num_stages)
+
+    def table(self, size: int) -> StageTable:
+        """The costs of stages for a microbatch size."""
+        if size not in self._tables:
+            wanted = {AUTO: (False, True), "none": (False,), "all": (True,)}
+            known = self.costs.by_setting
+            settings = {on: (size, on) for on in wanted[self.request.recompute]}
+            models = {on: known[setting] for on, setting in settings.items() if setting in known}
+            self._tables[size] = StageTable(models)
+        return self._tables[size]
+
+    def fit(self, shape: Shape) -> Fit:
+        """A shape with the program of its family, which is built once."""
+        key = shape.schedule, shape.placement, shape.num_microbatches
+        if key not in self._programs:
+            self._programs[key] = build_program(
+                shape.schedule, shape.ranks, shape.num_microbatches, shape.stages_per_rank
+            )
+        table = self.table(shape.microbatch_size)
+        return Fit(shape, self._programs[key], table, self.costs.link, self.request.recompute)
+
+    def partition(self, shape: Shape) -> Partition:
+        """The partition with the lightest heaviest rank."""
+        key = shape.placement, shape.microbatch_size
+        if key not in self._partitions:
+            self._partitions[key] = levelled(self.model(shape), shape.placement, self.least(shape))
+        return self._partitions[key]
+
+    def climb(self, shape: Shape, memory_bytes: int | None) -> Climb:
+        """A climb within some memory that has done its first round."""
+        climb = Climb(self.fit(shape), self.least(shape), memory_bytes, self.partition(shape))
+        climb_all([climb], 0)
+        return climb
+
+    def _start(self, families: list[Shape]) -> None:
+        """Try each family that may be better than what is known, its ranks levelled."""
+        for done, shape in enumerate(families):
+            best = self.best()
+            if best is not None and self.bound_ns(shape) >= best.step_ns:
+                break  # the bounds of all others are larger still
+            self.say("simulating schedules", done, len(families))
+            climb = self.climb(shape, self.request.memory_bytes)
+            self._keep([climb.best])
+            self.climbs.append(climb)
+
+    def _within(self, factor: float) -> list[Climb]:
+        """The climbs whose step is at most so many times the best of all."""
+        steps = [climb.best.step_ns if climb.best else math.inf for climb in self.climbs]
+        limit = factor * min(steps, default=math.inf)
+        return [
+            climb
+            for climb, step in zip(self.climbs, steps, strict=True)
+            if climb.best is not None and step <= limit
+        ]
+
+    def _keep(self, candidates: Iterable[Candidate | None]) -> None:
+        self.found += [candidate for candidate in candidates if candidate is not None]
+
+    def _solve(self, wanted: list[Shape]) -> None:
+        """Let the solver try what promises most, and what moves of its layers lead to."""
+        tasks = [task for shape in wanted for task in self._tasks(shape, self._layouts(shape))]
+        best: Candidate | None = None
+        for _ in range(NUM_ROUNDS):
+            solutions = [*self._solutions(tasks, FIRST_EFFORT), *([best] if best else [])]
+            found = min(solutions, key=preference, default=None)
+            if found is None or found is best:
+                break
+            best = found
+            around = moves(best.layout.partition, self.least(best.shape))
+            kept = best.layout.recompute
+            tasks = self._tasks(best.shape, (Layout(partition, kept) for partition in around))
+        if best is not None:
+            task = Task(0, best.layout, best.shape)
+            self._keep([best, *self._solutions([task], LAST_EFFORT)])
+
+    def _layouts(self, shape: Shape) -> Iterator[Layout]:
+        """Layouts worth a solution: ranks levelled or as for a family, recomputing or not."""
+        known = [
+            candidate.layout
+            for candidate in sorted(filter(self.fits, self.found), key=preference)
+            if candidate.shape.placement == shape.placement
+            and candidate.shape.microbatch_size == shape.microbatch_size
+        ][:2]
+        partitions = dict.fromkeys([self.partition(shape), *(one.partition for one in known)])
+        num, kinds = shape.placement.num_stages, self.table(shape.microbatch_size).models
+        patterns = [(on,) * num for on in kinds]
+        patterns += [one.recompute for one in known]
+        for partition, recompute in itertools.product(partitions, dict.fromkeys(patterns)):
+            yield Layout(partition, recompute)
+
+    def _tasks(self, shape: Shape, layouts: Iterable[Layout]) -> list[Task]:
+        """The layouts that fit and that may be better than the best that is known."""
+        memory, best = self.request.memory_bytes, self.best()
+        tasks = []
+        for layout in layouts:
+            stages = self.table(shape.microbatch_size).of_all(*layout)
+            bound = least_makespan_of(shape, stages)
+            is_worth_it = best is None or bound < best.step_ns
+            if is_worth_it and (memory is None or least_memory(shape.placement, stages) <= memory):
+                tasks.append(Task(bound, layout, shape))
+        return tasks
+
+    def _solutions(self, tasks: Sequence[Task], effort: float) -> list[Candidate]:
+        """The solutions of the tasks with the least bounds."""
+        chosen = sorted(tasks, key=lambda task: task.bound_ns)[:NUM_FIRST]
+        found = []
+        for done, (_, layout, shape) in enumerate(chosen):
+            self.say("solving for a program", done, len(chosen))
+            table, memory = self.table(shape.microbatch_size), self.request.memory_bytes
+            one = solved(shape, layout, table, self.costs.link, memory, effort * self.effort)
+            found += [one] if one is not None else []
+        return found
+
+
+def preference(candidate: Candidate) -> tuple[int, bool, int]:
+    """What is better is less: the step, then a schedule with a name, then less memory."""
+    is_auto = candidate.shape.schedule == AUTO
+    return candidate.step_ns, is_auto, candidate.most_bytes

@@ -1,0 +1,111 @@
+"""The space of a plan: which pipelines there are, with a bound on the step of each.
+
+    schedule x ranks x stages per rank x microbatch size      a `Shape`, whose program is known
+             x layers by stage x recomputation by stage       solved for a shape, see `fitting`
+
+The number of microbatches follows from the global batch. A shape's bound needs no program: the
+heaviest rank bears at least its share of the model, and no layer is divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from engine.plan.model_costs import NOTHING, LayerCosts, ModelCosts
+from engine.plan.program import Placement, loop_placement, v_placement
+from engine.plan.schedules.registry import ShapeError, find_schedule, shape_of
+from ppbench.planning.request import AUTO, Costs, PlanRequest
+
+
+class Shape(NamedTuple):
+    """A pipeline without the layers of its stages."""
+
+    schedule: str
+    placement: Placement
+    microbatch_size: int
+    num_microbatches: int
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.world_size
+
+    @property
+    def stages_per_rank(self) -> int:
+        return self.placement.num_stages // self.placement.world_size
+
+
+def shapes(request: PlanRequest, costs: Costs) -> Iterator[Shape]:
+    """Every shape that a schedule can have and that the model has layers for."""
+    for ranks in request.ranks:
+        for size in sizes_of(request, costs):
+            model = model_of(request, costs, size)
+            num_microbatches = request.global_batch // size
+            for schedule in request.schedules:
+                for placement in _placements(schedule, request, ranks, num_microbatches):
+                    if sum(least_layers(model, placement.num_stages)) <= len(model.layers):
+                        yield Shape(schedule, placement, size, num_microbatches)
+
+
+def sizes_of(request: PlanRequest, costs: Costs) -> list[int]:
+    """The microbatch sizes that divide the global batch and have the costs that are needed."""
+    known = sorted({size for size, _ in costs.by_setting})
+    wanted = request.microbatch_sizes or known
+    needed = {AUTO: (False,), "none": (False,), "all": (True,)}[request.recompute]
+    return [
+        size
+        for size in wanted
+        if request.global_batch % size == 0
+        and all((size, recompute) in costs.by_setting for recompute in needed)
+    ]
+
+
+def model_of(request: PlanRequest, costs: Costs, size: int) -> ModelCosts:
+    """The costs without recomputation, unless all layers recompute."""
+    return costs.by_setting[size, request.recompute == "all"]
+
+
+def least_layers(model: ModelCosts, num_stages: int) -> list[int]:
+    """The fewest layers that each stage may have: no stage may be without anything to train."""
+    least = [1] * num_stages
+    if num_stages > 1:
+        least[0] -= _is_stage(model.before)
+        least[-1] -= _is_stage(model.after)
+    return least
+
+
+def _is_stage(layer: LayerCosts) -> bool:
+    return layer != NOTHING and layer.forward_ns > 0
+
+
+def _placements(
+    schedule: str, request: PlanRequest, ranks: int, num_microbatches: int
+) -> Iterator[Placement]:
+    for stages_per_rank in request.stages_per_rank:
+        if schedule == AUTO:
+            yield loop_placement(ranks, stages_per_rank)
+            if stages_per_rank == 2 and ranks > 1:
+                yield v_placement(ranks)
+            continue
+        try:
+            shape_of(schedule, ranks, num_microbatches, stages_per_rank)
+        except ShapeError:
+            continue
+        yield find_schedule(schedule).place(ranks, stages_per_rank)
+
+
+def least_makespan_ns(shape: Shape, model: ModelCosts) -> float:
+    """A bound on the makespan of every program and partition of a shape.
+
+    All microbatches pass the heaviest rank, which bears at least the mean of all ranks, and at
+    least the heaviest layer.
+    """
+    alone = [_one_ns(layer) for layer in (model.before, *model.layers, model.after)]
+    share = (sum(alone) + 2 * model.action_ns * shape.placement.num_stages) / shape.ranks
+    heaviest = max(share, *alone) if alone else share
+    return shape.num_microbatches * heaviest
+
+
+def _one_ns(layer: LayerCosts) -> float:
+    """A forward and a backward, whole or in halves, whichever is quicker."""
+    return layer.forward_ns + min(layer.backward_ns, layer.input_ns + layer.weight_ns)

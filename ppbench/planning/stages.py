@@ -1,0 +1,66 @@
+"""The costs of stages of one model, and the durations that a simulation takes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
+from engine.plan.simulate import Durations, TransferModel
+
+
+class StageTable:
+    """The costs of every stage that may be asked for, each joined from its layers once."""
+
+    def __init__(self, models: Mapping[bool, ModelCosts]) -> None:
+        """Take the costs of a model by whether its layers recompute."""
+        self.models = models
+        sent = {
+            layer.message_bytes
+            for model in models.values()
+            for layer in (model.before, *model.layers)
+        }
+        self.has_equal_messages = len(sent) == 1
+        self._known: dict[tuple[int, int, bool, bool, bool], StageCosts] = {}
+
+    def of(self, layers: range, recompute: bool, *, is_first: bool, is_last: bool) -> StageCosts:
+        """The costs of one stage."""
+        key = (layers.start, layers.stop, recompute, is_first, is_last)
+        if key not in self._known:
+            self._known[key] = self.models[recompute].of_stage(
+                layers, is_first=is_first, is_last=is_last
+            )
+        return self._known[key]
+
+    def of_all(
+        self, partition: Sequence[range], recompute: Sequence[bool]
+    ) -> tuple[StageCosts, ...]:
+        """The costs of all stages, in order."""
+        last = len(partition) - 1
+        return tuple(
+            self.of(layers, recompute[stage], is_first=stage == 0, is_last=stage == last)
+            for stage, layers in enumerate(partition)
+        )
+
+
+def durations_of(stages: Sequence[StageCosts]) -> Durations:
+    """The durations of a simulation, by stage."""
+    return Durations(
+        tuple(stage.forward_ns for stage in stages),
+        tuple(stage.input_ns for stage in stages),
+        tuple(stage.weight_ns for stage in stages),
+        tuple(stage.backward_ns for stage in stages),
+    )
+
+
+def transfers_of(link: LinkCosts, stages: Sequence[StageCosts]) -> TransferModel:
+    """Transfers beside the computation, each of the largest message between two stages."""
+    num_bytes = max((stage.message_bytes for stage in stages[:-1]), default=0)
+    return TransferModel(round(link.latency_ns), link.bytes_per_s, num_bytes)
+
+
+def slowest_optimizer_ns(stages: Sequence[StageCosts], ranks: Sequence[int]) -> int:
+    """The longest time of a rank's optimizer; `ranks` are by stage."""
+    by_rank: dict[int, int] = {}
+    for rank, stage in zip(ranks, stages, strict=True):
+        by_rank[rank] = by_rank.get(rank, 0) + stage.optimizer_ns
+    return max(by_rank.values())

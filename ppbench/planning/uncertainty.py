@@ -1,0 +1,120 @@
+"""How much a predicted step may be off, because the costs that it is made of are.
+
+The errors of layers of one type (equal costs, as of a layer measured once for all) are the same
+error; those of forwards, whole backwards and both halves are drawn apart, as they were measured.
+All draws of a program are simulated together, with the errors of the link in a few steps.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.simulate import simulate_all
+from ppbench.planning.fitting import Candidate
+from ppbench.planning.stages import (
+    StageTable,
+    durations_of,
+    slowest_optimizer_ns,
+    transfers_of,
+)
+
+SEED = 23
+MOST_DRAWS, FEWEST_DRAWS = 199, 59
+"""Draws of small and of large programs: of 199, the 10th and the 190th bound 90 %."""
+DRAWN_ACTIONS = 8_000_000
+LINK_STEPS = 7
+"""Quantiles of the link's error that are simulated."""
+
+
+class Interval(NamedTuple):
+    """The bounds of a step in ns, between which it is with a probability of 90 %."""
+
+    low_ns: int
+    high_ns: int
+
+
+class Draws:
+    """Costs of a model drawn from their errors, the same for every candidate."""
+
+    def __init__(self, models: Mapping[bool, ModelCosts], link: LinkCosts) -> None:
+        """Take the costs of a microbatch size, by whether layers recompute."""
+        self._models, self._link = models, link
+        self._tables: list[StageTable] = []
+        self._random = random.Random(SEED)  # noqa: S311  # reproducible draws, no secret
+
+    def table(self, index: int) -> StageTable:
+        """The costs of a draw, the first ones made first."""
+        while len(self._tables) <= index:
+            kinds: dict[LayerCosts, LayerCosts] = {}
+            drawn = {on: self._drawn(model, kinds) for on, model in self._models.items()}
+            self._tables.append(StageTable(drawn))
+        return self._tables[index]
+
+    def _drawn(self, model: ModelCosts, kinds: dict[LayerCosts, LayerCosts]) -> ModelCosts:
+        """A model with each of its types of layers drawn once."""
+
+        def of(layer: LayerCosts) -> LayerCosts:
+            if layer not in kinds:
+                kinds[layer] = self._layer(layer)
+            return kinds[layer]
+
+        return replace(
+            model,
+            before=of(model.before),
+            layers=tuple(map(of, model.layers)),
+            after=of(model.after),
+        )
+
+    def _layer(self, layer: LayerCosts) -> LayerCosts:
+        times = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+        factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in times]
+        scaled = {name: getattr(layer, name) * by for name, by in zip(times, factors, strict=True)}
+        return replace(layer, **scaled)
+
+
+def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> Interval:
+    """The 90 % interval of a candidate's step."""
+    size = candidate.program.table.num_actions
+    num = max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_ACTIONS // size))
+    steps = sorted(_steps(candidate, draws, link, num))
+    tail = (num + 1) // 20  # this many of num + 1 gaps are below the first bound
+    low, high = steps[tail - 1], steps[-tail]
+    return Interval(min(low, candidate.step_ns), max(high, candidate.step_ns))
+
+
+def _steps(candidate: Candidate, draws: Draws, link: LinkCosts, num: int) -> list[int]:
+    """The simulated step of each draw."""
+    factors = _link_factors(link)
+    steps: list[int] = []
+    for at, factor in enumerate(factors):
+        slower = replace(
+            link, latency_ns=link.latency_ns * factor, bytes_per_s=link.bytes_per_s / factor
+        )
+        drawn = [
+            draws.table(index).of_all(*candidate.layout)
+            for index in range(num)
+            if index % len(factors) == at
+        ]
+        cases = [(candidate.program, durations_of(stages)) for stages in drawn]
+        simulations = simulate_all(cases, transfers_of(slower, candidate.stages))
+        ranks = candidate.shape.placement.ranks
+        steps += [
+            simulation.makespan_ns + slowest_optimizer_ns(stages, ranks)
+            for simulation, stages in zip(simulations, drawn, strict=True)
+        ]
+    return steps
+
+
+def _link_factors(link: LinkCosts) -> list[float]:
+    """By how much a message takes longer, in steps of equal probability."""
+    is_free = link.latency_ns == 0 and link.bytes_per_s == float("inf")
+    if link.error == 0 or is_free:
+        return [1.0]
+    normal = statistics.NormalDist()
+    steps = ((2 * step + 1) / (2 * LINK_STEPS) for step in range(LINK_STEPS))
+    return [max(0.01, 1 + link.error * normal.inv_cdf(step)) for step in steps]

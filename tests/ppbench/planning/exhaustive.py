@@ -1,0 +1,140 @@
+"""The best pipeline by brute force: every schedule, partition and recomputation, simulated.
+
+Written apart from the planner: memory is counted action by action, and what recomputes is any set
+of stages that fits and of which no part fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from engine.plan.action import Op
+from engine.plan.program import Program
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.simulate import Durations, TransferModel, simulate_all
+
+AT_ONCE = 4000
+
+
+def true_step_ns(program, stages, link):
+    """The simulated step of a program with the costs of its stages, the optimizer included."""
+    (step,) = _steps([(program, stages)], link)
+    return step
+
+
+def _steps(cases, link):
+    """The steps of some cases, all of which have the same messages."""
+    message = max((stage.message_bytes for stage in cases[0][1][:-1]), default=0)
+    transfers = TransferModel(round(link.latency_ns), link.bytes_per_s, message)
+    timed = [(program, durations(stages)) for program, stages in cases]
+    for (program, stages), simulation in zip(cases, simulate_all(timed, transfers), strict=True):
+        optimizer = [0] * program.world_size
+        for rank, stage in zip(program.placement.ranks, stages, strict=True):
+            optimizer[rank] += stage.optimizer_ns
+        yield simulation.makespan_ns + max(optimizer)
+
+
+def durations(stages):
+    times = [(s.forward_ns, s.input_ns, s.weight_ns, s.backward_ns) for s in stages]
+    return Durations(*zip(*times, strict=True))
+
+
+def peak_bytes(program: Program, stages, rank: int) -> int:
+    """The most bytes of a rank, its row gone through action by action; messages at their most."""
+    owner = program.placement.ranks
+    level = sum(stages[s].static_bytes for s in range(len(owner)) if owner[s] == rank)
+    for stage, (here, there) in enumerate(itertools.pairwise(owner)):
+        if here != there and rank in (here, there):
+            level += 3 * stages[stage].message_bytes
+    peak = level
+    for action in program.actions[rank]:
+        stage = stages[action.stage]
+        before, between = stage.held_after_forward, stage.held_after_input
+        highest, change = {
+            Op.F: (before, before),
+            Op.B: (max(0, between - before), -before),
+            Op.I: (max(0, between - before), between - before),
+            Op.W: (0, -between),
+        }[action.op]
+        peak = max(peak, level + highest + stage.transient_bytes)
+        level += change
+    return peak
+
+
+def partitions(num_layers: int, num_stages: int) -> Iterator[list[range]]:
+    """All contiguous partitions; only the first and the last stage may have no layer."""
+    for cuts in itertools.combinations_with_replacement(range(num_layers + 1), num_stages - 1):
+        bounds = [0, *cuts, num_layers]
+        parts = [range(a, b) for a, b in itertools.pairwise(bounds)]
+        if all(parts[1:-1]):
+            yield parts
+
+
+def programs(request):
+    """Every program of the request's schedules, with its microbatch size."""
+    for ranks, size, name, stages_per_rank in itertools.product(
+        request.ranks, request.microbatch_sizes, request.schedules, request.stages_per_rank
+    ):
+        if name in SCHEDULES and request.global_batch % size == 0:
+            try:
+                program = build_program(name, ranks, request.global_batch // size, stages_per_rank)
+            except ShapeError:
+                continue
+            yield program, size
+
+
+def fitting(program, models, partition, memory):
+    """The costs of stages for each least choice of what recomputes for a partition to fit."""
+    num = program.num_stages
+    by_mode = [models[mode].of_stages(partition) for mode in (False, True)]
+    found: list[set[int]] = []
+    peaks: dict[tuple, int] = {}
+    for number in range(num + 1):
+        for chosen in map(set, itertools.combinations(range(num), number)):
+            if any(less <= chosen for less in found):
+                continue
+            stages = [by_mode[stage in chosen][stage] for stage in range(num)]
+            if memory is None or all(
+                _peak(program, stages, rank, peaks) <= memory for rank in range(program.world_size)
+            ):
+                found.append(chosen)
+                yield stages
+
+
+def _peak(program, stages, rank, peaks):
+    own = tuple(stages[s] for s in program.placement.stages_of(rank))
+    if (rank, own) not in peaks:
+        peaks[rank, own] = peak_bytes(program, stages, rank)
+    return peaks[rank, own]
+
+
+def least_ns(program, stages) -> int:
+    """No step is shorter than the work of a rank."""
+    busy = [0] * program.world_size
+    for rank, stage in zip(program.placement.ranks, stages, strict=True):
+        backward = min(stage.backward_ns, stage.input_ns + stage.weight_ns)
+        busy[rank] += program.num_microbatches * (stage.forward_ns + backward)
+    return max(busy)
+
+
+def best_step_ns(request, costs) -> int | None:
+    """The shortest step of all, None where nothing fits."""
+    best = None
+    for program, size in programs(request):
+        models = {mode: costs.by_setting[size, mode] for mode in (False, True)}
+        tasks = []
+        for partition in partitions(len(models[False].layers), program.num_stages):
+            if best is None or least_ns(program, models[False].of_stages(partition)) < best:
+                fits = fitting(program, models, partition, request.memory_bytes)
+                tasks += [(least_ns(program, stages), stages) for stages in fits]
+        tasks.sort(key=lambda task: task[0])
+        for start in range(0, len(tasks), AT_ONCE):
+            some = [
+                (program, stages)
+                for least, stages in tasks[start : start + AT_ONCE]
+                if best is None or least < best
+            ]
+            steps = list(_steps(some, costs.link)) if some else []
+            best = min([*steps, *([best] if best is not None else [])])
+    return best

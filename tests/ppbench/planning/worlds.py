@@ -1,0 +1,128 @@
+"""Emulated worlds: a model whose true costs are known, and what a measurement of them gave."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.planning.request import PlanRequest
+
+MIB = 2**20
+TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a model by microbatch size and recomputation, and of a link."""
+
+    by_setting: dict[tuple[int, bool], ModelCosts]
+    link: LinkCosts
+
+
+@dataclass(frozen=True)
+class World:
+    """What is asked, what it truly costs, and what was measured of that."""
+
+    request: PlanRequest
+    truth: Costs
+    measured: Costs
+
+
+def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8) -> World:
+    """A world of 2 to 4 ranks, one microbatch size or two, and any memory that may be short."""
+    drawn = random.Random(seed)
+    ranks = drawn.choice([2, 2, 3, 4])
+    num_layers = drawn.randint(max(4, ranks + 1), most_layers)
+    sizes = drawn.choice([(1,), (2,), (1, 2)])
+    batch = drawn.choice([8, 12, 16]) * (1 if 1 in sizes else 2)
+    truth = _truth(drawn, num_layers, sizes)
+    measured = measurement(truth, seed + 1, drawn.choice([0.005, 0.01, 0.02]))
+    plain = truth.by_setting[sizes[-1], False]
+    static = sum(layer.static_bytes for layer in (plain.before, *plain.layers, plain.after))
+    held = sum(layer.held_after_forward for layer in (plain.before, *plain.layers, plain.after))
+    memory = round(1.5 * static / ranks + drawn.uniform(0.3, 1.5) * held) + 20 * MIB
+    limit = drawn.choice([None, memory, memory, memory])
+    request = PlanRequest((ranks,), limit, batch, 128, schedules, (1, 2), sizes)
+    return World(request, truth, measured)
+
+
+def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Costs:
+    forward, ratios = drawn.uniform(0.5e6, 2e6), (drawn.uniform(0.6, 1.5), drawn.uniform(0.4, 1.2))
+    heavy = drawn.choice([0, 0, 1, 2])  # layers of another type, such as experts
+    factor = drawn.uniform(1.2, 2)
+    latency = drawn.choice([0, drawn.uniform(0, forward / 2)])
+    whole = drawn.uniform(0.85, 1.0)
+    head, embedding = drawn.uniform(0.3, 3), drawn.uniform(0.05, 0.4)
+    by_setting = {}
+    for size in sizes:
+        scale = size * drawn.uniform(0.85, 1.0) if size > 1 else 1
+        for recompute in (False, True):
+            one = _layer(forward * scale, ratios, whole, size, recompute=recompute)
+            layers = [one] * num_layers
+            for at in range(heavy):
+                layers[at * 2 + 1] = _scaled(one, factor)
+            by_setting[size, recompute] = ModelCosts(
+                _scaled(one, embedding), tuple(layers), _scaled(one, head), drawn.uniform(0, 2e4)
+            )
+    return Costs(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
+
+
+def _layer(
+    forward: float, ratios: tuple[float, float], whole: float, size: int, *, recompute: bool
+) -> LayerCosts:
+    """A layer whose input half and weight half take `ratios` of its forward."""
+    again = forward if recompute else 0.0
+    given, weight = forward * ratios[0], forward * ratios[1]
+    held, left = ((1.5 if recompute else 12) * MIB * size, 5 * MIB * size)
+    return LayerCosts(
+        forward,
+        (given + weight) * whole + again,
+        given + again,
+        weight,
+        held_after_forward=round(held),
+        held_after_input=left,
+        transient_bytes=2 * MIB * size,
+        static_bytes=24 * MIB,
+        message_bytes=MIB * size,
+        optimizer_ns=forward / 10,
+    )
+
+
+def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
+    times = {name: getattr(layer, name) * factor for name in TIMES}
+    return replace(layer, **times, static_bytes=round(layer.static_bytes * factor))
+
+
+def measurement(truth: Costs, seed: int, error: float) -> Costs:
+    """What is measured of true costs: each time of each type of layer off by its own error."""
+    drawn = random.Random(seed)
+    kinds: dict[LayerCosts, LayerCosts] = {}
+
+    def of(layer: LayerCosts) -> LayerCosts:
+        if layer not in kinds:
+            off = {name: getattr(layer, name) / _factor(drawn, error) for name in TIMES}
+            kinds[layer] = replace(layer, **off, error=error)
+        return kinds[layer]
+
+    by_setting = {
+        setting: replace(
+            model,
+            before=of(model.before),
+            layers=tuple(map(of, model.layers)),
+            after=of(model.after),
+        )
+        for setting, model in truth.by_setting.items()
+    }
+    by = _factor(drawn, truth.link.error)
+    link = replace(
+        truth.link,
+        latency_ns=truth.link.latency_ns / by,
+        bytes_per_s=truth.link.bytes_per_s * by,
+    )
+    return Costs(by_setting, link)
+
+
+def _factor(drawn: random.Random, error: float) -> float:
+    return max(0.5, 1 + error * drawn.gauss(0, 1))
