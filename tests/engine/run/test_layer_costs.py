@@ -64,8 +64,10 @@ def test_a_round_has_each_parts_times_in_the_order_of_a_step():
     ]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied", "models:tied_sequential"])
+@pytest.mark.parametrize(
+    ("preset", "recompute"),
+    [("llama-tiny-tied", False), ("models:tied_sequential", True)],
+)
 def test_every_part_has_costs(preset, recompute):
     costs = costs_of(preset, recompute=recompute)
     model = opened(preset)

@@ -1,0 +1,330 @@
+"""Costs in a file, so that one can plan for a cluster that one does not have.
+
+    model = "llama-70b"             any name; a plan for a model of this name takes these costs
+    dtype = "bfloat16"
+    seq_len = 4096
+    optimizer = "adamw"
+    device = "cuda"
+
+    [link]                          between two ranks
+    latency_ms = 0.02
+    gb_per_s = 25.0                 1e9 bytes per second; left out: no limit
+    error = 0.05                    relative standard error; 0 where left out
+
+    [[setting]]                     one for each size of microbatch, recomputed or not
+    microbatch_size = 1
+    recompute = false
+    action_ms = 0.05                what the runtime adds to each action; 0 where left out
+
+    [setting.before]                what stands before the layers: embeddings
+    forward_ms = 0.2
+    backward_ms = 0.3
+    static_mib = 8000
+    message_mib = 64
+
+    [[setting.layers]]              one entry for a layer, or for `repeat` equal ones in a row
+    repeat = 80
+    forward_ms = 10.0
+    backward_ms = 20.0              or the halves, input_ms and weight_ms, or all three
+    held_after_forward_mib = 1500   by one microbatch, from its forward on
+    held_after_input_mib = 900      what a split backward's first half leaves of it
+    transient_mib = 300
+    static_mib = 14000              parameters, gradients, optimizer state, buffers
+    message_mib = 64                the layer's output
+    optimizer_ms = 3.0
+    error = 0.03
+
+    [setting.after]                 what follows the layers: final norm, head and loss
+    forward_ms = 2.0
+    backward_ms = 4.0
+    static_mib = 8000
+
+Each size can be given in bytes instead: `static_bytes`, `held_after_forward_bytes`, and so on.
+Needed of a layer are its times, `held_after_forward`, `static` and `message`; of the other two
+their times and `static`. Without halves, each is half of the backward; without a backward, it is
+both; without `held_after_input`, a first half leaves all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.config.toml import (
+    Place,
+    Source,
+    Tree,
+    as_toml,
+    parse,
+    quoted,
+    read_text,
+    shown,
+    unknown_key,
+)
+from ppbench.errors import UsageError
+from ppbench.files import whole_file
+from ppbench.planning.cost_set import CostSet, Setting, problem_of
+
+NS_PER_MS = 1_000_000
+MIB = 2**20
+BYTES_PER_GB = 1e9
+MOST_LAYERS = 10_000
+_TIMES = ("forward", "backward", "input", "weight", "optimizer")
+_SIZES = ("held_after_forward", "held_after_input", "transient", "static", "message")
+_NAMES = {name: name if name.startswith("held") else f"{name}_bytes" for name in _SIZES}
+"""Fields of `LayerCosts`, by the names of their sizes."""
+_OF_PART = (
+    *(f"{name}_ms" for name in _TIMES),
+    *(f"{name}_{unit}" for name in _SIZES for unit in ("mib", "bytes")),
+    "error",
+)
+_TEXTS = ("model", "dtype", "optimizer", "device")
+_TOP = (*_TEXTS, "seq_len", "device_name", "link", "setting")
+_OF_SETTING = ("microbatch_size", "recompute", "action_ms", "before", "layers", "after")
+
+
+def read_costs_file(file: Path) -> CostSet:
+    """Read costs from a TOML file.
+
+    Raises UsageError for a file that cannot be read, SweepFileError with file, line and key.
+    """
+    try:
+        text = read_text(file)
+        tree = parse(file, text)
+    except UsageError as error:
+        raise UsageError(str(error).replace("sweep file", "costs file")) from None
+    costs = _Reader(Source(str(file), text, frozenset())).read(tree, f"file {file.name}")
+    if (problem := problem_of(costs)) is not None:
+        raise UsageError(f"{file}: {problem}")
+    return costs
+
+
+def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
+    """Write costs as a file that `read_costs_file` reads; `option` is named where it cannot be.
+
+    Raises StoreError.
+    """
+    with whole_file(file, option) as opened:
+        opened.write("\n".join(_lines_of(costs)).encode())
+
+
+class _Reader:
+    """Reads the tables of a costs file; every error names the place."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def read(self, tree: Tree, origin: str) -> CostSet:
+        self._check_keys(tree, (), _TOP)
+        texts = {key: self._text(tree, key) for key in _TEXTS}
+        seq_len = self._whole(tree, (), "seq_len")
+        link = self._link(self._table(tree, (), "link")) if "link" in tree else LinkCosts()
+        by_setting: dict[Setting, ModelCosts] = {}
+        for index, table in enumerate(self._tables(tree, (), "setting")):
+            place = ("setting", index)
+            setting, costs = self._setting(table, place)
+            if setting in by_setting:
+                raise self._source.error(place, f"a second entry for {setting}; leave out one")
+            if (first := next(iter(by_setting.values()), None)) is not None:
+                self._check_number(place, costs, first)
+            by_setting[setting] = costs
+        name = str(tree.get("device_name", ""))
+        return CostSet(
+            *(texts["model"], texts["dtype"], seq_len, texts["optimizer"], texts["device"]),
+            *(origin, by_setting, link, name),
+        )
+
+    def _check_number(self, place: Place, costs: ModelCosts, first: ModelCosts) -> None:
+        if len(costs.layers) != len(first.layers):
+            raise self._source.error(
+                (*place, "layers"),
+                f"{len(costs.layers)} layers, but the first setting has {len(first.layers)}; "
+                "expected the same model in every setting",
+            )
+
+    def _link(self, table: Tree) -> LinkCosts:
+        place = ("link",)
+        self._check_keys(table, place, ("latency_ms", "gb_per_s", "error"))
+        latency_ms = self._amount(table, place, "latency_ms", 0.0)
+        gb_per_s = self._amount(table, place, "gb_per_s", math.inf)
+        if gb_per_s == 0:
+            raise self._source.error((*place, "gb_per_s"), "is 0; expected more, or none: no limit")
+        error = self._amount(table, place, "error", 0.0)
+        return LinkCosts(latency_ms * NS_PER_MS, gb_per_s * BYTES_PER_GB, error)
+
+    def _setting(self, table: Tree, place: Place) -> tuple[Setting, ModelCosts]:
+        self._check_keys(table, place, _OF_SETTING)
+        size = self._whole(table, place, "microbatch_size")
+        recompute = table.get("recompute", False)
+        if not isinstance(recompute, bool):
+            problem = f"expected true or false, got {shown(recompute)}"
+            raise self._source.error((*place, "recompute"), problem)
+        before, after = (
+            self._part(self._table(table, place, name), (*place, name), is_layer=False)
+            for name in ("before", "after")
+        )
+        layers = tuple(self._layers(table, place))
+        action_ms = self._amount(table, place, "action_ms", 0.0)
+        costs = ModelCosts(before, layers, after, action_ms * NS_PER_MS)
+        return Setting(size, recompute), costs
+
+    def _layers(self, table: Tree, place: Place) -> Iterator[LayerCosts]:
+        num_layers = 0
+        for index, layer in enumerate(self._tables(table, place, "layers")):
+            at = (*place, "layers", index)
+            repeat = self._whole(layer, at, "repeat", 1)
+            num_layers += repeat
+            if num_layers > MOST_LAYERS:
+                problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
+                raise self._source.error((*at, "repeat"), problem)
+            part = {key: value for key, value in layer.items() if key != "repeat"}
+            yield from [self._part(part, at, is_layer=True)] * repeat
+
+    def _part(self, table: Tree, place: Place, *, is_layer: bool) -> LayerCosts:
+        self._check_keys(table, place, (*_OF_PART, *(["repeat"] * is_layer)))
+        needed = ("held_after_forward", "static", "message") if is_layer else ("static",)
+        sizes = {name: self._size(table, place, name, name in needed) for name in _SIZES}
+        if sizes["held_after_input"] is None:
+            sizes["held_after_input"] = sizes["held_after_forward"]
+        kept = {name: size or 0 for name, size in sizes.items()}
+        times = self._times(table, place)
+        if is_layer and not any(times.values()):
+            raise self._source.error((*place, "forward_ms"), "the layer takes no time at all")
+        return LayerCosts(
+            forward_ns=times["forward"] * NS_PER_MS,
+            backward_ns=times["backward"] * NS_PER_MS,
+            input_ns=times["input"] * NS_PER_MS,
+            weight_ns=times["weight"] * NS_PER_MS,
+            error=self._amount(table, place, "error", 0.0),
+            held_after_forward=kept["held_after_forward"],
+            held_after_input=kept["held_after_input"],
+            transient_bytes=kept["transient"],
+            static_bytes=kept["static"],
+            message_bytes=kept["message"],
+            optimizer_ns=times["optimizer"] * NS_PER_MS,
+        )
+
+    def _times(self, table: Tree, place: Place) -> dict[str, float]:
+        """Milliseconds by action; the backward from its halves, or these from it."""
+        given = {n: self._amount(table, place, f"{n}_ms", -1.0) for n in _TIMES}
+        halves = [given["input"], given["weight"]]
+        if given["forward"] < 0:
+            raise self._missing(place, "forward_ms")
+        if given["backward"] < 0:
+            lacking = [name for name in ("input", "weight") if given[name] < 0]
+            if lacking:
+                key = "backward_ms" if len(lacking) == 2 else f"{lacking[0]}_ms"
+                raise self._missing(place, key)
+            given["backward"] = sum(halves)
+        elif max(halves) < 0:
+            given["input"] = given["weight"] = given["backward"] / 2
+        elif min(halves) < 0:
+            lacking = ["input" if given["input"] < 0 else "weight"]
+            raise self._missing(place, f"{lacking[0]}_ms")
+        given["optimizer"] = max(0.0, given["optimizer"])
+        return given
+
+    def _size(self, table: Tree, place: Place, name: str, is_needed: bool) -> int | None:
+        in_mib, in_bytes = f"{name}_mib", f"{name}_bytes"
+        if in_mib in table and in_bytes in table:
+            raise self._source.error((*place, in_bytes), f"is given as {in_mib} too; leave out one")
+        if in_bytes in table:
+            return self._whole(table, place, in_bytes, least=0)
+        if in_mib in table:
+            return round(self._amount(table, place, in_mib, 0.0) * MIB)
+        if is_needed:
+            raise self._missing(place, in_mib)
+        return None
+
+    def _amount(self, table: Tree, place: Place, key: str, default: float) -> float:
+        if key not in table:
+            return default
+        value = table[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._source.error((*place, key), f"expected a number, got {shown(value)}")
+        if not math.isfinite(value) or value < 0:
+            problem = f"{shown(value)} is out of range; expected a finite number of at least 0"
+            raise self._source.error((*place, key), problem)
+        return float(value)
+
+    def _whole(
+        self, table: Tree, place: Place, key: str, default: int | None = None, *, least: int = 1
+    ) -> int:
+        if key not in table and default is not None:
+            return default
+        if key not in table:
+            raise self._missing(place, key)
+        value = table[key]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._source.error((*place, key), f"expected an integer, got {shown(value)}")
+        if not least <= value <= 2**62:
+            problem = f"{shown(value)} is out of range; expected at least {least}"
+            raise self._source.error((*place, key), problem)
+        return value
+
+    def _text(self, table: Tree, key: str) -> str:
+        if key not in table:
+            raise self._missing((), key)
+        if not isinstance(value := table[key], str) or not value:
+            raise self._source.error((key,), f"expected a name, got {shown(value)}")
+        return value
+
+    def _table(self, table: Tree, place: Place, key: str) -> Tree:
+        if key not in table:
+            raise self._missing(place, key)
+        if not isinstance(value := table[key], dict):
+            raise self._source.error((*place, key), f"expected a table, got {shown(value)}")
+        return value
+
+    def _tables(self, table: Tree, place: Place, key: str) -> list[Tree]:
+        value = table.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            problem = f"expected tables, [[{key}]], got {shown(value)}"
+            raise self._source.error((*place, key), problem)
+        if not value:
+            raise self._missing(place, key)
+        return value
+
+    def _check_keys(self, table: Mapping[str, object], place: Place, known: Sequence[str]) -> None:
+        for key, value in table.items():
+            if key not in known:
+                raise self._source.error((*place, key), unknown_key(key, value, known))
+
+    def _missing(self, place: Place, key: str) -> UsageError:
+        return self._source.error((*place, key), "is missing; costs must have it")
+
+
+def _lines_of(costs: CostSet) -> Iterator[str]:
+    yield from (f"{key} = {quoted(getattr(costs, key))}" for key in _TEXTS)
+    yield f"seq_len = {costs.seq_len}"
+    if costs.device_name:
+        yield f"device_name = {quoted(costs.device_name)}"
+    yield from ("", f"# {costs.origin}", "[link]", f"latency_ms = {_ms(costs.link.latency_ns)}")
+    if math.isfinite(costs.link.bytes_per_s):
+        yield f"gb_per_s = {as_toml(costs.link.bytes_per_s / BYTES_PER_GB)}"
+    yield f"error = {as_toml(costs.link.error)}"
+    for setting, of_model in costs.by_setting.items():
+        yield from ("", "[[setting]]", f"microbatch_size = {setting.microbatch_size}")
+        yield f"recompute = {as_toml(setting.recompute)}"
+        yield f"action_ms = {_ms(of_model.action_ns)}"
+        yield from ("", "[setting.before]", *_lines_of_part(of_model.before))
+        for layer, equal in itertools.groupby(of_model.layers):
+            yield from ("", "[[setting.layers]]", f"repeat = {len(list(equal))}")
+            yield from _lines_of_part(layer)
+        yield from ("", "[setting.after]", *_lines_of_part(of_model.after))
+    yield ""
+
+
+def _lines_of_part(part: LayerCosts) -> Iterator[str]:
+    for name in _TIMES:
+        yield f"{name}_ms = {_ms(getattr(part, f'{name}_ns'))}"
+    for name in _SIZES:
+        yield f"{name}_bytes = {getattr(part, _NAMES[name])}"
+    yield f"error = {as_toml(part.error)}"
+
+
+def _ms(ns: float) -> str:
+    return as_toml(float(ns / NS_PER_MS))

@@ -1,0 +1,118 @@
+"""Costs measured here, by a process of its own that has torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from engine.model.descriptions import CostRequest
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.errors import UsageError
+from ppbench.planning.cost_set import MEASURED, CostSet, Setting, problem_of
+
+COMMAND = (sys.executable, "-m", "engine.costs")
+_NUM_LINES = 20
+_NOISE = ("USDT:", "[W")  # what torch's profiler prints
+
+OnProgress = Callable[[str], None]
+
+
+def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -> CostSet:
+    """Measure the costs of a model's layers on this machine, and of a link where it is asked for.
+
+    `on_progress` receives a line for each part of the work, among them those of settings that have
+    no room and are left out. Blocks until the process is over. Raises UsageError with what cannot
+    be measured.
+    """
+    tell = on_progress or (lambda _line: None)
+    answer = _answer_to(request, tell)
+    name = request.identity.model
+    if (problem := answer.get("problem")) is not None:
+        raise UsageError(
+            f"{name}: costs cannot be measured: {problem['key']}: {problem['message']}"
+        )
+    for left_out in answer["left_out"]:
+        setting = Setting(left_out["microbatch_size"], left_out["recompute"])
+        tell(f"{name}, {setting}: left out: {left_out['reason']}")
+    if not answer["costs"]:
+        reasons = "; ".join(str(left_out["reason"]) for left_out in answer["left_out"])
+        raise UsageError(
+            f"{name}: costs cannot be measured in any setting: {reasons}; ask for smaller "
+            "microbatches, or give costs in a file"
+        )
+    costs = _cost_set(request, answer)
+    if (found := problem_of(costs)) is not None:
+        raise UsageError(f"{name}: measured costs cannot be used: {found}; measure again")
+    return costs
+
+
+def model_costs_of(data: Mapping[str, Any]) -> ModelCosts:
+    """Costs from the fields that `dataclasses.asdict` makes of them. Raises TypeError, KeyError."""
+    layers = tuple(LayerCosts(**layer) for layer in data["layers"])
+    before, after = LayerCosts(**data["before"]), LayerCosts(**data["after"])
+    return ModelCosts(before, layers, after, data["action_ns"])
+
+
+def _cost_set(request: CostRequest, answer: Mapping[str, Any]) -> CostSet:
+    by_setting = {
+        Setting(one["microbatch_size"], one["recompute"]): model_costs_of(one["costs"])
+        for one in answer["costs"]
+    }
+    link = LinkCosts() if answer["link"] is None else LinkCosts(**answer["link"])
+    return CostSet(
+        request.identity.model,
+        request.identity.dtype,
+        request.seq_len,
+        str(request.optimizer.get("name", "adamw")),
+        request.device,
+        MEASURED,
+        by_setting,
+        link,
+        str(answer.get("device_name", "")),
+    )
+
+
+def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
+    """Run the process; its notes are passed on, and the last of them explain its failure."""
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        notes: deque[str] = deque(maxlen=_NUM_LINES)
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, notes, tell))
+        reader.start()
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may end at once
+                process.stdin.write(json.dumps(dataclasses.asdict(request)))
+            answer = process.stdout.read()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            reader.join()
+    lines = answer.splitlines()
+    if process.returncode != 0 or not lines:
+        last = notes[-1] if notes else "no output"
+        raise UsageError(
+            f"{request.identity.model}: costs cannot be measured; python -m engine.costs ended "
+            f"with exit code {process.returncode}: {last}"
+        )
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def _pass_on(notes_of: IO[str], notes: deque[str], tell: OnProgress) -> None:
+    for line in notes_of:
+        if text := line.strip():
+            notes.append(text)
+            if not text.startswith(_NOISE):
+                tell(text)

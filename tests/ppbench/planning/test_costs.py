@@ -1,0 +1,316 @@
+"""Costs from files and from this machine; every fault of a file has its place."""
+
+import dataclasses
+import math
+import random
+import re
+import sys
+
+import pytest
+
+from engine.model.descriptions import CostRequest, Identity
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.errors import SweepFileError, UsageError
+from ppbench.planning import cost_measurement
+from ppbench.planning.costs import (
+    CostSet,
+    Setting,
+    measure_costs,
+    problem_of,
+    read_costs_file,
+    write_costs_file,
+)
+
+FILE = """\
+model = "mine"
+dtype = "bfloat16"
+seq_len = 4096
+optimizer = "adamw"
+device = "cuda"
+
+[link]
+latency_ms = 0.02
+gb_per_s = 25.0
+
+[[setting]]
+microbatch_size = 1
+
+[setting.before]
+forward_ms = 0.5
+backward_ms = 0.25
+static_mib = 8
+
+[[setting.layers]]
+repeat = 3
+forward_ms = 10
+input_ms = 12
+weight_ms = 7
+held_after_forward_mib = 1.5
+static_bytes = 4096
+message_mib = 2
+error = 0.03
+
+[[setting.layers]]
+forward_ms = 20
+backward_ms = 30
+held_after_forward_mib = 1
+held_after_input_mib = 0.5
+transient_mib = 0.25
+static_mib = 4
+message_mib = 2
+optimizer_ms = 3
+
+[setting.after]
+forward_ms = 2
+backward_ms = 5
+input_ms = 3
+weight_ms = 1
+static_mib = 8
+"""
+MS, MIB = 1_000_000, 2**20
+
+
+def read(tmp_path, text):
+    file = tmp_path / "costs.toml"
+    file.write_text(text)
+    return read_costs_file(file)
+
+
+def test_a_file_has_its_costs_in_nanoseconds_and_bytes(tmp_path):
+    costs = read(tmp_path, FILE)
+    assert (costs.model, costs.dtype, costs.seq_len) == ("mine", "bfloat16", 4096)
+    assert (costs.optimizer, costs.device, costs.origin) == ("adamw", "cuda", "file costs.toml")
+    assert costs.link == LinkCosts(20_000, 25e9)
+    (of_model,) = costs.by_setting.values()
+    assert list(costs.by_setting) == [Setting(1, recompute=False)]
+    first, second, third, last = of_model.layers
+    held = 3 * MIB // 2
+    assert first == second == third
+    assert first == LayerCosts(
+        *(10 * MS, 19 * MS, 12 * MS, 7 * MS, 0.03, held, held, 0, 4096, 2 * MIB, 0)
+    )
+    assert last == LayerCosts(
+        *(20 * MS, 30 * MS, 15 * MS, 15 * MS, 0.0),
+        *(MIB, MIB // 2, MIB // 4, 4 * MIB, 2 * MIB, 3 * MS),
+    )
+    assert of_model.after == LayerCosts(2 * MS, 5 * MS, 3 * MS, 1 * MS, static_bytes=8 * MIB)
+    assert of_model.action_ns == 0
+
+
+def drawn(numbers):
+    def part():
+        times = [numbers.uniform(0, 1e9) for _ in range(4)]
+        sizes = [numbers.randrange(2**40) for _ in range(5)]
+        return LayerCosts(*times, numbers.random(), *sizes, numbers.uniform(0, 1e6))
+
+    def model(num_layers):
+        layers = [part() for _ in range(num_layers)]
+        equal = layers[:1] * numbers.randint(0, 3)
+        return ModelCosts(part(), (*equal, *layers), part(), numbers.uniform(0, 1e5))
+
+    first = model(numbers.randint(1, 5))
+    second = dataclasses.replace(first, action_ns=0.0)
+    settings = {Setting(2 ** numbers.randint(0, 5), recompute=True): first}
+    settings[Setting(100, recompute=False)] = second
+    speed = numbers.choice([math.inf, 1e9, 12.5e9])
+    link = LinkCosts(numbers.uniform(0, 1e6), speed, numbers.random())
+    text = numbers.choice(["a", 'quo"ted', "ünï", "p:q/r"])
+    return CostSet(text, "float32", 128, "sgd", "cpu", "measured", settings, link, "Some CPU")
+
+
+def assert_like(found, expected):
+    """Equal but for the last digits, which milliseconds do not keep, and for the origin."""
+    for setting, of_model in expected.by_setting.items():
+        ours, theirs = (dataclasses.asdict(one) for one in (found.by_setting[setting], of_model))
+        ours_, theirs_ = ([*one.pop("layers"), one.pop("before")] for one in (ours, theirs))
+        for mine, other in zip(ours_, theirs_, strict=True):
+            assert mine == pytest.approx(other, rel=1e-14)
+        assert ours.pop("after") == pytest.approx(theirs.pop("after"), rel=1e-14)
+        assert ours == pytest.approx(theirs, rel=1e-14)
+    assert dataclasses.astuple(found.link) == pytest.approx(dataclasses.astuple(expected.link))
+    rest = ("model", "dtype", "seq_len", "optimizer", "device", "device_name")
+    assert [getattr(found, key) for key in rest] == [getattr(expected, key) for key in rest]
+    assert found.by_setting.keys() == expected.by_setting.keys()
+
+
+def test_what_is_written_is_read(tmp_path):
+    numbers = random.Random(1)
+    for _ in range(40):
+        costs = drawn(numbers)
+        assert problem_of(costs) is None
+        write_costs_file(costs, tmp_path / "written.toml")
+        found = read_costs_file(tmp_path / "written.toml")
+        assert found.origin == "file written.toml"
+        assert_like(found, costs)
+
+
+FAULTS = [
+    ('model = "mine"\n', "", None, "model: is missing"),
+    ("seq_len = 4096", 'seq_len = "long"', 3, 'seq_len: expected an integer, got "long"'),
+    ("seq_len = 4096", "seq_len = 0", 3, "seq_len: 0 (an integer) is out of range"),
+    ("seq_len = 4096", "seqlen = 4096", 3, "seqlen: unknown key, set to 4096 (an integer); did"),
+    ("latency_ms = 0.02", "latency_ms = -1", 8, "link.latency_ms: -1 (an integer) is out of"),
+    ("gb_per_s = 25.0", "gb_per_s = 0", 9, "link.gb_per_s: is 0"),
+    ("microbatch_size = 1", "microbatch_size = true", 12, "setting.microbatch_size: expected"),
+    ("forward_ms = 0.5\n", "", 14, "setting.before.forward_ms: is missing"),
+    ("backward_ms = 0.25\n", "", 14, "setting.before.backward_ms: is missing"),
+    ("static_mib = 8\n", "", 14, "setting.before.static_mib: is missing"),
+    ("repeat = 3", "repeat = 0", 20, "setting.layers.repeat: 0 (an integer) is out of range"),
+    ("repeat = 3", "repeat = 10001", 20, "setting.layers.repeat: more than 10,000 layers"),
+    ("forward_ms = 10", "forward_ms = nan", 21, "setting.layers.forward_ms: nan (a float) is out"),
+    ("forward_ms = 10", "forward_ms = inf", 21, "setting.layers.forward_ms: inf (a float) is out"),
+    ("forward_ms = 10", 'forward_ms = "1"', 21, "setting.layers.forward_ms: expected a number"),
+    ("weight_ms = 7\n", "", 19, "setting.layers.weight_ms: is missing"),
+    ("held_after_forward_mib = 1.5\n", "", 19, "setting.layers.held_after_forward_mib: is missing"),
+    ("message_mib = 2\nerror", "error", 19, "setting.layers.message_mib: is missing"),
+    ("static_bytes = 4096", "static_bytes = -4", 25, "setting.layers.static_bytes: -4"),
+    ("static_bytes = 4096", "static_bytes = 1.5", 25, "setting.layers.static_bytes: expected an"),
+    (
+        "static_bytes = 4096",
+        "static_bytes = 1\nstatic_mib = 1",
+        25,
+        "setting.layers.static_bytes: is given as static_mib too",
+    ),
+    ("transient_mib = 0.25", "transient = 1", 34, "setting.layers.transient: unknown key"),
+    ("[setting.after]", "[setting.behind]", 39, "setting.behind: unknown key"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "message"), FAULTS)
+def test_a_fault_is_told_with_its_place(tmp_path, old, new, line, message):
+    assert old in FILE
+    with pytest.raises(SweepFileError) as raised:
+        read(tmp_path, FILE.replace(old, new, 1))
+    where = f"{tmp_path}/costs.toml" + (f":{line}" if line else "")
+    assert str(raised.value).startswith(f"{where}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE[: FILE.index("[[setting]]")], "setting: is missing"),
+        (FILE.replace("[[setting]]", "[setting]", 1), "11: setting: expected tables"),
+        (FILE + FILE[FILE.index("[[setting]]") :], "a second entry for microbatches of 1"),
+        (FILE.replace("forward_ms", "= 1"), "not valid TOML"),
+        ("\0", "not valid TOML"),
+        (
+            FILE
+            + FILE[FILE.index("[[setting]]") :]
+            .replace("size = 1", "size = 2")
+            .replace("= 3", "= 2"),
+            "3 layers, but the first setting has 4",
+        ),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_a_costs_file(tmp_path):
+    with pytest.raises(UsageError, match="cannot read the costs file"):
+        read_costs_file(tmp_path / "none.toml")
+
+
+def test_a_damaged_file_never_gives_a_traceback(tmp_path):
+    numbers = random.Random(5)
+    file = tmp_path / "costs.toml"
+    for _ in range(300):
+        content = bytearray(FILE.encode())
+        for _ in range(numbers.randint(1, 4)):
+            at = numbers.randrange(len(content))
+            content[at : at + numbers.randint(0, 3)] = numbers.randbytes(numbers.randint(0, 2))
+        file.write_bytes(bytes(content))
+        try:
+            assert problem_of(read_costs_file(file)) is None
+        except UsageError as error:
+            assert str(file) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model", "other"), ("dtype", "float32"), ("seq_len", 8), ("optimizer", "sgd")],
+)
+def test_costs_of_something_else_are_refused(tmp_path, key, value):
+    costs = read(tmp_path, FILE)
+    wanted = {"model": "mine", "dtype": "bfloat16", "seq_len": 4096, "optimizer": "adamw"}
+    costs.check_is_of(**wanted)
+    with pytest.raises(UsageError, match=f"{key} is .*, but the plan is for {value}"):
+        costs.check_is_of(**{**wanted, key: value})
+
+
+LAYER = LayerCosts(1.0, 2.0, 1.0, 1.0)
+MODEL = ModelCosts(LAYER, (LAYER, LAYER), LAYER)
+SET = CostSet("m", "float32", 8, "sgd", "cpu", "x", {Setting(1, False): MODEL}, LinkCosts(1, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"by_setting": {}}, "no setting"),
+        ({"by_setting": {Setting(0, False): MODEL}}, "microbatch_size is 0"),
+        ({"link": LinkCosts(math.nan)}, "link"),
+        ({"link": LinkCosts(0, 0)}, "bytes_per_s"),
+        ({"link": LinkCosts(-1)}, "link"),
+        ({"layers": ()}, "at least one"),
+        ({"layers": (LAYER, LayerCosts(0, 0, 0, 0))}, "layer 1: takes no time"),
+        ({"layers": (LayerCosts(math.nan, 1, 1, 1), LAYER)}, "layer 0: forward_ns must be finite"),
+        ({"after": LayerCosts(1, -1, 1, 1)}, "after: backward_ns .* got -1"),
+        ({"before": LayerCosts(1, 1, 1, 1, static_bytes=-1)}, "before: static_bytes"),
+        ({"action_ns": math.inf}, "action_ns"),
+    ],
+)
+def test_impossible_costs_are_told(changes, problem):
+    own = {key: value for key, value in changes.items() if hasattr(SET, key)}
+    rest = {key: value for key, value in changes.items() if key not in own}
+    models = {Setting(1, False): dataclasses.replace(MODEL, **rest)}
+    found = problem_of(dataclasses.replace(SET, **{"by_setting": models, **own}))
+    assert found is not None
+    assert re.search(problem, found)
+
+
+def test_settings_of_other_numbers_of_layers_are_told():
+    fewer = dataclasses.replace(MODEL, layers=(LAYER,))
+    both = {Setting(1, False): MODEL, Setting(2, False): fewer}
+    found = problem_of(dataclasses.replace(SET, by_setting=both))
+    assert found == "its settings have 1 and 2 layers; expected the same number, of at least one"
+
+
+def request_for(model, **changes):
+    identity = Identity(model, "auto", (), "random", False, "float32", "bytes")
+    given = {"settings": ((1, False), (1, True)), "budget_s": 0.0, **changes}
+    return CostRequest(identity, 16, **given)
+
+
+def test_costs_are_measured_by_a_process_of_their_own():
+    told = []
+    costs = measure_costs(request_for("llama-tiny"), told.append)
+    assert (costs.model, costs.seq_len, costs.origin) == ("llama-tiny", 16, "measured")
+    assert costs.num_layers == 4
+    assert list(costs.by_setting) == [Setting(1, False), Setting(1, True)]
+    kept, recomputed = (of_model.layers[0] for of_model in costs.by_setting.values())
+    assert recomputed.held_after_forward < kept.held_after_forward
+    assert costs.link.bytes_per_s > 1e6
+    assert told[0] == "llama-tiny, microbatches of 1: 6 of 6 parts"
+
+
+def answering(monkeypatch, program):
+    monkeypatch.setattr(cost_measurement, "COMMAND", (sys.executable, "-c", program))
+
+
+def test_a_process_that_dies_is_told_with_its_last_words(monkeypatch):
+    answering(monkeypatch, "import sys; print('no luck', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(UsageError, match="ended with exit code 3: no luck"):
+        measure_costs(request_for("llama-tiny"))
+
+
+def test_a_problem_and_settings_without_room_are_told(monkeypatch):
+    answering(monkeypatch, """print('{"problem": {"key": "seq_len", "message": "too long"}}')""")
+    with pytest.raises(UsageError, match="costs cannot be measured: seq_len: too long"):
+        measure_costs(request_for("llama-tiny"))
+    left_out = '[{"microbatch_size": 8, "recompute": true, "reason": "no room for it"}]'
+    answering(monkeypatch, f"""print('{{"problem": null, "costs": [], "left_out": {left_out}}}')""")
+    told = []
+    with pytest.raises(UsageError, match="in any setting: no room for it"):
+        measure_costs(request_for("llama-tiny"), told.append)
+    assert told == ["llama-tiny, microbatches of 8, recomputed: left out: no room for it"]
