@@ -19,10 +19,11 @@ from ppbench.display.cases import Axes, by_case, ok_runs, varying_axes
 from ppbench.display.formats import Theme
 from ppbench.errors import UsageError, nearest
 from ppbench.report import charts
-from ppbench.report.charts.canvas import styled
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
+from ppbench.report.charts.themes import styled
 from ppbench.report.pages.timeline import run_names
+from ppbench.report.scripts import Picture
 from ppbench.report.timeline.gantt import PATH, gantt
 from ppbench.report.timeline.timelines import steps_of
 from ppbench.results import Results
@@ -215,7 +216,7 @@ def _rows(results: Results, table: str, runs: pd.DataFrame) -> pd.DataFrame:
     return results.store.table(table, runs["run_id"])
 
 
-def _styled(figure: go.Figure, theme: str) -> go.Figure:
+def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
     if theme not in list(Theme):
         raise UsageError(f'theme: unknown "{theme}"{nearest(theme, Theme)}')
     return styled(figure, Theme(theme))

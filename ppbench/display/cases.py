@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from ppbench.display.units import is_missing
 from ppbench.runtimes import ENGINE
 
 Axes = Sequence[str]
+Row: TypeAlias = Mapping[Hashable, Any] | pd.Series
 SETTINGS = tuple(field.name for field in dataclasses.fields(Case))
 FIGURES = (
     "tokens_per_s",
@@ -108,35 +109,35 @@ def axis_text(axis: str, value: object) -> str:
     return f"{name} {value}"
 
 
-def settings_text(row: pd.Series, axes: Iterable[str]) -> str:
+def settings_text(row: Row, axes: Iterable[str]) -> str:
     """Format the given settings of a run or case: `2 ranks, 8 microbatches, 128 tokens`."""
     given = (axis for axis in axes if row[axis] not in (NOT_GIVEN, ""))
     return ", ".join(axis_text(axis, row[axis]) for axis in given)
 
 
-def case_text(row: pd.Series, axes: Axes) -> str:
+def case_text(row: Row, axes: Axes) -> str:
     """Name a case by its varying settings or, if there are none, by the usual ones."""
     return settings_text(row, axes or usual_axes(row, _USUAL))
 
 
-def usual_axes(row: pd.Series, axes: Axes) -> Axes:
+def usual_axes(row: Row, axes: Axes) -> Axes:
     """Return these settings, the first one followed by the runtime if it is not the engine."""
     first, *rest = axes
     return axes if row.get("runtime", ENGINE) == ENGINE else (first, "runtime", *rest)
 
 
-def cautions_of(row: Mapping[Hashable, Any] | pd.Series) -> list[str]:
+def cautions_of(row: Row) -> list[str]:
     """Return the names of the cautions that a run carries."""
     names = row["cautions"]
     return [] if is_missing(names) else [name for name in str(names).split(",") if name]
 
 
-def is_oversubscribed(row: Mapping[Hashable, Any] | pd.Series) -> bool:
+def is_oversubscribed(row: Row) -> bool:
     """Whether ranks shared cores, which makes the run's bubble and step time meaningless."""
     return Caution.oversubscribed.name in cautions_of(row)
 
 
-def is_not_finite(row: Mapping[Hashable, Any] | pd.Series) -> bool:
+def is_not_finite(row: Row) -> bool:
     """Whether a loss or gradient was NaN or infinite, which makes the speed meaningless."""
     return Caution.not_finite.name in cautions_of(row)
 
@@ -192,7 +193,7 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
         cases[has_caution.__name__] = cases.index.isin(carriers)
     cases["num_launches"] = groups.size()  # two sweeps may number launches alike
     cases[["low", "high", "spread"]] = _spreads(measured)
-    cases["text"] = [case_text(row, axes) for _, row in cases.iterrows()]
+    cases["text"] = [case_text(row, axes) for row in cases.to_dict("records")]
     return cases.reset_index()
 
 

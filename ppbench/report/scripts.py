@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import zlib
 from functools import cache
@@ -73,10 +74,44 @@ def plain_json(figure: go.Figure | Picture) -> str:
     """Return the JSON of a figure; plain data is written as plotly would write it, but faster."""
     if isinstance(figure, go.Figure):
         return str(to_json_plotly(figure, engine="json"))
-    text = json.dumps(figure, default=_typed_array, separators=(",", ":"), allow_nan=False)
+    ordered = _in_order(figure)
+    try:
+        text = _json(ordered)
+    except ValueError:  # numbers that JSON does not have
+        text = _json(_with_nulls(ordered))
     for char in "<>/":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
+
+
+def _json(figure: object) -> str:
+    return json.dumps(figure, default=_plain, separators=(",", ":"), allow_nan=False)
+
+
+def _in_order(value: Any, name: str = "") -> Any:
+    """Return a copy with keys in plotly's order: sorted, a trace's type behind all others."""
+    if isinstance(value, dict) and name != "meta":
+        keys = sorted(value, key=lambda key: (key == "type" and name == "data", key))
+        return {key: _in_order(value[key], key) for key in keys}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_in_order(one, name) for one in value]
+    return value
+
+
+def _with_nulls(value: object) -> object:
+    """Return a copy in which plain numbers that are not finite are null, as plotly writes them."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(values: npt.NDArray[Any] | np.generic) -> object:
+    """Return numbers of numpy as plotly.js takes them, and texts as a list."""
+    if isinstance(values, np.generic):
+        return values.item()
+    return _typed_array(values) if values.dtype.kind in "fiu" else values.tolist()
 
 
 def packed_figure(figure: go.Figure | Picture) -> str:
@@ -93,7 +128,7 @@ def pack_text(text: str) -> str:
     return pack_bytes(text.encode("utf-8"))
 
 
-def _typed_array(values: npt.NDArray[np.float64]) -> dict[str, str]:
+def _typed_array(values: npt.NDArray[Any]) -> dict[str, str]:
     """Return numbers as plotly.js takes them: their bytes in base64."""
     packed = base64.b64encode(values.astype("<f8").tobytes()).decode("ascii")
     shape = {"shape": ", ".join(map(str, values.shape))} if values.ndim > 1 else {}

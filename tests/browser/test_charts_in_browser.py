@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from chromium import Browser, Tab
 from screens import needs_browser
@@ -82,7 +83,7 @@ def test_titles_of_panels_side_by_side_do_not_overlap(tab: Tab) -> None:
     names = [f"organisation/model-{n}-with-a-very-long-name-as-they-are-found" for n in range(5)]
     cases = [replace(AFAB, model_preset=name, world_size=n) for name in names for n in (1, 2)]
     runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    drawn = charts.throughput(runs, ("world_size", "model_preset")).to_json()
+    drawn = go.Figure(charts.throughput(runs, ("world_size", "model_preset"))).to_json()
     titles, others = tab.evaluate(f"""(() => {{
       const chart = document.querySelector("#throughput .chart");
       chart.nextElementSibling.textContent = {json.dumps(drawn)};

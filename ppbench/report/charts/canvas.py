@@ -1,21 +1,19 @@
 """Parts shared by the charts: the style, an empty chart with panels, bars, markers, hover notes.
 
-Figures leave their colours open: in a report the page supplies them (page.css); elsewhere, `styled`
-applies a light or a dark theme.
+Charts are plain data, as plotly.js takes them. They leave their colours open: in a report the page
+supplies them (page.css); elsewhere, `ppbench.report.charts.themes` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.display.cases import SPREAD_OF_LAUNCHES
 from ppbench.display.colors import schedule_colors
-from ppbench.display.formats import Theme
 from ppbench.display.units import is_missing
 from ppbench.report.charts.panels import (
     MAX_COLUMNS,
@@ -28,7 +26,9 @@ from ppbench.report.charts.panels import (
     panels_meta,
     title_annotations,
 )
+from ppbench.report.scripts import Picture
 
+Trace = dict[str, Any]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 NEUTRAL = "#808080"  # legible on white and on near-black; a page replaces it
 _FRAME = "rgba(128,128,128,0.22)"
@@ -41,8 +41,8 @@ PLAIN = {
         "yaxis": {"gridcolor": _FRAME, "zerolinecolor": _FRAME},
     },
     "data": {
-        "scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}}],
-        "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}}],
+        "scatter": [{"marker": {"color": NEUTRAL}, "line": {"color": NEUTRAL}, "type": "scatter"}],
+        "bar": [{"error_x": {"color": NEUTRAL}, "error_y": {"color": NEUTRAL}, "type": "bar"}],
     },
 }
 
@@ -55,7 +55,7 @@ NOT_FINITE_NOTE = (
 OVERSUBSCRIBED_NOTE = "<br>oversubscribed: ranks shared cores,<br>so the schedule cannot be judged"
 
 
-def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overlay") -> go.Figure:
+def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overlay") -> Picture:
     """Return an empty chart; `title` is the title of the value axis.
 
     `layout.meta.panels` describes the panels, so that a page can hide some of them and arrange the
@@ -66,20 +66,41 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
     scale: Update = {"zeroline": False, **under, **value_axis}
     left_px = 12 if panels.has_rows else 58
     meta = panels_meta(panels, y_title)
-    figure = go.Figure(
-        layout={
-            "template": PLAIN,
-            "barmode": barmode,
-            "margin": {"l": left_px, "r": 12, "t": panels.top_px, "b": panels.bottom_px},
-            "hovermode": "closest",
-            "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
-            "annotations": title_annotations(panels),
-            "meta": {"panels": meta},
-            **axes_of(panels, scale),
-        }
-    )
+    layout: Picture = {
+        "template": PLAIN,
+        "barmode": barmode,
+        "margin": {"l": left_px, "r": 12, "t": panels.top_px, "b": panels.bottom_px},
+        "hovermode": "closest",
+        "legend": {**legend(), "yref": "container", "y": 1, "yanchor": "top"},
+        "annotations": title_annotations(panels),
+        "meta": {"panels": meta},
+        **axes_of(panels, scale),
+    }
     columns = min(len(panels.titles), MAX_COLUMNS)
-    return figure.update_layout(arrangement(meta, columns))
+    _set(layout, arrangement(meta, columns))
+    return {"data": [], "layout": layout}
+
+
+def bar(**settings: object) -> Trace:
+    return {**settings, "type": "bar"}
+
+
+def box(**settings: object) -> Trace:
+    return {**settings, "type": "box"}
+
+
+def scatter(**settings: object) -> Trace:
+    return {**settings, "type": "scatter"}
+
+
+def _set(layout: Picture, settings: Update) -> None:
+    """Set dotted keys, as plotly's `update_layout` does."""
+    for path, value in settings.items():
+        *outer, last = path.split(".")
+        place = layout
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
 
 
 def shared_axis(panels: Panels, **settings: object) -> Update:
@@ -87,14 +108,14 @@ def shared_axis(panels: Panels, **settings: object) -> Update:
     return {"rangemode": "tozero", "matches": panels.value, **settings}
 
 
-def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) -> Iterator[go.Bar]:
+def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) -> Iterator[Trace]:
     """Yield a trace per schedule and panel; the legend names each schedule once, unless rows do.
 
     `shown` is the hover text of the value, with the placeholder `%{value}`.
     """
     for schedule, panel, cases, is_first in by_schedule(panels):
         error = _error_bars(panels, cases, column) if with_spread else {}
-        yield go.Bar(
+        yield bar(
             **panels.at(cases["x"], cases[column]),
             **ids_in_panel(cases, panel),
             **error,
@@ -145,10 +166,10 @@ def in_panel(panel: int) -> Update:
 
 def markers(
     panels: Panels, points: pd.DataFrame, name: str, marker: Mapping[str, object], shown: str
-) -> Iterator[go.Scatter]:
+) -> Iterator[Trace]:
     """Yield a trace per panel: markers at `x` along its cases and at `value`, headed `hover`."""
     for panel, panel_points, is_first in by_panel(points):
-        yield go.Scatter(
+        yield scatter(
             **panels.at(panel_points["x"], panel_points["value"]),
             **ids_in_panel(panel_points, panel),
             name=name,
@@ -167,14 +188,14 @@ def hatching(cases: pd.DataFrame) -> Update:
     return {**HATCH, "shape": np.where(cases["is_not_finite"], "x", shapes).tolist()}
 
 
-def with_hatch_key(figure: go.Figure, panels: Panels) -> go.Figure:
+def with_hatch_key(figure: Picture, panels: Panels) -> Picture:
     """Add an entry to the legend for each kind of hatching in the chart."""
     marks = (("oversubscribed", "/"), ("not finite", "x"))
     for name, shape in marks:
         if panels.cases[f"is_{name.replace(' ', '_')}"].any():
             pattern = {**HATCH, "shape": shape}
-            figure.add_trace(
-                go.Bar(
+            figure["data"].append(
+                bar(
                     name=name,
                     x=[None],
                     y=[None],
@@ -185,9 +206,9 @@ def with_hatch_key(figure: go.Figure, panels: Panels) -> go.Figure:
     return figure
 
 
-def legend_key(name: str, marker: Mapping[str, object]) -> go.Scatter:
+def legend_key(name: str, marker: Mapping[str, object]) -> Trace:
     """Return a marker that appears in the legend only."""
-    return go.Scatter(
+    return scatter(
         name=name, x=[None], y=[None], mode="markers", marker=dict(marker), hoverinfo="skip"
     )
 
@@ -215,11 +236,11 @@ def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> np.ndarray
 
 
 def _notes(cases: pd.DataFrame, *, with_spread: bool) -> pd.Series:
-    spread = [_spread_text(case) if with_spread else "" for _, case in cases.iterrows()]
+    spread = [_spread_text(case) if with_spread else "" for case in cases.to_dict("records")]
     return launch_notes(cases) + spread + caution_notes(cases)
 
 
-def _spread_text(case: pd.Series) -> str:
+def _spread_text(case: Mapping[Hashable, Any]) -> str:
     if is_missing(case["low"]):
         return ""
     between = f"{case['low']:,.0f} to {case['high']:,.0f}"
@@ -246,45 +267,3 @@ def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
 def legend() -> dict[str, object]:
     """Return the settings of a horizontal legend above the figure."""
     return {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-
-
-@dataclass(frozen=True)
-class _Colors:
-    paper: str
-    ink: str
-    quiet: str
-    line: str
-
-
-_COLORS = {
-    Theme.light: _Colors(paper="#ffffff", ink="#1a1c1f", quiet="#5d636b", line="#e3e5e8"),
-    Theme.dark: _Colors(paper="#15171a", ink="#e6e8ea", quiet="#9ba2ab", line="#2d3136"),
-}
-
-
-def styled(figure: go.Figure, theme: Theme) -> go.Figure:
-    """Return a copy of the figure with the background and text colours of a theme."""
-    return go.Figure(figure).update_layout(template=_template(_COLORS[theme]))
-
-
-def _template(colors: _Colors) -> dict[str, object]:
-    """Return the settings that figures leave open, as figures.js sets them on a page."""
-    axis = {"gridcolor": colors.line, "zerolinecolor": colors.line, "linecolor": colors.line}
-    error = {"color": colors.quiet}
-    outline = {"line": {"color": colors.paper}}
-    return {
-        "layout": {
-            "font": {"family": FONT, "size": 12, "color": colors.ink},
-            "paper_bgcolor": colors.paper,
-            "plot_bgcolor": colors.paper,
-            "hoverlabel": {"bgcolor": colors.paper, "font": {"color": colors.ink}, "align": "left"},
-            "xaxis": {**axis, "color": colors.quiet},
-            "yaxis": {**axis, "color": colors.quiet},
-        },
-        "data": {
-            "bar": [{"marker": outline, "error_x": error, "error_y": error}],
-            "scatter": [
-                {"marker": {"color": colors.ink, **outline}, "line": {"color": colors.ink}}
-            ],
-        },
-    }

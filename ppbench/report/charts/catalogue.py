@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.display.cases import Axes, by_case, ok_runs
 from ppbench.report import charts
 from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
+from ppbench.report.scripts import Picture
 from ppbench.store import Store
 
 
@@ -24,7 +24,7 @@ class Chart:
     name: str
     heading: str
     explanation: str
-    figure: go.Figure
+    figure: Picture
     caption: str = ""
 
 

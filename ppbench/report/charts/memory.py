@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.display.cases import KNOBS, Axes, by_case, settings_text, work_axes
 from ppbench.display.colors import rank_color, schedule_colors
@@ -15,6 +15,7 @@ from ppbench.report.charts.canvas import (
     NEUTRAL,
     NOT_FINITE_SYMBOL,
     PLAIN,
+    Trace,
     bars,
     blank,
     by_schedule,
@@ -26,6 +27,7 @@ from ppbench.report.charts.canvas import (
     legend,
     legend_key,
     markers,
+    scatter,
     shared_axis,
     with_hatch_key,
 )
@@ -39,6 +41,7 @@ from ppbench.report.charts.panels import (
     figure_text,
     in_panels,
 )
+from ppbench.report.scripts import Picture
 
 MOST_LABELS = 6  # more would overlap
 FRONT_PX = 300
@@ -47,7 +50,7 @@ _PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
 
 
-def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figure:
+def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the peak allocated memory of every ok case: the highest rank as a bar, each as a point.
 
     Points run from rank 0 on the left (or on top) to the last rank; diamonds are the predictions.
@@ -58,7 +61,7 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
     panels = arrange(cases.assign(peak=cases["peak_memory_bytes"] / unit_bytes), axes)
     figure = blank(panels, unit, shared_axis(panels, tickformat=",~r"))
     shown = f"%{{value:,.1f}} {unit}"
-    figure.add_traces(list(bars(panels, "peak", f"{shown}, highest rank")))
+    figure["data"] += bars(panels, "peak", f"{shown}, highest rank")
     for column, name, marker, word in (
         ("predicted_peak_memory_bytes", "predicted", _PREDICTED, "predicted"),
         (
@@ -69,11 +72,11 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> go.Figur
         ),
     ):
         points = _rank_points(panels, runs, ranks, column, unit_bytes)
-        figure.add_traces(list(markers(panels, points, name, marker, f" {word}: {shown}")))
+        figure["data"] += markers(panels, points, name, marker, f" {word}: {shown}")
     return with_hatch_key(figure, panels)
 
 
-def pareto(runs: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> go.Figure:
+def pareto(runs: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> Picture:
     """Draw the tokens/s of every ok case against the peak memory of its fullest rank.
 
     The Pareto front holds the cases that no other equals in both and beats in one. Oversubscribed
@@ -95,8 +98,9 @@ def pareto(runs: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> go.Figur
         cases, titles, {**memory, **title}, panel_px=panel_px, bottom_px=BOTTOM_PX + AXIS_TITLE_PX
     )
     figure = blank(panels, field_of("tokens_per_s").heading, {"matches": "y", "tickformat": ",~s"})
-    figure.add_traces([*_points(panels, unit, axes), *_fronts(panels, axes), *_keys(cases)])
-    return figure.update_layout(meta={**figure.layout.meta, "mostLabels": MOST_LABELS})
+    figure["data"] += [*_points(panels, unit, axes), *_fronts(panels, axes), *_keys(cases)]
+    figure["layout"]["meta"]["mostLabels"] = MOST_LABELS
+    return figure
 
 
 def _rank_points(
@@ -118,12 +122,12 @@ def _rank_points(
     )
 
 
-def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
+def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[Trace]:
     colors, sizes = schedule_colors(panels.cases["schedule"]), _sizes(panels.cases)
     for schedule, panel, cases, is_first in by_schedule(panels):
         notes = launch_notes(cases) + caution_notes(cases)
-        symbols = [_symbol(sizes, case) for _, case in cases.iterrows()]
-        yield go.Scatter(
+        symbols = [_symbol(sizes, case) for case in cases.to_dict("records")]
+        yield scatter(
             x=cases["x"].to_list(),  # plain: the page computes the front of some of them
             y=cases["tokens_per_s"].to_list(),
             **ids_in_panel(cases, panel),
@@ -144,12 +148,12 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[go.Scatter]:
         )
 
 
-def _fronts(panels: Panels, axes: Axes) -> Iterator[go.Scatter]:
+def _fronts(panels: Panels, axes: Axes) -> Iterator[Trace]:
     """Yield a stepped line per panel: the highest tokens/s within a given memory."""
     for panel in range(len(panels.titles)):
         cases = _front(panels.cases[panels.cases["panel"] == panel])
         has_labels = len(cases) <= MOST_LABELS
-        yield go.Scatter(
+        yield scatter(
             x=cases["x"].to_list(),
             y=cases["tokens_per_s"].to_list(),
             **in_panel(panel),
@@ -182,10 +186,10 @@ def _front(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
     knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
-    return [_label(case, knobs) for _, case in cases.iterrows()]
+    return [_label(case, knobs) for case in cases.to_dict("records")]
 
 
-def _label(case: pd.Series, knobs: Sequence[str]) -> str:
+def _label(case: Mapping[Hashable, Any], knobs: Sequence[str]) -> str:
     settings = [settings_text(case, [knob]) for knob in knobs]
     return figure_lines(", ".join(elided(setting) for setting in settings if setting))
 
@@ -194,14 +198,14 @@ def _sizes(cases: pd.DataFrame) -> list[int]:
     return sorted(cases["world_size"].unique())
 
 
-def _symbol(sizes: list[int], case: pd.Series) -> str:
+def _symbol(sizes: list[int], case: Mapping[Hashable, Any]) -> str:
     symbol = _SYMBOLS[sizes.index(case["world_size"]) % len(_SYMBOLS)]
     if case["is_not_finite"]:
         return NOT_FINITE_SYMBOL
     return f"{symbol}-open" if case["is_oversubscribed"] else symbol
 
 
-def _keys(cases: pd.DataFrame) -> Iterator[go.Scatter]:
+def _keys(cases: pd.DataFrame) -> Iterator[Trace]:
     """Yield legend entries for the markers' shapes, where there are several."""
     sizes, symbols = _sizes(cases), {}
     if len(sizes) > 1:
@@ -229,7 +233,7 @@ def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:
     return front
 
 
-def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> go.Figure:
+def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> Picture:
     """Draw the bytes allocated on each rank during the extra step that records memory.
 
     `levels` has the columns `rank`, `time_ns` (start of the level) and `num_bytes`, and at least
@@ -239,20 +243,20 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> go.Figure:
     num_ranks = int(levels["rank"].max()) + 1
     end_ms = float(levels["time_ns"].max()) / NS_PER_MS
     peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
-    figure = go.Figure(layout=_layout_over_time(unit))
+    figure: Picture = {"data": [], "layout": _layout_over_time(unit)}
     for rank in sorted(levels["rank"].unique().tolist()):
         color, own = rank_color(rank, num_ranks), levels[levels["rank"] == rank]
-        figure.add_trace(_allocated_line(rank, own, color, unit, unit_bytes))
+        figure["data"].append(_allocated_line(rank, own, color, unit, unit_bytes))
         if not is_missing(peak := peaks.get(rank)):
             predicted = float(str(peak)) / unit_bytes
-            figure.add_trace(_predicted_line(rank, predicted, end_ms, color, unit))
+            figure["data"].append(_predicted_line(rank, predicted, end_ms, color, unit))
     return figure
 
 
 def _allocated_line(
     rank: int, levels: pd.DataFrame, color: str, unit: str, unit_bytes: int
-) -> go.Scatter:
-    return go.Scatter(
+) -> Trace:
+    return scatter(
         name=f"rank {rank}",
         legendgroup=f"rank {rank}",
         x=levels["time_ns"].to_numpy(dtype=float) / NS_PER_MS,
@@ -263,8 +267,8 @@ def _allocated_line(
     )
 
 
-def _predicted_line(rank: int, peak: float, end_ms: float, color: str, unit: str) -> go.Scatter:
-    return go.Scatter(
+def _predicted_line(rank: int, peak: float, end_ms: float, color: str, unit: str) -> Trace:
+    return scatter(
         name=f"rank {rank}, predicted peak",
         legendgroup=f"rank {rank}",
         showlegend=False,

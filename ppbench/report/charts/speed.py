@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, by_case, ok_runs
@@ -17,8 +18,11 @@ from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import (
     NEUTRAL,
     NOT_FINITE_SYMBOL,
+    Trace,
+    bar,
     bars,
     blank,
+    box,
     by_panel,
     by_schedule,
     caution_notes,
@@ -29,10 +33,12 @@ from ppbench.report.charts.canvas import (
     launch_notes,
     legend_key,
     markers,
+    scatter,
     shared_axis,
     with_hatch_key,
 )
 from ppbench.report.charts.panels import Panels, arrange, arrange_rows, figure_text
+from ppbench.report.scripts import Picture
 
 LEAST_FOR_BOX = 8
 """Quartiles of fewer steps mean little, so these are drawn one by one."""
@@ -40,7 +46,7 @@ _QUARTILES = {"fastest": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "slowest": 
 _KINDS = ["schedule", "runtime"]
 
 
-def throughput(runs: pd.DataFrame, axes: Axes) -> go.Figure:
+def throughput(runs: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the tokens/s of every ok case, as the median over its launches.
 
     Error bars reach from the slowest to the fastest launch, or over the 95 % interval of the median
@@ -50,11 +56,11 @@ def throughput(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     panels = arrange(by_case(runs, axes), axes)
     figure = blank(panels, field_of("tokens_per_s").heading, shared_axis(panels, tickformat=",~s"))
     shown = "%{value:,.0f} tokens/s"
-    figure.add_traces(list(bars(panels, "tokens_per_s", shown, with_spread=True)))
+    figure["data"] += bars(panels, "tokens_per_s", shown, with_spread=True)
     return with_hatch_key(figure, panels)
 
 
-def scaling(runs: pd.DataFrame, axes: Axes) -> go.Figure:
+def scaling(runs: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the scaling efficiency of every ok case against world size; see `efficiencies`.
 
     `runs` are rows of the store's `runs`, `axes` the varying settings, of which `world_size` must
@@ -64,10 +70,10 @@ def scaling(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     panels = arrange(cases, axes)
     scale = shared_axis(panels, tickformat=".0%", rangemode="normal")
     figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
-    figure.add_traces([*_ideal(panels), *_lines(panels)])
+    figure["data"] += [*_ideal(panels), *_lines(panels)]
     if cases["is_oversubscribed"].any():
         open_circle = {"symbol": "circle-open", "size": 8, "color": NEUTRAL}
-        figure.add_trace(legend_key("oversubscribed", open_circle))
+        figure["data"].append(legend_key("oversubscribed", open_circle))
     return figure
 
 
@@ -82,26 +88,45 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """
     free = ("world_size", *_KINDS)
     others = [axis for axis in axes if axis not in free] or ["device"]
-    parts = [_group_efficiencies(group) for _, group in cases.groupby(others, sort=False)]
-    return pd.concat(parts).sort_index() if parts else cases
+    speed = cases["tokens_per_s"].mask(cases["is_not_finite"])  # no base
+    rows = cases.assign(tokens_per_s=speed).dropna(subset=others).sort_index()
+    groups: dict[tuple[object, ...], list[_Speed]] = {}
+    keys = list(zip(*(rows[axis] for axis in others), strict=True))
+    columns = (rows[name] for name in (*_KINDS, "world_size", "device", "tokens_per_s"))
+    speeds = [_Speed(*values) for values in zip(*columns, strict=True)]
+    for key, own in zip(keys, speeds, strict=True):
+        groups.setdefault(key, []).append(own)
+    found = [_efficiency(own, groups[key]) for key, own in zip(keys, speeds, strict=True)]
+    sizes, values = zip(*found, strict=True) if found else ((), ())
+    return rows.assign(base_size=list(sizes), efficiency=np.array(values, dtype=float))
 
 
-def _group_efficiencies(group: pd.DataFrame) -> pd.DataFrame:
-    """Add the efficiencies of cases that differ only in schedule, runtime and world size."""
-    size = group.groupby(_KINDS)["world_size"].transform("min")
-    if (group["world_size"] == 1).any():
-        size[:] = 1
-    speed = group["tokens_per_s"].mask(group["is_not_finite"])  # no base
-    group = group.assign(tokens_per_s=speed)
-    single = group[group["world_size"] == 1]
-    bases = group[group["world_size"] == size].drop_duplicates(_KINDS).set_index(_KINDS)
-    base = group[_KINDS].join(bases["tokens_per_s"], on=_KINDS)["tokens_per_s"]
-    if not single.empty:
-        by_runtime = single.drop_duplicates("runtime").set_index("runtime")["tokens_per_s"]
-        unsplit = by_runtime.get("single", by_runtime.iloc[0])
-        base = base.fillna(group["runtime"].map(by_runtime)).fillna(unsplit)
-    growth = (group["world_size"] / size).mask(group["device"] == EMULATED, 1.0)
-    return group.assign(base_size=size, efficiency=group["tokens_per_s"] / base / growth)
+class _Speed(NamedTuple):
+    """What a case's efficiency depends on."""
+
+    schedule: str
+    runtime: str
+    world_size: int
+    device: str
+    tokens_per_s: float
+
+
+def _efficiency(own: _Speed, group: Sequence[_Speed]) -> tuple[int, float]:
+    """The base's ranks, and the efficiency of a case among those that differ only in what is free.
+
+    NaN without a base.
+    """
+    single = [other for other in group if other.world_size == 1]
+    alike = [one for one in group if (one.schedule, one.runtime) == (own.schedule, own.runtime)]
+    size = 1 if single else min(one.world_size for one in alike)
+    by_runtime = {one.runtime: one.tokens_per_s for one in reversed(single)}
+    bases = [next((one.tokens_per_s for one in alike if one.world_size == size), math.nan)]
+    if single:
+        unsplit = by_runtime.get("single", single[0].tokens_per_s)
+        bases += [by_runtime.get(own.runtime, math.nan), unsplit]
+    base = next((base for base in bases if not math.isnan(base)), math.nan)
+    growth = 1.0 if own.device == EMULATED else own.world_size / size
+    return size, own.tokens_per_s / base / growth if base else math.nan
 
 
 def base_text(cases: pd.DataFrame) -> str:
@@ -118,14 +143,14 @@ def has_scaling(cases: pd.DataFrame, axes: Axes) -> bool:
     return bool((cases["world_size"] > cases["base_size"]).any())
 
 
-def _lines(panels: Panels) -> Iterator[go.Scatter]:
+def _lines(panels: Panels) -> Iterator[Trace]:
     colors = schedule_colors(panels.cases["schedule"])
     for schedule, panel, schedule_cases, is_first in by_schedule(panels):
         cases = schedule_cases.sort_values("tick")
         shapes = np.where(cases["is_oversubscribed"], "circle-open", "circle")
         symbols = np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
         base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
-        yield go.Scatter(
+        yield scatter(
             **panels.at(cases["tick"], cases["efficiency"]),
             **ids_in_panel(cases, panel),
             name=figure_text(schedule),
@@ -140,10 +165,10 @@ def _lines(panels: Panels) -> Iterator[go.Scatter]:
         )
 
 
-def _ideal(panels: Panels) -> Iterator[go.Scatter]:
+def _ideal(panels: Panels) -> Iterator[Trace]:
     """Yield a line at 100 % for each panel, from its first tick to its last."""
     for panel in range(len(panels.titles)):
-        yield go.Scatter(
+        yield scatter(
             **in_panel(panel),
             name="ideal",
             legendgroup="ideal",
@@ -156,7 +181,7 @@ def _ideal(panels: Panels) -> Iterator[go.Scatter]:
         )
 
 
-def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> go.Figure:
+def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the full times in ms of all steps of every ok case: boxes, or points for few steps.
 
     A box spans the first to the third quartile over the steps of all launches, with the median
@@ -168,14 +193,12 @@ def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> go.Figure
     cases = by_case(runs, axes).merge(_boxes(times), on="case_id")
     panels = arrange_rows(cases, axes)
     figure = blank(panels, "ms per step", {"tickformat": ",~r"})
-    figure.add_traces(
-        [
-            *_box_traces(panels),
-            *_single_steps(panels, times),
-            *_medians(panels),
-            *_outliers(panels, times),
-        ]
-    )
+    figure["data"] += [
+        *_box_traces(panels),
+        *_single_steps(panels, times),
+        *_medians(panels),
+        *_outliers(panels, times),
+    ]
     return figure
 
 
@@ -198,13 +221,13 @@ def _boxes(steps: pd.DataFrame) -> pd.DataFrame:
     return boxes.reset_index()
 
 
-def _box_traces(panels: Panels) -> Iterator[go.Box]:
+def _box_traces(panels: Panels) -> Iterator[Trace]:
     colors = schedule_colors(panels.cases["schedule"])
     for schedule, panel, schedule_cases, _ in by_schedule(panels):
         cases = schedule_cases[schedule_cases["num_steps"] >= LEAST_FOR_BOX]
         if cases.empty:
             continue
-        yield go.Box(
+        yield box(
             **ids_in_panel(cases, panel),
             name=figure_text(schedule),
             showlegend=False,
@@ -223,11 +246,11 @@ def _box_traces(panels: Panels) -> Iterator[go.Box]:
         )
 
 
-def _medians(panels: Panels) -> Iterator[go.Scatter]:
+def _medians(panels: Panels) -> Iterator[Trace]:
     """Yield the marks to hover over: plotly would show five labels of a box at once."""
     for panel, cases, _ in by_panel(panels.cases):
         notes = launch_notes(cases).str.replace("median of", "steps of") + caution_notes(cases)
-        yield go.Scatter(
+        yield scatter(
             **panels.at(cases["x"], cases["median"]),
             **ids_in_panel(cases, panel),
             name="median",
@@ -250,13 +273,13 @@ def _box_text(case: pd.Series) -> str:
     )
 
 
-def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
+def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
     colors = schedule_colors(panels.cases["schedule"])
     few = panels.cases[panels.cases["num_steps"] < LEAST_FOR_BOX]
     columns = ["case_id", "panel", "x", "schedule"]
     usual = steps[~steps["is_outlier"]].merge(few[columns], on="case_id")
     for (schedule, panel), points in usual.groupby(["schedule", "panel"]):
-        yield go.Scatter(
+        yield scatter(
             **panels.at(points["x"], points["ms"]),
             **ids_in_panel(points, int(str(panel))),
             name=figure_text(schedule),
@@ -267,14 +290,14 @@ def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
         )
 
 
-def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
+def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
     outliers = steps[steps["is_outlier"]].merge(panels.cases[["case_id", "panel", "x", "text"]])
     for panel, points, is_first in by_panel(outliers):
         where = [
             f"launch {launch}, step {step}"
             for launch, step in zip(points["launch"], points["step"], strict=True)
         ]
-        yield go.Scatter(
+        yield scatter(
             **panels.at(points["x"], points["ms"]),
             **ids_in_panel(points, panel),
             name="outlier",
@@ -292,7 +315,7 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[go.Scatter]:
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
 
 
-def bubble(runs: pd.DataFrame, axes: Axes) -> go.Figure:
+def bubble(runs: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the measured `bubble_fraction` of every ok case as bars, its theory as markers.
 
     Values are medians over launches. `runs` are rows of the store's `runs`, `axes` the varying
@@ -302,17 +325,17 @@ def bubble(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     figure = blank(
         panels, field_of("bubble_fraction").heading, shared_axis(panels, tickformat=".0%")
     )
-    figure.add_traces(list(bars(panels, "bubble_fraction", "%{value:.1%} measured")))
+    figure["data"] += bars(panels, "bubble_fraction", "%{value:.1%} measured")
     cases = panels.cases
     marks = cases.assign(
         value=cases["bubble_fraction_theory"], hover=cases["text"].map(figure_text) + "<br>theory: "
     )
     diamond = {"symbol": "diamond", "size": 8}
-    figure.add_traces(list(markers(panels, marks, "theory", diamond, "%{value:.1%}")))
+    figure["data"] += markers(panels, marks, "theory", diamond, "%{value:.1%}")
     return with_hatch_key(figure, panels)
 
 
-def idle(runs: pd.DataFrame, axes: Axes) -> go.Figure:
+def idle(runs: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the idle time of every ok case by cause: the parts of its bubble, stacked.
 
     Values are means over launches, so that the parts still add up; negative parts lie left of zero.
@@ -325,15 +348,15 @@ def idle(runs: pd.DataFrame, axes: Axes) -> go.Figure:
     panels = arrange_rows(by_case(runs, axes).join(parts, on="case_id"), axes)
     figure = blank(panels, "share of rank-time", shared_axis(panels, tickformat=".0%"), "relative")
     for part in PART_NAMES:
-        figure.add_traces(list(_part_bars(panels, part)))
+        figure["data"] += _part_bars(panels, part)
     return with_hatch_key(figure, panels)
 
 
-def _part_bars(panels: Panels, part: str) -> Iterator[go.Bar]:
+def _part_bars(panels: Panels, part: str) -> Iterator[Trace]:
     name = PART_NAMES[part]
     for panel, cases, is_first in by_panel(panels.cases):
         total = [f"<br>of {share:.1%} idle" for share in cases["bubble_mean"]]
-        yield go.Bar(
+        yield bar(
             **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
             **ids_in_panel(cases, panel),
             name=field_of(f"{part}_ns").label,

@@ -17,10 +17,12 @@ A lead has the grade that its launches give it (`ppbench.statistics.ranking`), a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ppbench.cautions import Caution
@@ -34,6 +36,7 @@ from ppbench.display.cases import (
     settings_text,
     work_axes,
 )
+from ppbench.display.units import is_missing
 from ppbench.statistics.ranking import (
     Grade,
     Launches,
@@ -299,17 +302,21 @@ def _unknown(evidence: Evidence) -> tuple[str, ...]:
 
 def _evidence_of(runs: pd.DataFrame) -> Evidence:
     runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *INTERVAL, "fingerprint"])])
-    launches, cautions, machines = {}, {}, {}
-    for case_id, own in runs.groupby("case_id", sort=False):
-        speeds = own["tokens_per_s"].dropna().astype(float)
-        low, high = (own[name].astype(float) for name in INTERVAL)
-        launches[str(case_id)] = Launches(
-            tuple(speeds[speeds > 0]), low.min(skipna=False), high.max(skipna=False)
-        )
-        cautions[str(case_id)] = tuple(
-            tuple(cautions_of(row)) for row in own[["cautions"]].to_dict("records")
-        )
-        machines[str(case_id)] = frozenset(own["fingerprint"].dropna().astype(str))
+    launches: dict[str, Launches] = {}
+    cautions: dict[str, tuple[tuple[str, ...], ...]] = {}
+    machines: dict[str, frozenset[str]] = {}
+    needed = ["case_id", "tokens_per_s", *INTERVAL, "cautions", "fingerprint"]
+    by_case_id: dict[str, list[dict[Hashable, Any]]] = {}
+    for row in runs[needed].to_dict("records"):
+        by_case_id.setdefault(str(row["case_id"]), []).append(row)
+    for case_id, rows in by_case_id.items():
+        speeds = np.array([row["tokens_per_s"] for row in rows], dtype=float).tolist()
+        low, high = (np.array([row[name] for row in rows], dtype=float) for name in INTERVAL)
+        positive = tuple(speed for speed in speeds if speed > 0)
+        launches[case_id] = Launches(positive, float(low.min()), float(high.max()))
+        cautions[case_id] = tuple(tuple(cautions_of(row)) for row in rows)
+        known = (row["fingerprint"] for row in rows)
+        machines[case_id] = frozenset(str(one) for one in known if not is_missing(one))
     return Evidence(launches, cautions, machines)
 
 

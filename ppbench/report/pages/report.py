@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import has_parts, headline, what_if
@@ -41,6 +40,7 @@ from ppbench.report.pages.tables import (
     summary,
 )
 from ppbench.report.pages.templates import Live, listed, render, write_page
+from ppbench.report.scripts import Picture
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
 
@@ -184,7 +184,7 @@ def _idle_answers(store: Store, runs: pd.DataFrame, judged: Judged) -> list[str]
 class Pictures:
     """What the first screen shows of the best case and its rivals."""
 
-    front: go.Figure | None  # throughput against memory
+    front: Picture | None  # throughput against memory
     strips: Strips | None
     caption: str  # of the front, for screen readers
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.display.cases import Axes, case_text, cautions_of, varying_axes
@@ -27,6 +26,7 @@ from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.pages.provenance import About, about_timeline
 from ppbench.report.pages.tables import Flight, flight_of
 from ppbench.report.pages.templates import listed, render, write_page
+from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import Timeline, planned, timeline
 from ppbench.store import Store
 
@@ -129,7 +129,7 @@ def _page(
     line: Timeline,
     about: About,
     sections: Sequence[_RunSection],
-    memories: Sequence[tuple[str, go.Figure]],
+    memories: Sequence[tuple[str, Picture]],
     damaged: Sequence[str] = (),
     assets: Assets = Assets.inline,
 ) -> str:
@@ -137,7 +137,7 @@ def _page(
     return render("timeline.html", assets=assets, about=about, damaged=damaged, **shown)
 
 
-def _memory(store: Store, run: pd.Series) -> go.Figure | None:
+def _memory(store: Store, run: pd.Series) -> Picture | None:
     run_ids = [str(run["run_id"])]
     table = store.table("memory", run_ids)
     if table.empty:

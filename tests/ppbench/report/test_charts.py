@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,11 +15,19 @@ from stored_runs import concluded, run_row, store_with, traces
 from ppbench.config.case import Case
 from ppbench.display.cases import by_case, varying_axes
 from ppbench.display.colors import PART_COLORS
-from ppbench.report import charts
+from ppbench.report import charts as plain
 from ppbench.report.charts.catalogue import charts_of
 from ppbench.report.charts.panels import Panels, arrangement, panels_meta
 from ppbench.report.charts.speed import has_scaling
 from ppbench.store import Store
+
+
+def read_by_plotly(name: str, *arguments) -> go.Figure:
+    """A chart as plotly reads it, which checks every setting."""
+    return go.Figure(getattr(plain, name)(*arguments))
+
+
+charts = SimpleNamespace(**{name: partial(read_by_plotly, name) for name in plain.__all__})
 
 
 def bars_of(figure, name: str) -> list[tuple[float, float]]:
@@ -326,7 +336,7 @@ def test_every_point_of_a_case_names_it_and_no_two_points_have_one_name(demo: St
     runs = demo.runs()
     known = set(runs["case_id"])
     for chart in charts_of(demo, runs, varying_axes(runs)):
-        for trace in (trace for trace in chart.figure.data if trace.ids is not None):
+        for trace in (t for t in go.Figure(chart.figure).data if t.ids is not None):
             values = trace.median if trace.type == "box" else trace.x
             assert len(trace.ids) == len(set(trace.ids)) == len(values)
             assert {point.split("/")[0] for point in trace.ids} <= known

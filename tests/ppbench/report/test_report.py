@@ -125,7 +125,11 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
     store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
     runs = store.runs()
     figure = charts.throughput(runs, varying_axes(runs))
-    assert list(figure.layout.xaxis.ticktext) == ["512 tokens", "variable length", "64 tokens"]
+    assert list(figure["layout"]["xaxis"]["ticktext"]) == [
+        "512 tokens",
+        "variable length",
+        "64 tokens",
+    ]
     lengths = summary(runs, ("seq_len",))
     assert lengths.columns[0].is_number
     assert [(row[0].text, row[0].number) for row in lengths.rows] == [

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from spans import TWO_RANKS
 
@@ -203,7 +204,7 @@ def test_the_memory_of_each_rank_is_stored_from_the_first_ones_start(tmp_path):
         [0, 0, 7], [0, 500, 9], [1, 200, 5],
     ]  # fmt: skip
     ranks = pd.DataFrame({"rank": [0, 1], "predicted_peak_memory_bytes": [8, None]})
-    figure = memory_over_time(levels, ranks)
+    figure = go.Figure(memory_over_time(levels, ranks))
     names = [trace.name for trace in figure.data]
     assert names == ["rank 0", "rank 0, predicted peak", "rank 1"]
     assert list(figure.data[1].y) == [8 / 1024] * 2

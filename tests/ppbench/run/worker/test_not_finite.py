@@ -129,8 +129,8 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
     assert answer.startswith("Nothing to compare. 1f1b reaches 1,000 tokens/s")
     assert any("1 case in which a loss or gradient was NaN" in note for note in conclusions.notes)
     assert "afab" not in answer
-    [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
-    assert list(front.y) == [1000.0]
+    [front] = [trace for trace in pareto(runs, ("schedule",))["data"] if trace["name"] == "front"]
+    assert list(front["y"]) == [1000.0]
     store = store_with(tmp_path, rows)
     page = render_report(store, store.every_run(), title="t", command="c", sweep_text=None)
     assert "not_finite" in page
@@ -146,8 +146,8 @@ def test_where_every_case_broke_down_nothing_is_fastest():
         "Nothing to compare. Every loss or gradient was NaN"
     )
     assert not conclusions.tiles
-    [front] = [trace for trace in pareto(runs, ("schedule",)).data if trace.name == "front"]
-    assert list(front.y) == []
+    [front] = [trace for trace in pareto(runs, ("schedule",))["data"] if trace["name"] == "front"]
+    assert list(front["y"]) == []
 
 
 def test_one_launch_that_broke_down_spoils_its_case():
