@@ -19,9 +19,14 @@ So the starts of P, renumbered, obey these differences, and the longest path to 
                 a transfer more between ranks
     order       F(s, n) -> F(s, n+1), and so for I and W, with the transfer more where the message
                 blocks its sender
-    memory      I(s, n) -> F(s, n+k): whoever is between F and I of a stage holds it and all stages
-                before it on the rank, and k of them fill the limit
-                W(s, n) -> F(s, n+k): k that have not been through W fill the limit
+    memory      I(y, n) -> F(x, n+k), of any two stages of a rank, whose stages up to s take H(s):
+                  y <= x   at F(x, n+k), k that have begun y and are not back there hold H(y) each:
+                           k H(y) + H(x) is above the limit
+                  y > x    n must yet begin y, with H(y) then, while k others that have begun x hold
+                           H(x) each; or it has, and k - 1 others and n+k itself do:
+                           k H(x) + H(y) is above the limit
+                W(y, n) -> F(x, n+k): k that have not been through W of y hold what I leaves of y;
+                if y > x, that or H(x): k times the least of these, and H(x), is above the limit
 
 The bound is the largest of three, over the ranks:
 
@@ -101,20 +106,33 @@ class Chain:
             *range(2 * self.num_stages - 1, self.num_stages - 1, -1),
         ]
         self.places = [self._places(stage) for stage in range(self.num_stages)]
+        self.frees: list[list[tuple[int, int]]] = [[] for _ in self.busy]
+        for stage, places in enumerate(self.places):
+            for kind, num in places:
+                self.frees[kind].append((stage, num))
 
     def kinds_of(self, rank: int) -> list[int]:
         stages = self.problem.placement.stages_of(rank)
         return [op * self.num_stages + stage for op in range(3) for stage in stages]
 
-    def _places(self, stage: int) -> tuple[int, int]:
-        """The F of a stage that can start before the end of the first one's I, and of its W."""
+    def _places(self, stage: int) -> list[tuple[int, int]]:
+        """The I and W of the rank that F waits for, and how many microbatches before they are."""
         problem, m = self.problem, self.problem.num_microbatches
         rank = problem.placement.ranks[stage]
-        stages = [s for s in problem.placement.stages_of(rank) if s <= stage]
-        limit, both = problem.limits[rank], sum(problem.held_after_forward[s] for s in stages)
-        left = problem.held_after_input[stage]
-        until_input = limit // both if both else m
-        return until_input, 1 + (limit - both) // left if left else m
+        stages = problem.placement.stages_of(rank)
+        sums = itertools.accumulate(problem.held_after_forward[other] for other in stages)
+        upto = dict(zip(stages, sums, strict=True))
+        limit, here, places = problem.limits[rank], upto[stage], []
+        for other, both in upto.items():
+            left = problem.held_after_input[other]
+            left = left if other <= stage else min(left, here)
+            most = limit - max(here, both), limit - here
+            each = min(here, both), left
+            for op, (room, held) in enumerate(zip(most, each, strict=True), 1):
+                num = 1 + room // held if held else m
+                if num < m:
+                    places.append((op * self.num_stages + other, num))
+        return places
 
     def trips(self) -> list[int]:
         """By stage, from the start of F to the end of I of a microbatch that is alone."""
@@ -134,10 +152,9 @@ class Chain:
             for kind in self.order:
                 begin = max(there, heads[kind][n - 1] + busy[kind] if n else 0)
                 if kind < num_stages:
-                    for after, places in zip((1, 2), self.places[kind], strict=True):
-                        if n >= places:
-                            before = kind + after * num_stages
-                            begin = max(begin, heads[before][n - places] + busy[before])
+                    for before, num in self.places[kind]:
+                        if n >= num:
+                            begin = max(begin, heads[before][n - num] + busy[before])
                 else:
                     weight = kind + num_stages
                     there = begin + busy[kind]
@@ -153,20 +170,20 @@ class Chain:
         for n in reversed(range(m)):
             left = 0
             for kind in reversed(self.order):
-                stage = kind % num_stages
                 longest = max(self.delay[kind] + left, tails[kind][n + 1] if n + 1 < m else 0)
                 if kind >= num_stages:
                     weight = kind + num_stages
-                    places, places_to_weight = self.places[stage]
                     later = tails[weight][n + 1] if n + 1 < m else 0
-                    if n + places_to_weight < m:
-                        later = max(later, tails[stage][n + places_to_weight])
-                    if n + places < m:
-                        longest = max(longest, tails[stage][n + places])
-                    tails[weight][n] = busy[weight] + later
-                    longest = max(longest, tails[weight][n])
+                    tails[weight][n] = busy[weight] + max(later, self._freed(tails, weight, n))
+                    longest = max(longest, tails[weight][n], self._freed(tails, kind, n))
                 tails[kind][n] = left = busy[kind] + longest
         return tails
+
+    def _freed(self, tails: list[list[int]], kind: int, n: int) -> int:
+        """The longest tail of an F that waits for the memory of an I or W."""
+        m = self.problem.num_microbatches
+        waiting = (tails[stage][n + num] for stage, num in self.frees[kind] if n + num < m)
+        return max(waiting, default=0)
 
 
 def _halves(durations: Durations) -> tuple[list[int], list[int]]:

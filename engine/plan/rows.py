@@ -99,6 +99,13 @@ class Rows:
                 row.append(2 * num_stages + stage)
         return row
 
+    def in_order(self, begins: list[int]) -> array[int]:
+        """The rows of actions that start at some times, by kind and microbatch."""
+        ranks, m = self.problem.placement.ranks, self.width
+        of_kind = [ranks[kind % self.num_stages] for kind in range(3 * self.num_stages)]
+        order = sorted(range(len(begins)), key=lambda at: (of_kind[at // m], begins[at]))
+        return array("q", [at // m for at in order])
+
     def annealed(
         self, row: array[int], settings: tuple[int, int, int, int], seed: int
     ) -> Candidate:

@@ -2,7 +2,7 @@
 
     rules      rows filled in order of time, by several keys and flows        rows.Rows.filled_by
     families   the registry's schedules that fit                              rows.Rows.of_program
-    patterns   a steady state, repeated; and rows filled in its order         steady.find_pattern
+    patterns   the way of a microbatch, repeated as memory allows             pattern.find_pattern
     changes    the best of these, changed around their longest path           search.anneal
     wholes     backwards made whole where that costs nothing                  rows.Rows.with_wholes
 
@@ -16,15 +16,15 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import add, itemgetter
 
 from engine.arrays import filled, run
 from engine.plan.bounds import Chain, lower_bound
+from engine.plan.pattern import find_pattern, let_in
 from engine.plan.problem import Problem
 from engine.plan.program import Program
 from engine.plan.rows import Candidate, Filling, Flow, Rows
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.steady import find_pattern
 
 VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
@@ -43,11 +43,8 @@ PACES = (50, 60, 70, 80, 90, 100, 110, 120)
 PATIENCE = (50, 100)
 """Percent of an action's time that a rank would rather wait for a more urgent one."""
 
-PERIODS = 40
-"""Periods that a steady state is looked for with, each 1 % longer than the one before."""
-
-NUM_PATTERNS = 3
-"""Steady states that rows are made of."""
+PERIODS = (100, 102, 104, 107, 110, 115, 120, 127, 135, 145, 160, 180)
+"""Percent of the work of the busiest rank for a microbatch: the periods that patterns have."""
 
 FEWEST_TRIES = 300
 """Changes of a pattern with a period."""
@@ -105,10 +102,9 @@ class _Search:
         self.rows = Rows(problem, visits + len(self.flows) * size)
         part = max(0, m - problem.placement.world_size)
         self.num_wholes = sorted({0, part, m}) if any(self.rows.gains) else [0]
-        self.free = Flow((m,) * self.chain.num_stages)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Rows of every rule, of every family that fits, and of steady states."""
+        """Rows of every rule, of every family that fits, and of patterns."""
         yield from self.families()
         found: list[tuple[int, Filling]] = []
         keys = list(self.keys())
@@ -121,7 +117,7 @@ class _Search:
         for (_, filling), patience in itertools.product(best, PATIENCE):
             yield self.rows.filled_by(filling._replace(patience=patience))
         if self.budget:
-            yield from self.patterns(best[0][0])
+            yield from self.patterns()
 
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
@@ -151,56 +147,28 @@ class _Search:
             if self.rows.fits(row):
                 yield Candidate(self.rows.played(row), row)
 
-    def patterns(self, makespan_ns: int) -> Iterator[Candidate]:
-        """Rows that repeat a steady state, those of the shortest periods, and its order as keys."""
-        m, period = self.problem.num_microbatches, self.least_period()
-        num_found = num_tried = 0
-        while num_found < NUM_PATTERNS and num_tried < PERIODS and period * m <= makespan_ns:
-            start = self.pattern(period)
-            if start is not None:
-                num_found += 1
-                yield from self.repeated(start, period)
-            num_tried, period = num_tried + 1, period + max(1, period // 100)
-
-    def least_period(self) -> int:
-        """Nanoseconds a microbatch, for the work of a rank and for memory x time of its stages."""
-        problem, num_stages, trips = self.problem, self.chain.num_stages, self.chain.trips()
-        least = 1
-        for rank, limit in enumerate(problem.limits):
-            area = 0
-            for stage in problem.placement.stages_of(rank):
-                area += problem.held_after_forward[stage] * trips[stage]
-                area += problem.held_after_input[stage] * self.chain.busy[2 * num_stages + stage]
-            work = sum(self.chain.busy[kind] for kind in self.chain.kinds_of(rank))
-            least = max(least, work, -(-area // limit) if limit else 0)
-        return least
-
-    def pattern(self, period_ns: int) -> array[int] | None:
-        """When the actions of a microbatch start, by kind, in a steady state within the limits."""
-        problem, chain, num_kinds = self.problem, self.chain, 3 * self.chain.num_stages
+    def patterns(self) -> Iterator[Candidate]:
+        """Rows in which all microbatches take the same way, for each of the periods."""
+        problem, chain, rows, m = self.problem, self.chain, self.rows, self.rows.width
         held = problem.limits, problem.held_after_forward, problem.held_after_input
         times = array("q", chain.busy), array("q", chain.delay)
-        memory = tuple(array("q", column) for column in held)
-        push, start = filled(0, num_kinds), filled(0, num_kinds)
-        num_tries = FEWEST_TRIES + self.budget // 10 // PERIODS // (20 * num_kinds)
-        arguments = self.rows.shape, times, memory, period_ns, num_tries, push, start
-        is_found = run(self.budget, find_pattern, *arguments, array("q", [1]))
-        return start if is_found else None
-
-    def repeated(self, start: array[int], period_ns: int) -> Iterator[Candidate]:
-        """Rows in the order of a steady state, as it is and as keys."""
-        m, rows, ranks = self.problem.num_microbatches, self.rows, self.problem.placement.ranks
-        first = min(start)
-        key = array("q", [begin - first + n * period_ns for begin in start for n in range(m)])
-        order = sorted(
-            range(len(key)), key=lambda at: (ranks[at // m % self.chain.num_stages], key[at])
+        memory, num_kinds = tuple(array("q", column) for column in held), len(chain.busy)
+        num_tries = FEWEST_TRIES + self.budget // 10 // len(PERIODS) // (20 * num_kinds)
+        work = max(
+            sum(chain.busy[kind] for kind in chain.kinds_of(rank)) for rank in range(rows.num_ranks)
         )
-        row = array("q", [at // m for at in order])
-        makespan = rows.played(row) if rows.fits(row) else -1
-        if makespan >= 0:
-            yield Candidate(makespan, row)
-        for num_whole in self.num_wholes:
-            yield rows.filled_by(Filling(key, self.free, num_whole))
+        for percent in PERIODS if work else ():
+            period, push, start = work * percent // 100, filled(0, num_kinds), filled(0, num_kinds)
+            arguments = rows.shape, times, memory, period, num_tries, push, start, array("q", [1])
+            if not run(self.budget, find_pattern, *arguments):
+                continue
+            reach = (max(map(add, start, chain.busy)) - min(start)) // period + 2
+            upto, slots = filled(0, m * (reach + 1) + 2), filled(0, m)
+            run(self.budget, let_in, rows.shape, times[0], memory, period, start, upto, slots)
+            begins = [begin + slot * period for begin in start for slot in slots]
+            row = rows.in_order(begins)
+            if rows.fits(row) and (makespan := rows.played(row)) >= 0:
+                yield Candidate(makespan, row)
 
     def improve(self, found: list[Candidate]) -> Candidate:
         """The best that the first of the candidates become by changes."""

@@ -1,12 +1,13 @@
-"""Steady states: the way of one microbatch that is repeated every so many nanoseconds.
+"""Patterns: the way of one microbatch through the pipeline, which all take, whole periods apart.
 
-    rank 0   F0 .. F1 I0 F2 I1 W0 ...      a period P apart: F, I and W of a stage start at
-    rank 1      F0 I0 F1 I1 W0 ...         start + n x P for microbatch n
+    rank 0   F0 F1 F2 .. I0 .. I1 W0 I2 W1 .. W2 F3 F4 F5     F, I and W of a stage start at
+    rank 1      F0 F1 F2 I0 F.. I1 W0 I2 ..                   start + slot x period
 
 Where memory is short, filling rows in order of time lets early stages in too soon or too late, and
 what is lost is lost with every microbatch. A pattern is searched as a whole instead: no two actions
 of a rank may overlap modulo the period (modulo scheduling, Rau 1994; building blocks of pipelines,
-Qi and others 2024, arXiv 2405.15362), and what the ranks hold must keep within their limits.
+Qi and others 2024, arXiv 2405.15362). So microbatches never collide whatever slots they take, and
+each takes the first in which all ranks can hold it: in waves, if a period is short for the memory.
 
 A microbatch's way is laid from the middle outwards: from the last stage on its F back, each as late
 as its rank is free, its I onwards, each as soon. So a wait far inside, during which all stages
@@ -103,39 +104,16 @@ def lay(shape: Arrays, times: Arrays, period: int, push: Ints, start: Ints) -> b
     return True
 
 
-def held_at(
-    shape: Arrays, busy: Ints, memory: Arrays, period: int, start: Ints, rank: int, at: int
-) -> int:
-    """What a rank holds at a time of the steady state."""
-    first, stages = shape[1], shape[2]
+def area_of(busy: Ints, memory: Arrays, start: Ints) -> int:
+    """Memory x time of a microbatch, summed over the stages."""
     _, taken, left = memory
-    num_stages, held = len(stages), 0
-    for index in range(first[rank], first[rank + 1]):
-        stage = stages[index]
-        back, weight = num_stages + stage, 2 * num_stages + stage
-        until_input = (at - start[back] - busy[back]) // period
-        held += taken[stage] * ((at - start[stage]) // period - until_input)
-        held += left[stage] * (until_input - (at - start[weight] - busy[weight]) // period)
-    return held
-
-
-def excess(shape: Arrays, busy: Ints, memory: Arrays, period: int, start: Ints) -> tuple[int, int]:
-    """What ranks hold above their limits at most, summed up; and memory x time of a microbatch."""
-    ranks, first, stages = shape[:3]
-    limit, taken, left = memory
-    num_stages, over, area = len(ranks), 0, 0
-    for rank in range(len(limit)):
-        peak = 0
-        for index in range(first[rank], first[rank + 1]):
-            at = start[stages[index]]
-            peak = max(peak, held_at(shape, busy, memory, period, start, rank, at))
-        over += max(0, peak - limit[rank])
+    num_stages, area = len(taken), 0
     for stage in range(num_stages):
         back, weight = num_stages + stage, 2 * num_stages + stage
         until_input = start[back] + busy[back]
         area += taken[stage] * (until_input - start[stage])
         area += left[stage] * (start[weight] + busy[weight] - until_input)
-    return over, area
+    return area
 
 
 def find_pattern(
@@ -148,14 +126,13 @@ def find_pattern(
     start: Ints,
     seed: Ints,
 ) -> bool:
-    """Change `push` at random until the pattern keeps within the limits; whether it does.
+    """Change `push` at random as long as no more is held for longer; whether there is a pattern.
 
-    `start` gets when the actions of microbatch 0 start, by kind. `memory` is (limit by rank, held
+    `start` gets when the actions of a microbatch start, by kind. `memory` is (limit by rank, held
     after F and held after I by stage).
     """
-    busy, num_kinds = times[0], len(push)
+    busy, num_kinds, least = times[0], len(push), LATE
     longest = max(busy)
-    least_over, least_area = LATE, LATE
     for turn in range(num_tries):
         first, second = draw(seed, num_kinds), draw(seed, num_kinds)
         before, before_second = push[first], push[second]
@@ -165,14 +142,71 @@ def find_pattern(
                 push[first] = -1
             if draw(seed, 2):
                 push[second] = 0
-        over, area = LATE, LATE
+        area = LATE
         if lay(shape, times, period, push, start):
-            over, area = excess(shape, busy, memory, period, start)
-        if over == 0:
-            return True
-        if over < least_over or (over == least_over and area <= least_area):
-            least_over, least_area = over, area
+            area = area_of(busy, memory, start)
+        if area <= least:
+            least = area
         else:
             push[first] = before
             push[second] = before_second if second != first else before
-    return False
+    return least < LATE and lay(shape, times, period, push, start)
+
+
+def is_held(
+    shape: Arrays,
+    busy: Ints,
+    memory: Arrays,
+    period: int,
+    start: Ints,
+    upto: Ints,
+    first_slot: int,
+    last_slot: int,
+) -> bool:
+    """Whether all ranks can hold what they do at each F of the microbatches of some slots.
+
+    `upto` is how many microbatches have a slot before each, up to that after the last.
+    """
+    first, stages = shape[1], shape[2]
+    limit, taken, left = memory
+    num_stages = len(stages)
+    for slot in range(first_slot, last_slot + 1):
+        if upto[slot + 1] == upto[slot]:
+            continue
+        for rank in range(len(limit)):
+            for index in range(first[rank], first[rank + 1]):
+                at, held = start[stages[index]] + slot * period, 0
+                for other in range(first[rank], first[rank + 1]):
+                    stage = stages[other]
+                    back, weight = num_stages + stage, 2 * num_stages + stage
+                    begun = (at - start[stage]) // period
+                    turned = (at - start[back] - busy[back]) // period
+                    over = (at - start[weight] - busy[weight]) // period
+                    num_turned = upto[min(max(turned, -1), last_slot) + 1]
+                    held += taken[stage] * (upto[min(max(begun, -1), last_slot) + 1] - num_turned)
+                    held += left[stage] * (num_turned - upto[min(max(over, -1), last_slot) + 1])
+                if held > limit[rank]:
+                    return False
+    return True
+
+
+def let_in(
+    shape: Arrays, busy: Ints, memory: Arrays, period: int, start: Ints, upto: Ints, slots: Ints
+) -> None:
+    """Give each microbatch the first slot in which all ranks can hold it.
+
+    `upto` has room for as many slots as there can be, of all microbatches one after another. Limits
+    must be at least the least.
+    """
+    end = 0
+    for kind in range(len(start)):
+        end = max(end, start[kind] + busy[kind])
+    reach, slot = (end - min(start)) // period + 1, -1
+    for number in range(len(slots)):
+        slot += 1
+        upto[slot + 1] = number + 1
+        while not is_held(shape, busy, memory, period, start, upto, max(0, slot - reach), slot):
+            upto[slot + 1] = number
+            slot += 1
+            upto[slot + 1] = number + 1
+        slots[number] = slot
