@@ -20,7 +20,8 @@ from engine.plan.action import COMPUTE_OPS
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Edge, Policy, edge_of, lower
 from engine.plan.program import Program
 from engine.plan.rules import check
-from engine.plan.schedules.registry import build_program
+from engine.plan.schedules.registry import AUTO, ScheduleError, build_program
+from engine.plan.sizes import bytes_of
 from engine.run.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 class TrainerConfig:
     """Everything that decides what a step computes.
 
-    `stages_per_rank` None is the schedule's own. `policy` and `look_ahead` say where receives are
+    `stages_per_rank` None is the schedule's own. With `schedule` "auto" the program is found by
+    `connect`, in at most `memory_limit` on each rank: "1.5 GiB", or bytes; None: no limit.
+    `policy` and `look_ahead` say where receives are
     posted (see `engine.plan.lower`). `autocast` is `none` or `bfloat16`; `recompute` keeps only
     each layer's input until its backward, which runs its forward again, on all stages or on those
     where a tuple, one entry for each stage, is true; `compile` compiles the layers, and then I does
@@ -53,11 +56,47 @@ class TrainerConfig:
     compile: bool = False
     is_settled: bool = False  # by `connect`: the partition is a list, the model has been tried
     costs: Costs | None = None  # what the partition was balanced by
+    memory_limit: str | int | None = None
+    program: Program | None = None  # what `schedule = "auto"` stands for
 
     def __post_init__(self) -> None:
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
+        if self.memory_limit is None:
+            return
+        if self.schedule != AUTO:
+            raise ValueError(
+                f'memory_limit is for schedule "{AUTO}", which keeps within it; got schedule '
+                f'"{self.schedule}"'
+            )
+        if not isinstance(self.memory_limit, str | int) or not (self.limit_bytes or 0) > 0:
+            raise ValueError(
+                f'memory_limit is {self.memory_limit!r}; expected a size such as "1.5 GiB"'
+            )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The bytes that a rank may need with `schedule = "auto"`; None: no limit."""
+        limit = self.memory_limit
+        return bytes_of(limit) if isinstance(limit, str) else limit
+
+
+def stages_per_rank_of(config: TrainerConfig) -> int:
+    """The stages of a rank of a schedule that the solver finds."""
+    return config.stages_per_rank or 1
+
+
+def num_stages_of(config: TrainerConfig) -> int:
+    """Stages over all ranks. Raises ScheduleError or ProgramError."""
+    if is_open(config):
+        return config.world_size * stages_per_rank_of(config)
+    return program_of(config).num_stages
+
+
+def is_open(config: TrainerConfig) -> bool:
+    """Whether the program is still to be found, by `connect`."""
+    return config.schedule == AUTO and config.program is None
 
 
 def program_of(config: TrainerConfig) -> Program:
@@ -65,6 +104,11 @@ def program_of(config: TrainerConfig) -> Program:
 
     Raises ScheduleError or ProgramError.
     """
+    if is_open(config):
+        raise ScheduleError(f'schedule "{AUTO}": connect() finds the program; call it first')
+    if config.program is not None:
+        check(config.program)
+        return config.program
     num_microbatches = config.data.num_microbatches
     program = build_program(
         config.schedule, config.world_size, num_microbatches, config.stages_per_rank

@@ -6,6 +6,7 @@ Rank 0 decides for all: no two would measure the same, and a model that is refus
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Iterable
@@ -16,18 +17,22 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from engine.automatic import found_program
 from engine.configuration import (
     AUTOCAST,
     TrainerConfig,
     data_spec_of,
     edges_of,
+    is_open,
     lowered_of,
     messages_of,
     model_of,
+    num_stages_of,
     partition_of,
     settled,
 )
 from engine.model.stage_module import Message
+from engine.plan.program import Program
 from engine.run.layer_costs import measure_costs
 from engine.run.p2p.fabric import Fabric, Ranks
 
@@ -60,18 +65,20 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     """
     if config.world_size == 1 and dist.is_initialized() and dist.get_rank() > 0:
         return Agreement(config, [], [])
-    lowered = lowered_of(config)
-    ranks = lowered.placement.ranks
-    decide = functools.partial(_decide, config, ranks, fabric.device)
+    lowered = None if is_open(config) else lowered_of(config)
+    decide = functools.partial(_decide, config, lowered, fabric.device)
     if config.world_size == 1:
         return decide()
     decided = broadcast(decide)
-    fabric.connect(edges_of(lowered), ranks, decided.shared)
+    lowered = lowered or lowered_of(decided.config)
+    fabric.connect(edges_of(lowered), lowered.placement.ranks, decided.shared)
     return decided
 
 
-def _decide(config: TrainerConfig, ranks: tuple[int, ...], device: torch.device) -> Agreement:
-    model, num_stages = model_of(config, device), len(ranks)
+def _decide(config: TrainerConfig, lowered: Program | None, device: torch.device) -> Agreement:
+    """`lowered` is the program with its transfers, None where it is still to be found."""
+    model = model_of(config, device)
+    num_stages = num_stages_of(config) if lowered is None else lowered.num_stages
     if num_stages > 1:
         data = data_spec_of(config, model)
         shape = (data.microbatch_size, data.longest)
@@ -79,9 +86,15 @@ def _decide(config: TrainerConfig, ranks: tuple[int, ...], device: torch.device)
         measure = functools.partial(measure_costs, model, shape, device, autocast)
         config = settled(config, model, num_stages, measure)
     partition = partition_of(config, model, num_stages)
+    messages = messages_of(config, model, partition)
+    program = lowered
+    if program is None:
+        program = found_program(config, model, partition, device)
+        config = dataclasses.replace(config, program=program)
+    ranks = program.placement.ranks
     owners = [ranks_of((s for s, _ in w.owners), ranks) for w in model.shared_weights(partition)]
     shared = [some for some in owners if len(some) > 1]
-    return Agreement(config, shared, messages_of(config, model, partition))
+    return Agreement(config, shared, messages)
 
 
 def autocast_of(name: str, device: torch.device) -> AbstractContextManager[object]:

@@ -85,13 +85,13 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
 
     keep_freed_memory()
     fabric = fabric_of(job, launch)
-    config = connect(job.config, fabric)
+    config = launch.attempt(lambda: connect(job.config, fabric))
     trainer = launch.attempt(lambda: Trainer(config, fabric))
     progress = Progress()
     if checkpoint is not None:
         progress = launch.attempt(lambda: trainer.resume(checkpoint, is_checked=True))
     first_step = progress.step
-    is_shown = launch.rank == job.last_rank
+    is_shown = launch.rank == trainer.lowered.placement.ranks[-1]
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
     display.note(_description(job, launch, trainer))
     display.note(*_bare_stages(job.config, trainer))

@@ -24,6 +24,7 @@ from engine.configuration import (
     TrainerConfig,
     data_of,
     edges_of,
+    is_open,
     lowered_of,
     messages_of,
     model_of,
@@ -133,6 +134,8 @@ class Trainer:
         build: Build | None = None,
     ) -> None:
         """`build` makes what runs the microbatches, given all but that; None: the executor."""
+        if config.world_size == 1 and is_open(config):
+            config = connect(config, fabric)
         self.config = config
         self.rank = dist.get_rank() if config.world_size > 1 else 0
         self.device = fabric.device

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
+from engine.plan.schedules.registry import AUTO, CSV_PREFIX, find_schedule
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
@@ -101,7 +101,11 @@ class Options:
     data_workers: Annotated[int, _data(metavar="N", min=0, help="Loader processes per rank.")] = 0
 
     schedule: Annotated[
-        str, _pipeline(metavar="NAME", help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file.")
+        str,
+        _pipeline(
+            metavar="NAME",
+            help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file; auto: by costs, measured.",
+        ),
     ] = "1f1b"
     stages_per_rank: Annotated[
         int | None,
@@ -111,6 +115,10 @@ class Options:
             help="For interleaved_1f1b, interleaved_zb, looped_bfs.",
             show_default="the schedule's own",
         ),
+    ] = None
+    memory_limit: Annotated[
+        str | None,
+        _pipeline(metavar="SIZE", help="Of a rank, with --schedule auto, such as '1.5 GiB'."),
     ] = None
     global_batch_size: Annotated[int, _pipeline(metavar="N", min=1, help="Sequences per step.")] = 8
     microbatch_size: Annotated[
@@ -220,7 +228,7 @@ class Options:
         self._check_batch()
         self._check_checkpoints()
         self._check_recomputation()
-        if not self.schedule.startswith(CSV_PREFIX):
+        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
             find_schedule(self.schedule)
 
     def _check_batch(self) -> None:
@@ -310,6 +318,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             autocast=options.autocast,
             recompute=options.recomputed,
             compile=options.compile,
+            memory_limit=options.memory_limit,
         )
     except ValueError as error:
         raise OptionError(str(error)) from None

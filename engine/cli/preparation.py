@@ -27,7 +27,6 @@ class Job:
     options: Options
     config: TrainerConfig
     device: torch.device
-    last_rank: int  # of the last stage
     checkpoint: Path | None  # to resume from, before it has been checked
 
 
@@ -45,11 +44,11 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
         torch.set_num_threads(options.threads)
     device = _device(options.device, launch)
     config = configuration(options, launch.world_size)
-    last_rank = _check(config, device)
+    _check(config, device)
     checkpoint = _checkpoint(options)
     if options.save is not None:
         make_folder("--save", options.save)
-    return Job(options, config, device, last_rank, checkpoint)
+    return Job(options, config, device, checkpoint)
 
 
 def _device(kind: str, launch: Launch) -> torch.device:
@@ -66,24 +65,23 @@ def _device(kind: str, launch: Launch) -> torch.device:
     return device
 
 
-def _check(config: TrainerConfig, device: torch.device) -> int:
-    """Check that model, data, program and partition can be made; return the last stage's rank."""
+def _check(config: TrainerConfig, device: torch.device) -> None:
+    """Check that model, data, program and partition can be made."""
     from engine.configuration import (
         data_of,
         model_of,
-        program_of,
+        num_stages_of,
         recomputed_stages,
         tokenizer_of,
     )
     from engine.model.partition import BY_COST, partition_layers
 
-    placement = program_of(config).placement
+    num_stages = num_stages_of(config)
     model = model_of(config, device)
     if config.model.partition not in BY_COST:
-        partition_layers(config.model.partition, model.num_layers, placement.num_stages)
-    recomputed_stages(config, placement.num_stages)
+        partition_layers(config.model.partition, model.num_layers, num_stages)
+    recomputed_stages(config, num_stages)
     data_of(config, model, tokenizer_of(config), device).close()
-    return placement.ranks[-1]
 
 
 def _checkpoint(options: Options) -> Path | None:

@@ -29,6 +29,7 @@ from ppbench.config.kinds import (
     Counts,
     LinkMilliseconds,
     Memory,
+    MemoryLimit,
     Milliseconds,
     Model,
     Name,
@@ -85,7 +86,9 @@ def setting(default: T, kind: object, meaning: str, *, in_file: object = None) -
 class Case:
     """Everything that defines the workload. Fields are the sweep file's keys, `.` written `_`."""
 
-    schedule: str = setting("1f1b", Schedule, "name of the schedule, aliases resolved")
+    schedule: str = setting(
+        "1f1b", Schedule, "name of the schedule, aliases resolved; `auto`: found by the solver"
+    )
     runtime: str = setting(
         ENGINE,
         RuntimeName,
@@ -187,6 +190,12 @@ class Case:
     stages_per_rank: int = setting(
         1, StagesPerRank, "stages of a rank; of a program file the most of any rank", in_file=AUTO
     )
+    memory_limit: str = setting(
+        "none",
+        MemoryLimit,
+        "most that a rank may need with schedule `auto`: a size, or activations of emulated "
+        "stages, each of a microbatch and stage",
+    )
     program_digest: str = setting("", None, "hash of the program file, where the schedule is one")
     transfer_policy: str = setting(
         "early",
@@ -245,6 +254,11 @@ class Case:
     @property
     def is_emulated(self) -> bool:
         return self.device == EMULATED
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the solver finds the program."""
+        return self.schedule == AUTO
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -55,6 +55,7 @@ def problems_of_settings(
     if has_program:
         yield from _of_schedule(case)
         yield from _of_split(case)
+        yield from _of_memory_limit(case)
     yield from problems_of_runtime(case)
     yield from _of_transfers(case)
     if has_program and (is_of_this_tree or not case.emulated_costs):
@@ -86,6 +87,8 @@ def is_known_by_name(case: Case) -> bool:
 
 def _of_schedule(case: Case) -> Iterator[Problem]:
     """Check a registered schedule's shape; prove a program file correct."""
+    if case.is_automatic:
+        return
     try:
         if not case.schedule.startswith(CSV_PREFIX):
             shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
@@ -117,6 +120,28 @@ def _of_program(case: Case, program: Program) -> Iterator[Problem]:
     if most != case.stages_per_rank:
         message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
         yield Problem("stages_per_rank", message)
+
+
+def _of_memory_limit(case: Case) -> Iterator[Problem]:
+    limit = case.memory_limit
+    if limit == Case.memory_limit:
+        return
+    is_number = limit.isdecimal()
+    if not case.is_automatic:
+        message = f'applies only with schedule = "auto", which keeps within it; got {case.schedule}'
+        yield Problem("memory_limit", message)
+    elif case.is_emulated and not is_number:
+        message = f"{brief(limit)}: emulated stages hold no bytes; give a number of activations"
+        yield Problem("memory_limit", message)
+    elif case.is_emulated and int(limit) < case.stages_per_rank:
+        message = (
+            f"{limit} is less than any program needs: a rank holds one microbatch of each of its "
+            f"{case.stages_per_rank} stages; at least {case.stages_per_rank}"
+        )
+        yield Problem("memory_limit", message)
+    elif is_number and not case.is_emulated:
+        message = f'{limit} has no unit; give a size, such as "{limit} GiB"'
+        yield Problem("memory_limit", message)
 
 
 def _of_transfers(case: Case) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from engine.plan.schedules.registry import (
     find_schedule,
     known_names,
 )
+from engine.plan.sizes import bytes_of, exact_text
 from ppbench.config.toml import brief
 from ppbench.errors import nearest
 from ppbench.runtimes import is_known, known_runtimes
@@ -43,6 +44,8 @@ def _known_schedule(value: object) -> object:
     """Resolve aliases to the registered name."""
     if not isinstance(value, str) or value.removeprefix(CSV_PREFIX) not in ("", value):
         return value
+    if value == AUTO:
+        return value
     try:
         return find_schedule(value).name
     except UnknownScheduleError:
@@ -52,7 +55,7 @@ def _known_schedule(value: object) -> object:
                 f'"{CSV_PREFIX}{value}"'
             ) from None
         raise ValueError(
-            f"unknown schedule {brief(value)}{nearest(value, known_names())}"
+            f"unknown schedule {brief(value)}{nearest(value, [*known_names(), AUTO])}"
         ) from None
 
 
@@ -79,6 +82,25 @@ def _is_folder(name: str) -> bool:
         return name != "" and Path(name).is_dir()
     except (OSError, ValueError):  # a name too long, or with a null byte
         return False
+
+
+def _memory_limit(value: object) -> object:
+    """Check bytes of real stages, or activations of emulated ones; one text for equal limits."""
+    if value == "none":
+        return value
+    if type(value) is int and value > 0:
+        return str(value)
+    if isinstance(value, str):
+        try:
+            num_bytes = bytes_of(value)
+        except ValueError:
+            num_bytes = 0
+        if num_bytes > 0:
+            return exact_text(num_bytes)
+    raise ValueError(
+        'expected "none", a size above 0 such as "1.5 GiB" or, of emulated stages, a number of '
+        "activations"
+    )
 
 
 def _partition(value: object) -> object:
@@ -285,6 +307,7 @@ StagesToChoose = Annotated[tuple[int, ...], BeforeValidator(_some_counts)]
 Schedules = Annotated[tuple[str, ...], BeforeValidator(_schedules)]
 CostsOrigin = Annotated[str, BeforeValidator(_costs_origin)]
 RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
+MemoryLimit = Annotated[str, BeforeValidator(_memory_limit)]
 Model = Annotated[str, BeforeValidator(_model)]
 Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
 Recompute = Annotated[bool | tuple[bool, ...], BeforeValidator(_recompute)]

@@ -32,11 +32,19 @@ from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
 from engine.model.presets import PRESETS
 from engine.plan.action import OPS, SEND_OPS, Action
+from engine.plan.choice import best_program, placements_of
 from engine.plan.lower import Policy, edge_of, lower
+from engine.plan.problem import counted
 from engine.plan.program import Program
 from engine.plan.replay import of_kinds, replay_all
-from engine.plan.schedules.registry import CSV_PREFIX, ProgramFileError, build_program
-from engine.plan.simulate import Durations, Simulation, simulate, uniform
+from engine.plan.schedules.registry import (
+    AUTO,
+    CSV_PREFIX,
+    ProgramFileError,
+    ScheduleError,
+    build_program,
+)
+from engine.plan.simulate import Durations, Simulation, TransferModel, simulate, uniform
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
 from ppbench.config.toml import describe, parse, read_text
@@ -46,7 +54,20 @@ NS_PER_MS = 1_000_000
 
 
 def program_of(case: Case) -> Program:
-    """The program of a case. Raises ScheduleError, ProgramError."""
+    """The program of a case. Raises ScheduleError, ProgramError, NoProgramError.
+
+    That of `schedule = "auto"` takes a second for emulated stages, and else is known to its run
+    only, which measures the costs.
+    """
+    if case.is_automatic:
+        if not case.is_emulated:
+            raise ScheduleError(f'schedule "{AUTO}": the program is found when the case runs')
+        return _program_found(
+            (case.world_size, case.stages_per_rank, case.num_microbatches),
+            durations_of(case),
+            link_ns_of(case),
+            most_activations_of(case),
+        )
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
         return _program_of_file(*shape, case.program_digest)
@@ -59,6 +80,28 @@ def _program_of_file(
 ) -> Program:
     """Read a file once for all cases of a grid; changed content has another digest."""
     return build_program(schedule, world_size, num_microbatches, None)
+
+
+@functools.lru_cache(maxsize=16)
+def _program_found(
+    shape: tuple[int, int, int], durations: Durations, links_ns: Sequence[int], limit: int
+) -> Program:
+    world_size, stages_per_rank, num_microbatches = shape
+    mean_ns = round(sum(links_ns) / max(1, len(links_ns)))  # the solver knows one link
+    transfers = TransferModel(mean_ns)
+    return best_program(
+        [
+            counted(placement, num_microbatches, durations, limit, transfers)
+            for placement in placements_of(world_size, stages_per_rank)
+        ]
+    )
+
+
+def most_activations_of(case: Case) -> int:
+    """The most that a rank of emulated stages may hold, each of one microbatch of a stage."""
+    if case.memory_limit == Case.memory_limit:
+        return case.num_microbatches * case.stages_per_rank
+    return int(case.memory_limit)
 
 
 def digest_of(path: Path) -> str:

@@ -491,6 +491,8 @@ class _Shape:
 
 def _shape_of(schedule: str) -> _Shape:
     """The shape of a schedule; an unusable file is refused as infeasible later."""
+    if schedule == AUTO:
+        return _Shape(1, "")
     if not schedule.startswith(CSV_PREFIX):
         return _Shape(find_schedule(schedule).stages_per_rank.default, "")
     path = Path(schedule.removeprefix(CSV_PREFIX))

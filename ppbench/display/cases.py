@@ -35,6 +35,7 @@ KNOBS = (
     "world_size",
     "num_microbatches",
     "stages_per_rank",
+    "memory_limit",
     "program_digest",
     "model_partition",
     "model_split",

@@ -224,7 +224,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     Raises DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
-    program = result.lowered if must_agree(case) and result.lowered else program_of(case)
+    program = _program_of(case, result)
     finished = _finished(planned, result, program)
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
@@ -249,6 +249,15 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     telemetry, memory = _samples(result, rows.origin_ns), _memory_timelines(result)
     store.write_run(run, {**rows.tables, "telemetry": telemetry, "memory": memory})
     return tokens_per_s
+
+
+def _program_of(case: Case, result: CaseResult) -> Program:
+    """The program that was run, where the case alone does not say it; else the case's."""
+    if result.lowered and must_agree(case):
+        return result.lowered
+    if result.lowered and case.is_automatic:
+        return result.lowered.compute_only()
+    return program_of(case)
 
 
 def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> FinishedRun:

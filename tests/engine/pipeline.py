@@ -128,7 +128,10 @@ def unsplit_outcome(
     model = dataclasses.replace(settings.model, partition="uniform")
     same = {
         name: getattr(TrainerConfig, name)
-        for name in ("schedule", "world_size", "stages_per_rank", "policy", "look_ahead")
+        for name in (
+            *("schedule", "world_size", "stages_per_rank", "policy", "look_ahead"),
+            *("memory_limit", "program"),
+        )
     }
     key = dataclasses.replace(settings, model=model, **same), build
     known = _trained_unsplit.get(key)

@@ -41,6 +41,8 @@ from engine.plan.table import Table
 
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
+AUTO = "auto"
+"""No schedule of the registry: the program that the solver finds, see `engine.plan.choice`."""
 
 
 @dataclass(frozen=True)

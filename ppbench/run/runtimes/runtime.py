@@ -183,7 +183,14 @@ def trainer_config(case: Case) -> TrainerConfig:
         autocast=case.train_autocast,
         recompute=case.recompute,
         compile=case.train_compile,
+        memory_limit=_limit_of(case),
     )
+
+
+def _limit_of(case: Case) -> str | None:
+    """A size; what emulated stages hold is counted, and their program found, without the engine."""
+    has_none = case.is_emulated or case.memory_limit == Case.memory_limit
+    return None if has_none else case.memory_limit
 
 
 def _data_spec(case: Case) -> DataSpec:

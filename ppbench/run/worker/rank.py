@@ -26,6 +26,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from engine.configuration import TrainerConfig
 from engine.connection import Agreement, agree, broadcast
 from engine.flight import FlightRecord, Phase
 from engine.interfaces import InterfaceError
@@ -39,7 +40,7 @@ from engine.run.heap import keep_freed_memory
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from ppbench.config.case import EMULATED, Case
-from ppbench.config.programs import check_file_unchanged
+from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
 from ppbench.files import Lock
 from ppbench.run.failures.evidence import (
@@ -335,7 +336,7 @@ class Worker:
         group, fabric = self._group_of(case.world_size), self._fabric_for(case)
         check_file_unchanged(case)
         cores = self._bind(case)
-        agreement = agree(trainer_config(case), fabric)
+        agreement = agree(_config_of(case), fabric)
         if case.runtime != ENGINE:  # it may need a communicator even with one rank
             fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.world_size:
@@ -390,6 +391,14 @@ class Worker:
             device = _device_of(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         return self._fabrics[key]
+
+
+def _config_of(case: Case) -> TrainerConfig:
+    """The engine's configuration. Collective: an emulated program is found by rank 0 for all."""
+    config = trainer_config(case)
+    if not (case.is_automatic and case.is_emulated):
+        return config
+    return dataclasses.replace(config, program=broadcast(functools.partial(program_of, case)))
 
 
 def _new_record(path: Path, rank: int) -> FlightRecord:

@@ -1,0 +1,111 @@
+"""`schedule = "auto"` and `memory_limit` in sweep files."""
+
+import pytest
+
+from engine.plan.rules import check, peak_activations
+from engine.plan.schedules.registry import ScheduleError
+from engine.plan.simulate import simulate
+from ppbench.config.case import Case
+from ppbench.config.programs import durations_of, lowered_of, planned_step_ns, program_of
+from ppbench.config.reader import read_sweep
+from ppbench.errors import SweepFileError
+from ppbench.run.runtimes.runtime import trainer_config
+
+EMULATED = """\
+schedule = "auto"
+device = "emulated"
+world_size = {ranks}
+num_microbatches = 6
+stages_per_rank = {stages}
+memory_limit = {limit}
+[emulated]
+F_ms = {times}
+I_ms = {times}
+W_ms = 3
+link_ms = 1
+"""
+REAL = 'schedule = "auto"\nworld_size = 2\nmemory_limit = {}\n'
+
+
+def read(tmp_path, text, *overrides):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return read_sweep(path, overrides, "cpu")
+
+
+def only_case(sweep):
+    ((case, _),) = sweep.cases
+    return case
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "limit", "times"),
+    [(3, 1, 2, [4, 4, 6]), (2, 2, 3, [2, 2, 2, 3]), (2, 1, '"none"', [4, 6]), (1, 2, 2, [4, 6])],
+)
+def test_emulated_stages_have_a_program_within_the_limit(tmp_path, ranks, stages, limit, times):
+    text = EMULATED.format(ranks=ranks, stages=stages, limit=limit, times=times)
+    case = only_case(read(tmp_path, text))
+    program = program_of(case)
+    check(program)
+    assert (program.schedule, program.num_stages) == ("auto", ranks * stages)
+    assert limit == '"none"' or max(peak_activations(program)) <= limit
+    assert program_of(case) is program
+    assert (
+        planned_step_ns(case, lowered_of(case)) >= simulate(program, durations_of(case)).makespan_ns
+    )
+
+
+def test_a_real_model_has_its_program_when_it_runs(tmp_path):
+    case = only_case(read(tmp_path, REAL.format('"1536 MiB"')))
+    assert (case.memory_limit, case.stages_per_rank) == ("1.5 GiB", 1)
+    config = trainer_config(case)
+    assert (config.schedule, config.limit_bytes) == ("auto", 3 * 2**29)
+    with pytest.raises(ScheduleError, match="found when the case runs"):
+        program_of(case)
+    assert trainer_config(only_case(read(tmp_path, REAL.format('"none"')))).memory_limit is None
+
+
+def test_equal_limits_are_one_case_and_a_limit_may_be_an_axis(tmp_path):
+    axis = 'schedule = "auto"\n[grid]\nmemory_limit = ["none", "2 GiB", "900 MB"]\n'
+    sweep = read(tmp_path, axis)
+    assert [case.memory_limit for case, _ in sweep.cases] == ["none", "2 GiB", "900 MB"]
+    one = only_case(read(tmp_path, REAL.format('"2048 MiB"')))
+    assert one.case_id == only_case(read(tmp_path, REAL.format('"2 GiB"'))).case_id
+    assert Case(memory_limit="none") == Case()
+    with pytest.raises(SweepFileError, match=r"memory_limit\[1\].*listed twice|listed twice"):
+        read(tmp_path, axis.replace("900 MB", "2048 MiB"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (REAL.format("0"), ":3: memory_limit: .*a size above 0 .*got 0"),
+        (REAL.format("-1"), ":3: memory_limit: .*got -1"),
+        (REAL.format('"0 GiB"'), ':3: memory_limit: .*got "0 GiB"'),
+        (REAL.format('"-1 GiB"'), ':3: memory_limit: expected "none", a size'),
+        (REAL.format('"lots"'), ':3: memory_limit: expected "none", a size'),
+        (REAL.format("true"), ":3: memory_limit: .*got true"),
+        (REAL.format("1.5"), ":3: memory_limit: .*got 1.5"),
+        (REAL.format("4"), ':3: memory_limit: 4 has no unit; give a size, such as "4 GiB"'),
+        (
+            REAL.format('"1 GiB"').replace("auto", "1f1b"),
+            ":3: memory_limit: applies only with .*1f1b",
+        ),
+        (
+            EMULATED.format(ranks=2, stages=2, limit=1, times=[2] * 4),
+            ":6: memory_limit: 1 is less than any program needs.* at least 2",
+        ),
+        (
+            EMULATED.format(ranks=2, stages=1, limit='"1 GiB"', times=[2] * 2),
+            ":6: memory_limit: .*emulated stages hold no bytes; give a number",
+        ),
+        ('schedule = "auto"\nruntime = "torch"\n', ':2: runtime: "torch" has no schedule "auto"'),
+        (
+            'schedule = "auto"\nruntime = "single"\nworld_size = 1\n',
+            ':2: runtime: .*got schedule "auto"',
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_at_its_line(tmp_path, text, words):
+    with pytest.raises(SweepFileError, match=words):
+        read(tmp_path, text)

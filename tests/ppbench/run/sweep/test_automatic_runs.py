@@ -1,0 +1,108 @@
+"""Sweeps with `schedule = "auto"`: all ranks run the program that was found, and it is stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import inside, ppbench
+
+from engine.plan.program import from_json
+from engine.plan.rules import check, peak_activations
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+SWEEP = """\
+name = "found"
+schedule = "auto"
+world_size = 2
+seq_len = 16
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 2
+
+[grid]
+device = ["emulated", "cpu"]
+num_microbatches = [4, 2]
+
+[[exclude]]
+device = "emulated"
+num_microbatches = 2
+
+[[override]]
+where = {device = "emulated"}
+set = {memory_limit = 1, emulated.F_ms = [2, 3], emulated.I_ms = [2, 3], emulated.W_ms = [1, 2]}
+
+[[override]]
+where = {device = "cpu"}
+set = {memory_limit = "64 MiB"}
+
+[[override]]
+where = {device = "cpu", num_microbatches = 2}
+set = {memory_limit = "1 MiB"}
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("found")
+    (folder / "sweep.toml").write_text(SWEEP)
+    done = ppbench("sweep", "sweep.toml", "--no-report", folder=folder)
+    assert "emulated" in done.stdout + done.stderr, done.stderr
+    return folder
+
+
+def run_of(folder: Path, device: str, num_microbatches: int) -> pd.Series:
+    runs = Store(folder / "results").every_run()
+    is_it = (runs["device"] == device) & (runs["num_microbatches"] == num_microbatches)
+    ((_, row),) = runs[is_it].iterrows()
+    return row
+
+
+@pytest.mark.parametrize("device", ["emulated", "cpu"])
+def test_the_program_that_was_run_is_stored_with_its_spans(swept, device):
+    run = run_of(swept, device, 4)
+    assert run["status"] == "ok", run["error"]
+    program = from_json(run["program"])
+    check(program)
+    assert (program.schedule, program.world_size, program.num_microbatches) == ("auto", 2, 4)
+    assert json.loads(run["layers_per_stage"]) == [2, 2]
+    spans = Store(swept / "results").table("spans", [run["run_id"]])
+    first = spans[(spans["step"] == spans["step"].min()) & (spans["lane"] == "compute")]
+    for rank, row in enumerate(program.actions):
+        ran = first[(first["rank"] == rank) & (first["op"] != "OPT")].sort_values("start_ns")
+        names = [f"{a.stage}{a.op}{a.microbatch}" for a in ran.itertuples()]
+        assert names == [str(action) for action in row]
+
+
+def test_emulated_ranks_hold_no_more_than_the_limit(swept):
+    run = run_of(swept, "emulated", 4)
+    assert max(peak_activations(from_json(run["program"]))) == 1
+    assert run["peak_held_microbatches"] == 1
+    assert run["planned_step_ns"] == 4 * (2 + 3 + 3 + 2 + 1) * 1_000_000  # one after the other
+
+
+def test_real_ranks_need_no_more_than_the_limit(swept):
+    assert run_of(swept, "cpu", 4)["peak_memory_bytes"] <= 64 * 2**20
+
+
+def test_a_limit_that_nothing_keeps_within_is_an_invalid_run_that_says_the_least(swept):
+    run = run_of(swept, "cpu", 2)
+    assert run["status"] == "invalid"
+    assert "MemoryLimitError: memory_limit 1 MiB: no program keeps within it" in run["error"]
+    assert "the least that would do is" in run["error"]
+
+
+@pytest.mark.parametrize("command", ["explain", "timeline"])
+def test_what_reads_programs_reads_that_of_the_run(swept, command):
+    run_id = run_of(swept, "emulated", 4)["run_id"]
+    words = ["-o", str(swept / "timeline.html")] if command == "timeline" else []
+    assert inside(command, run_id, *words, folder=swept)
