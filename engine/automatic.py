@@ -128,7 +128,9 @@ def _problem(
     ]
     inputs, weights, left = zip(*halves, strict=True)
     held = tuple(max(one.held_after_forward, kept) for one, kept in zip(costs, left, strict=True))
-    durations = Durations(tuple(one.forward_ns for one in costs), inputs, weights)
+    forwards = tuple(one.forward_ns for one in costs)
+    backwards = tuple(one.backward_ns for one in costs)
+    durations = Durations(forwards, inputs, weights, backwards)
     limits: tuple[int, ...]
     if placement.world_size == 1:
         limits = (sum(held),)  # one microbatch after the other takes no longer

@@ -8,7 +8,8 @@ from fractions import Fraction
 UNITS = {
     "B": 1,
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
+    "kB": 1000,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
 }
 _SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?)\s*({'|'.join(UNITS)})", re.ASCII)
 

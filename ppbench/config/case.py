@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
+from engine.plan.sizes import bytes_of
 from ppbench.config.kinds import (
     AUTO,
     MAX_SEQ_LEN,
@@ -50,7 +51,6 @@ from ppbench.config.kinds import (
     SplitPoints,
     StagesPerRank,
     StagesToChoose,
-    bytes_of,
     minutes_of,
     number,
     whole,

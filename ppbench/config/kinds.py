@@ -90,13 +90,8 @@ def _memory_limit(value: object) -> object:
         return value
     if type(value) is int and value > 0:
         return str(value)
-    if isinstance(value, str):
-        try:
-            num_bytes = bytes_of(value)
-        except ValueError:
-            num_bytes = 0
-        if num_bytes > 0:
-            return exact_text(num_bytes)
+    if isinstance(value, str) and (num_bytes := _bytes_in(value)) > 0:
+        return exact_text(num_bytes)
     raise ValueError(
         'expected "none", a size above 0 such as "1.5 GiB" or, of emulated stages, a number of '
         "activations"
@@ -235,22 +230,16 @@ def minutes_of(time: str) -> int:
     return -(-(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 60)
 
 
-_MEMORY = re.compile(r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*(B|[KMGT]i?B)\s*", re.ASCII)
-_UNITS = {"B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", 1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
-
-
-def bytes_of(text: str) -> int:
-    """The bytes that a size such as `1.5 GiB` means; 0 if it is none."""
-    match = _MEMORY.fullmatch(text)
-    return 0 if match is None else round(float(match[1]) * _UNITS[match[2]])
+def _bytes_in(text: str) -> int:
+    """The bytes of a size; 0 if the text is none."""
+    try:
+        return bytes_of(text)
+    except ValueError:
+        return 0
 
 
 def _memory(value: object) -> object:
-    if not isinstance(value, str) or (value and bytes_of(value) < 1):
+    if not isinstance(value, str) or (value and _bytes_in(value) < 1):
         raise ValueError('expected a size with its unit, such as "1.5 GiB" or "80 GB"')
     return value
 
