@@ -9,14 +9,18 @@ the store         stored_costs       what was measured before
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting, parts_of, problem_of
+from ppbench.planning.stored_costs import Wanted, store_costs, stored_cost_set
 
 __all__ = [
     "MEASURED",
     "CostSet",
     "Setting",
+    "Wanted",
     "measure_costs",
     "parts_of",
     "problem_of",
     "read_costs_file",
+    "store_costs",
+    "stored_cost_set",
     "write_costs_file",
 ]

@@ -131,6 +131,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "memory": ("rank", "time_ns", "num_bytes"),
     "telemetry": ("time_ns", "hostname", "device"),
     "flight": ("rank",),
+    "costs": ("model_preset", "train_microbatch_size", "train_recompute", "place", "forward_ns"),
 }
 """Columns besides `run_id` that every version of a table has and that are never null."""
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -144,12 +145,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "memory": (),  # a sample may be recorded twice
     "telemetry": (),
     "flight": (RUN_ID, "rank"),
+    "costs": (RUN_ID, "train_microbatch_size", "train_recompute", "place", "layer"),
 }
 """Columns that are unique together."""
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "runs": {"status": STATUSES, "transfer_policy": tuple(Policy)},
     "spans": {"op": tuple(Op), "lane": tuple(Lane)},
     "planned": {"op": tuple(Op), "lane": tuple(Lane)},
+    "costs": {"place": ("before", "layer", "after")},
 }
 _LOSSES = frozenset({"loss", "first_loss", "last_loss"})  # may be infinite: training diverged
 _MAY_BE_NEGATIVE = frozenset(
