@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ppbench.explanation import explain
     from ppbench.external.attach import attach
     from ppbench.prediction import simulate
+    from ppbench.recommendation import plan
     from ppbench.results import load
     from ppbench.run.sweep.control import sweep
 
@@ -30,6 +31,7 @@ __all__ = [
     "history",
     "load",
     "noise",
+    "plan",
     "simulate",
     "sweep",
 ]
@@ -42,6 +44,7 @@ _PLACES = {
     "history": "ppbench.commits.series",
     "load": "ppbench.results",
     "noise": "ppbench.commits.noise",
+    "plan": "ppbench.recommendation",
     "simulate": "ppbench.prediction",
     "sweep": "ppbench.run.sweep.control",
 }

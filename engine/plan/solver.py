@@ -49,6 +49,10 @@ PERIODS = (100, 102, 104, 107, 110, 115, 120, 127, 135, 145, 160, 180)
 FEWEST_TRIES = 300
 """Changes of a pattern with a period."""
 
+RULED = 300_000_000
+"""Actions times ranks that rules go through at least: for large problems and little effort, some
+flows are left out."""
+
 NUM_JOINS = 2_000_000
 """Actions that are gone through to make backwards whole."""
 
@@ -98,6 +102,8 @@ class _Search:
         self.problem, self.bound_ns, self.chain = problem, bound_ns, Chain(problem)
         self.flows = list(dict.fromkeys(_flows(self.chain, bound_ns)))
         m, size = problem.num_microbatches, 3 * problem.num_microbatches * len(self.chain.places)
+        most = max(1, (RULED + 5 * visits) // (12 * size * problem.placement.world_size))
+        self.flows = self.flows[:: -(-len(self.flows) // most)]
         self.budget, self.num_moves = visits, visits // size
         self.rows = Rows(problem, visits + len(self.flows) * size)
         part = max(0, m - problem.placement.world_size)

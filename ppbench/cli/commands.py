@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MEASURE, LOOK, COMPARE = "Measure", "Look at runs", "Compare commits"
-PLAN, EXCHANGE = "Plan without measuring", "Exchange with other tools"
+PLAN, EXCHANGE = "Plan", "Exchange with other tools"
 
 
 class Entry(NamedTuple):
@@ -96,6 +96,10 @@ COMMANDS = [
     Entry(
         *(COMPARE, "bisect", "bisect:bisect"),
         "Find the first bad commit with as few launches as the noise allows.",
+    ),
+    Entry(
+        *(PLAN, "plan", "plan:plan"),
+        "Find the best pipeline for a model, devices and memory, and say how sure that is.",
     ),
     Entry(
         *(PLAN, "simulate", "simulate:simulate"),

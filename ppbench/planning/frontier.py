@@ -8,7 +8,7 @@ from ppbench.planning.fitting import Candidate, Layout, simulated
 from ppbench.planning.partitions import climb_all
 from ppbench.planning.plan import FrontierPoint
 from ppbench.planning.request import AUTO
-from ppbench.planning.search import FIRST_EFFORT, Search, preference
+from ppbench.planning.search import FIRST_EFFORT, NUM_FIRST, Search, preference
 from ppbench.planning.solving import least_memory, solved
 from ppbench.planning.space import shapes
 
@@ -54,8 +54,8 @@ def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
     """The best layout of the solver with less memory and with more."""
     own = [one for one in search.found if one.shape.schedule == AUTO and search.fits(one)]
     best = min(own, key=preference, default=None)
-    if best is None:
-        return
+    if best is None or search.num_solutions([best.shape]) < NUM_FIRST:
+        return  # there is none, or it takes too long
     table = search.table(best.shape.microbatch_size)
     for level in SOLVED_LEVELS:
         search.say("solving for other memories", SOLVED_LEVELS.index(level), len(SOLVED_LEVELS))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppbench.errors import UsageError
 from ppbench.planning.configuration import Configuration, Proposal
 from ppbench.planning.request import Costs, PlanRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class FrontierPoint(NamedTuple):
@@ -60,10 +63,27 @@ class Plan:
             return None
         return self.baseline.step_ns / self.first.step_ns - 1
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each proposal, the best first, and last the 1F1B they are compared with."""
+        from ppbench.planning.words import frame_of
+
+        return frame_of(self)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What to run, what it gains on 1F1B, what limits it, and what more would bring."""
+        from ppbench.planning.words import sentences_of
+
+        return sentences_of(self)
+
 
 class NoPlanError(UsageError):
-    """Nothing fits into the memory; `least` is what needs the least of all that was found."""
+    """There is no such pipeline: `key` of `[plan]` is at fault.
 
-    def __init__(self, message: str, least: FrontierPoint | None = None) -> None:
+    Where it is the memory, `least` is what needs the least of all that was found.
+    """
+
+    def __init__(self, key: str, message: str, least: FrontierPoint | None = None) -> None:
         super().__init__(message)
-        self.least = least
+        self.key, self.least = key, least

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from engine.plan.bounds import lower_bound
 from engine.plan.model_costs import LinkCosts, StageCosts
-from engine.plan.simulate import simulate
+from engine.plan.simulate import simulate, simulate_all
 from ppbench.display.units import milliseconds, size
 from ppbench.planning.configuration import Proposal
 from ppbench.planning.fitting import Candidate
@@ -66,7 +66,7 @@ def make_plan(
         tuple(proposals),
         frontier,
         baseline,
-        _losses(chosen[0], costs.link, min(point.step_ns for point in frontier)),
+        _losses(chosen[0], search, frontier),
         more,
         min(_step_with(one, faster) for one in chosen[:NUM_PROPOSALS]),
         _notes(request, costs),
@@ -79,25 +79,26 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
     if not sizes_of(request, costs):
         wanted = request.microbatch_sizes or known
         divide = [size for size in wanted if request.global_batch % size == 0]
-        texts = ", ".join(map(str, known))
         if not divide:
             raise NoPlanError(
-                f"no microbatch size of {', '.join(map(str, wanted))} divides the global batch of "
-                f"{request.global_batch} sequences; change plan.global_batch or "
-                "plan.microbatch_sizes"
+                "microbatch_sizes",
+                f"{', '.join(map(str, wanted))}: none divides the global batch of "
+                f"{request.global_batch} sequences; give a divisor of it",
             )
         recompute = " with recomputation" if request.recompute == "all" else ""
         raise NoPlanError(
-            f"no costs{recompute} for microbatches of {', '.join(map(str, divide))}; the costs are "
-            f"for microbatches of {texts}; measure them, or change plan.microbatch_sizes"
+            "microbatch_sizes",
+            f"there are no costs{recompute} for microbatches of {', '.join(map(str, divide))}, "
+            f"only for those of {', '.join(map(str, known))}; measure them, or choose among these",
         )
     if next(shapes(request, costs), None) is None:
         layers = len(next(iter(costs.by_setting.values())).layers)
         raise NoPlanError(
+            "stages_per_rank",
             f"no schedule of {', '.join(request.schedules)} has a pipeline of "
             f"{' or '.join(map(str, request.ranks))} ranks with "
             f"{' or '.join(map(str, request.stages_per_rank))} stages per rank for a model of "
-            f"{layers} layers and a global batch of {request.global_batch}; allow more in [plan]"
+            f"{layers} layers and a global batch of {request.global_batch}; allow others",
         )
 
 
@@ -123,12 +124,13 @@ def _nothing_fits(search: Search) -> NoPlanError:
     memory, least = search.request.memory_bytes or 0, least_of(search)
     text = f"no pipeline fits into {size(memory)} per rank"
     if least is None:
-        return NoPlanError(f"{text}; raise plan.memory")
+        return NoPlanError("memory", f"{text}; raise it")
     point = point_of(least)
     step = milliseconds(least.step_ns)
     return NoPlanError(
+        "memory",
         f"{text}; the least that would do is {size(point.memory_bytes)}, for "
-        f"{least.shape.schedule} with a step of {step}; raise plan.memory, or allow more ranks",
+        f"{least.shape.schedule} with a step of {step}; raise it, or allow more ranks",
         point,
     )
 
@@ -218,24 +220,34 @@ def _step_with(candidate: Candidate, link: LinkCosts) -> int:
     return simulate(candidate.program, durations, transfers).makespan_ns + candidate.optimizer_ns
 
 
-def _losses(first: Candidate, link: LinkCosts, unlimited_ns: int) -> tuple[Loss, ...]:
+def _losses(
+    first: Candidate, search: Search, frontier: Sequence[FrontierPoint]
+) -> tuple[Loss, ...]:
     """The step of the first choice without each cause of loss, the largest loss first.
 
-    `unlimited_ns` is the best step that any memory allows.
+    An order that suits unequal stages need not suit equal ones, so that these may have the program
+    of any candidate that is placed alike.
     """
-    equal = _equalled(first.stages)
+    link, step_ns = search.costs.link, first.step_ns
+    stages = _equalled(first.stages)
+    programs = {id(first.program): first.program}
+    for one in filter(search.fits, search.found):
+        is_alike = one.shape[1:] == first.shape[1:]
+        programs |= {id(one.program): one.program} if is_alike else {}
+
+    def makespan_ns(link: LinkCosts) -> int:
+        cases = [(program, durations_of(stages)) for program in programs.values()]
+        return min(one.makespan_ns for one in simulate_all(cases, transfers_of(link, stages)))
+
+    optimizer_ns = slowest_optimizer_ns(stages, first.shape.placement.ranks)
     free = LinkCosts()
-    durations = durations_of(equal)
-    step_ns, optimizer_ns = first.step_ns, slowest_optimizer_ns(equal, first.shape.placement.ranks)
-    even_ns = simulate(first.program, durations, transfers_of(link, equal)).makespan_ns
-    ideal_ns = _ideal_ns(first)
-    both_ns = simulate(first.program, durations, transfers_of(free, equal)).makespan_ns
-    losses = [
-        Loss("schedule", step_ns - max(0, both_ns - ideal_ns)),
-        Loss("imbalance", min(step_ns, even_ns + optimizer_ns)),
-        Loss("link", min(step_ns, _step_with(first, free))),
-        Loss("memory", min(step_ns, unlimited_ns)),
-    ]
+    without = {
+        "schedule": step_ns - max(0, makespan_ns(free) - _ideal_ns(first)),
+        "imbalance": makespan_ns(link) + optimizer_ns,
+        "link": _step_with(first, free),
+        "memory": min(point.step_ns for point in frontier),
+    }
+    losses = [Loss(cause, min(step_ns, without_ns)) for cause, without_ns in without.items()]
     return tuple(sorted(losses, key=lambda loss: loss.step_ns))
 
 

@@ -44,6 +44,8 @@ NUM_ROUNDS = 3
 """Rounds of moving layers of the solver's best, each judged by as many solutions again."""
 LAST_EFFORT = 0.2
 """The effort for the best in the end."""
+SOLVED_SIZE = 6_000_000
+"""Actions times ranks of the programs that the solver is asked for in a round."""
 
 
 class Task(NamedTuple):
@@ -166,7 +168,7 @@ class Search:
         """Let the solver try what promises most, and what moves of its layers lead to."""
         tasks = [task for shape in wanted for task in self._tasks(shape, self._layouts(shape))]
         best: Candidate | None = None
-        for _ in range(NUM_ROUNDS):
+        for _ in range(NUM_ROUNDS if self.num_solutions(wanted) == NUM_FIRST else 1):
             solutions = [*self._solutions(tasks, FIRST_EFFORT), *([best] if best else [])]
             found = min(solutions, key=preference, default=None)
             if found is None or found is best:
@@ -176,8 +178,18 @@ class Search:
             kept = best.layout.recompute
             tasks = self._tasks(best.shape, (Layout(partition, kept) for partition in around))
         if best is not None:
-            task = Task(0, best.layout, best.shape)
-            self._keep([best, *self._solutions([task], LAST_EFFORT)])
+            self._keep([best])
+            if self.num_solutions([best.shape]) == NUM_FIRST:
+                task = Task(0, best.layout, best.shape)
+                self._keep(self._solutions([task], LAST_EFFORT))
+
+    def num_solutions(self, wanted: Sequence[Shape]) -> int:
+        """How many programs of such shapes the solver is asked for at once."""
+        sizes = (
+            3 * shape.num_microbatches * shape.placement.num_stages * shape.ranks
+            for shape in wanted
+        )
+        return max(1, min(NUM_FIRST, round(SOLVED_SIZE * self.effort) // max(sizes, default=1)))
 
     def _layouts(self, shape: Shape) -> Iterator[Layout]:
         """Layouts worth a solution: ranks levelled or as for a family, recomputing or not."""
@@ -208,7 +220,8 @@ class Search:
 
     def _solutions(self, tasks: Sequence[Task], effort: float) -> list[Candidate]:
         """The solutions of the tasks with the least bounds."""
-        chosen = sorted(tasks, key=lambda task: task.bound_ns)[:NUM_FIRST]
+        most = self.num_solutions([task.shape for task in tasks])
+        chosen = sorted(tasks, key=lambda task: task.bound_ns)[:most]
         found = []
         for done, (_, layout, shape) in enumerate(chosen):
             self.say("solving for a program", done, len(chosen))

@@ -1,0 +1,194 @@
+"""A plan in a table and in sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ppbench.display.fields import Field, field_of, number
+from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, size
+from ppbench.planning.configuration import Configuration, Proposal
+from ppbench.planning.plan import Plan
+from ppbench.planning.request import AUTO
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN: dict[str, Field] = {
+    **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
+    "microbatch_size": number("microbatch size", ".0f"),
+    "recomputed_stages": number("stages that recompute", ".0f"),
+    "step_ns": field_of("step_ns"),
+    "step_low_ns": number("low", ",.1f", MS),
+    "step_high_ns": number("high", ",.1f", MS),
+    "tokens_per_s": field_of("tokens_per_s"),
+    "bubble_fraction": field_of("bubble_fraction"),
+    "peak_memory_bytes": number("highest peak", ",.1f", MEBIBYTES),
+}
+"""The columns of the table that people see."""
+CAUSES = {
+    "schedule": "the bubble of the schedule",
+    "imbalance": "stages that take unequally long",
+    "memory": "memory",
+    "link": "the link between ranks",
+}
+WITHOUT = {
+    "schedule": "without a bubble",
+    "imbalance": "with equal stages",
+    "memory": "with as much memory as one likes",
+    "link": "with a link that takes no time",
+}
+LEAST_LOSS = 0.005
+"""The part of a step below which nothing is said to limit it."""
+
+
+def frame_of(plan: Plan) -> pd.DataFrame:
+    """A row for each proposal, the best first, and last the 1F1B that they are compared with."""
+    import pandas as pd
+
+    rows = [row_of(proposal) for proposal in plan.proposals]
+    if plan.baseline is not None and plan.baseline not in plan.proposals:
+        rows.append(row_of(plan.baseline))
+    return pd.DataFrame(rows)
+
+
+def row_of(proposal: Proposal) -> dict[str, object]:
+    """A proposal's configuration and figures; lists as JSON."""
+    one = proposal.configuration
+    return {
+        "schedule": one.schedule,
+        "world_size": one.ranks,
+        "stages_per_rank": one.stages_per_rank,
+        "microbatch_size": one.microbatch_size,
+        "num_microbatches": one.num_microbatches,
+        "placement": json.dumps(one.placement.ranks),
+        "layers": json.dumps(one.layers),
+        "recompute": json.dumps(one.recompute),
+        "recomputed_stages": sum(one.recompute),
+        "step_ns": proposal.step_ns,
+        "step_low_ns": proposal.step_low_ns,
+        "step_high_ns": proposal.step_high_ns,
+        "bound_ns": proposal.bound_ns,
+        "tokens_per_s": proposal.tokens_per_s,
+        "bubble_fraction": proposal.bubble_fraction,
+        "peak_memory_bytes": max(proposal.peak_high_bytes),
+        "peak_bytes": json.dumps(proposal.peak_bytes),
+        "peak_high_bytes": json.dumps(proposal.peak_high_bytes),
+    }
+
+
+def sentences_of(plan: Plan) -> list[str]:
+    """What to run, what that gains, what limits it, what more would bring, what was left out."""
+    return [*_choice(plan), *_gain(plan), *_limit(plan), *_more(plan), *plan.notes]
+
+
+def _choice(plan: Plan) -> Iterator[str]:
+    first = plan.first
+    one = first.configuration
+    yield (
+        f"Run {pipeline_text(one)}: a step of {milliseconds(first.step_ns)} (with 90 % probability "
+        f"{milliseconds(first.step_low_ns)} to {milliseconds(first.step_high_ns)}), "
+        f"{first.tokens_per_s:,.0f} tokens/s, at most {size(max(first.peak_high_bytes))} on a rank."
+    )
+
+
+def pipeline_text(one: Configuration) -> str:
+    """A configuration in words."""
+    name = "a program of the solver (auto)" if one.schedule == AUTO else one.schedule
+    stages = counted(one.stages_per_rank, "stage")
+    sequences = counted(one.microbatch_size, "sequence")
+    text = (
+        f"{name} with {stages} per rank on {counted(one.ranks, 'rank')}, "
+        f"{counted(one.num_microbatches, 'microbatch')} of {sequences}, layers by stage "
+        f"{', '.join(map(str, one.layers))}"
+    )
+    if all(one.recompute):
+        return f"{text}, all of which recompute"
+    recomputed = [str(stage) for stage, is_on in enumerate(one.recompute) if is_on]
+    if len(recomputed) == 1:
+        return f"{text}, of which stage {recomputed[0]} recomputes"
+    return f"{text}, of which stages {', '.join(recomputed)} recompute" if recomputed else text
+
+
+def _gain(plan: Plan) -> Iterator[str]:
+    gain = plan.gain
+    if gain is None:
+        yield "No 1F1B fits into this memory."
+    elif plan.baseline == plan.first or gain < LEAST_LOSS:
+        yield "That is as good as any other: nothing found gains on the best 1F1B."
+    else:
+        assert plan.baseline is not None
+        yield (
+            f"It trains {gain:.1%} faster than the best 1F1B within the same memory, whose step "
+            f"takes {milliseconds(plan.baseline.step_ns)}."
+        ).replace("%", " %")
+
+
+def _limit(plan: Plan) -> Iterator[str]:
+    step, first = plan.first.step_ns, plan.losses[0]
+    if 1 - first.step_ns / step < LEAST_LOSS:
+        yield "Nothing limits it but the computation itself."
+        return
+    others = [loss for loss in plan.losses[1:] if 1 - loss.step_ns / step >= LEAST_LOSS]
+    words = [
+        f"{WITHOUT[loss.cause]} {milliseconds(loss.step_ns)} ({_less(loss.step_ns, step)})"
+        for loss in (first, *others)
+    ]
+    yield f"What limits it most is {CAUSES[first.cause]}: the step would be {'; '.join(words)}."
+
+
+def _more(plan: Plan) -> Iterator[str]:
+    step, more = plan.first.step_ns, plan.more_memory
+    if more is not None:
+        yield (
+            f"With {size(more.memory_bytes)} per rank it would be {milliseconds(more.step_ns)} "
+            f"({_less(more.step_ns, step)}), as {more.configuration.schedule}."
+        )
+    elif plan.request.memory_bytes is not None:
+        yield "Up to twice the memory would bring nothing that was found."
+    if 1 - plan.faster_link_ns / step >= LEAST_LOSS:
+        yield (
+            f"A link twice as fast would make it {milliseconds(plan.faster_link_ns)} "
+            f"({_less(plan.faster_link_ns, step)})."
+        )
+    else:
+        yield "A faster link would bring nothing."
+
+
+def _less(step_ns: int, than_ns: int) -> str:
+    return f"{100 * (1 - step_ns / than_ns):.1f} % less"
+
+
+def as_dict(plan: Plan) -> dict[str, object]:
+    """Everything about a plan, as JSON has it; times in ns, memory in bytes."""
+
+    def plain(proposal: Proposal | None) -> dict[str, object] | None:
+        if proposal is None:
+            return None
+        lists = ("placement", "layers", "recompute", "peak_bytes", "peak_high_bytes")
+        row = row_of(proposal)
+        return {**row, **{name: json.loads(str(row[name])) for name in lists}}
+
+    return {
+        "memory_bytes": plan.request.memory_bytes,
+        "global_batch": plan.request.global_batch,
+        "seq_len": plan.request.seq_len,
+        "proposals": [plain(proposal) for proposal in plan.proposals],
+        "baseline": plain(plan.baseline),
+        "gain": plan.gain,
+        "frontier": [
+            {
+                "memory_bytes": point.memory_bytes,
+                "step_ns": point.step_ns,
+                "schedule": point.configuration.schedule,
+            }
+            for point in plan.frontier
+        ],
+        "losses": {loss.cause: loss.step_ns for loss in plan.losses},
+        "more_memory": None
+        if plan.more_memory is None
+        else {"memory_bytes": plan.more_memory.memory_bytes, "step_ns": plan.more_memory.step_ns},
+        "faster_link_ns": plan.faster_link_ns,
+        "sentences": sentences_of(plan),
+    }

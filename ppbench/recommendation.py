@@ -1,0 +1,165 @@
+"""What to run: a plan for a sweep file's model, on the devices that its `[plan]` describes.
+
+    plan = ppbench.plan("mine.toml")
+    plan.first.configuration        # what to run
+    plan.frame                      # the best few, and 1F1B
+    plan.sentences                  # the same in words
+
+The costs are measured here, layer by layer, or are in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engine.model.descriptions import CostRequest, Problem
+from ppbench.config.case import Case, PlanSettings
+from ppbench.config.programs import identity_of
+from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import Sweep
+from ppbench.config.toml import line_of, read_text
+from ppbench.errors import SweepFileError
+from ppbench.planning.costs import CostSet, measure_costs, read_costs_file
+from ppbench.planning.plan import NoPlanError, Plan
+from ppbench.planning.planner import make_plan
+from ppbench.planning.request import AUTO, PlanRequest
+from ppbench.planning.search import OnProgress
+from ppbench.run.machine.environment import default_device
+
+SIZES = (1, 2, 4, 8)
+"""Microbatch sizes that are measured where none are asked for."""
+_DECISIVE = (
+    *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
+    *("seq_len", "device", "train_optimizer", "train_autocast", "train_compile"),
+    *("launch_threads_per_rank",),
+)
+"""Settings of the cases that a plan is made for: they must be the same in all."""
+
+
+def plan(
+    file: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    effort: float = 1.0,
+    on_progress: OnProgress = lambda _what, _done, _all: None,
+) -> Plan:
+    """The best pipelines for the model of a sweep file, within what its `[plan]` says.
+
+    `overrides` are `KEY=VALUE`, as of `--set`; `effort` is proportional to the time of the search.
+    Measures the costs of the model's layers here, unless `plan.costs` says where they are from.
+    Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
+    the least memory that would do.
+    """
+    path = Path(file)
+    sweep = read_sweep(path, overrides, default_device())
+    problem = next(problems_of_plan(sweep), None)
+    if problem is not None:
+        raise located(path, overrides, problem)
+    request = request_of(sweep)
+    costs = costs_of(sweep, request, on_progress)
+    try:
+        return make_plan(request, costs, on_progress, effort)
+    except NoPlanError as error:
+        key = f"plan.{error.key}"
+        raise located(path, overrides, Problem(key, str(error))) from error
+
+
+def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFileError:
+    """The error for a problem of a key, with the line that sets it."""
+    is_set_here = any(text.partition("=")[0].strip() == problem.key for text in overrides)
+    line = None if is_set_here else line_of(read_text(file), tuple(problem.key.split(".")))
+    return SweepFileError(str(file), line, problem.key, problem.message)
+
+
+def case_of(sweep: Sweep) -> Case:
+    """The case that says which model is trained, and how."""
+    return sweep.cases[0][0]
+
+
+def request_of(sweep: Sweep) -> PlanRequest:
+    """What a sweep file asks for."""
+    case, settings = case_of(sweep), sweep.plan
+    assert isinstance(case.seq_len, int)
+    given = PlanRequest(
+        settings.ranks or (case.world_size,),
+        settings.memory_bytes,
+        batch_of(case, settings),
+        case.seq_len,
+        stages_per_rank=settings.stages_per_rank,
+        microbatch_sizes=settings.microbatch_sizes,
+        recompute=settings.recompute,
+    )
+    return replace(given, schedules=settings.schedules) if settings.schedules else given
+
+
+def batch_of(case: Case, settings: PlanSettings) -> int:
+    """The sequences of a step."""
+    return settings.global_batch or case.num_microbatches * case.train_microbatch_size
+
+
+def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
+    """What cannot be planned, whatever the costs are."""
+    case, settings = case_of(sweep), sweep.plan
+    for name in _DECISIVE:
+        values = {getattr(one, name) for one, _ in sweep.cases}
+        if len(values) > 1:
+            key = name.replace("_", ".", 1) if "_" in name and name != "seq_len" else name
+            text = f"has {len(values)} values in the grid; a plan is for one, as with --set {key}=…"
+            yield Problem(key, text)
+    if not isinstance(case.seq_len, int):
+        yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
+    if case.is_emulated:
+        yield Problem("device", '"emulated" has no layers to plan for; expected "cpu" or "cuda"')
+    batch, sizes = batch_of(case, settings), settings.microbatch_sizes
+    if sizes and not any(batch % size == 0 for size in sizes):
+        listed = ", ".join(map(str, sizes))
+        text = f"{listed}: none divides the global batch of {batch} sequences"
+        yield Problem("plan.microbatch_sizes", f"{text}; give a divisor of it")
+    if settings.recompute == "all" and case.train_compile:
+        yield Problem("plan.recompute", '"all" is not possible with train.compile')
+
+
+def costs_of(sweep: Sweep, request: PlanRequest, on_progress: OnProgress) -> CostSet:
+    """The costs that a plan is made with. Raises UsageError where they are of another model."""
+    case = case_of(sweep)
+    kind, _, name = sweep.plan.costs.partition(":")
+    if kind == "file":
+        costs = read_costs_file(Path(name))
+    else:
+        on_progress("measuring the costs of layers", 0, 1)
+        lines = 0
+
+        def tell(line: str) -> None:
+            nonlocal lines
+            lines += 1
+            on_progress(line, lines, 0)
+
+        costs = measure_costs(_cost_request(case, request), tell)
+    costs.check_is_of(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer)
+    return costs
+
+
+def _cost_request(case: Case, request: PlanRequest) -> CostRequest:
+    sizes = request.microbatch_sizes or tuple(
+        size
+        for size in SIZES
+        if request.global_batch % size == 0
+        and (size == 1 or request.global_batch // size >= min(request.ranks))
+    )
+    modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
+    return CostRequest(
+        identity_of(case),
+        request.seq_len,
+        tuple((size, mode) for size in sizes for mode in modes),
+        case.device,
+        case.train_autocast,
+        {
+            "name": case.train_optimizer,
+            "learning_rate": case.train_learning_rate,
+            "weight_decay": case.train_weight_decay,
+            "momentum": case.train_momentum,
+        },
+        case.launch_threads_per_rank,
+    )

@@ -1,0 +1,173 @@
+"""Plans: what is proposed, what is refused and why, and what is said."""
+
+from dataclasses import replace
+
+import pytest
+from worlds import FAMILIES, MIB, Costs, world
+
+from engine.plan.lower import lower
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.rules import check
+from ppbench.planning.plan import NoPlanError
+from ppbench.planning.planner import make_plan
+from ppbench.planning.request import PlanRequest
+from ppbench.planning.words import as_dict
+
+LAYER = LayerCosts(
+    *(1e6, 2e6, 1.1e6, 1e6, 0.01),
+    held_after_forward=10 * MIB,
+    held_after_input=4 * MIB,
+    transient_bytes=MIB,
+    static_bytes=20 * MIB,
+    message_bytes=MIB,
+    optimizer_ns=1e5,
+)
+AGAIN = replace(LAYER, backward_ns=3e6, input_ns=2.1e6, held_after_forward=MIB)
+HEAD = replace(LAYER, forward_ns=2e6, backward_ns=4e6, input_ns=2e6, weight_ns=2e6)
+COSTS = Costs(
+    {
+        (size, recompute): ModelCosts(LAYER, (layer,) * 8, HEAD)
+        for size in (1, 2)
+        for recompute, layer in ((False, LAYER), (True, AGAIN))
+    },
+    LinkCosts(1e5, 1e10, 0.05),
+)
+REQUEST = PlanRequest((2,), None, 8, 128, FAMILIES, (1, 2), (1,))
+EFFORT = 0.05
+
+
+def plan(**changes):
+    return make_plan(replace(REQUEST, **changes), COSTS, effort=EFFORT)
+
+
+def test_programs_of_proposals_are_legal_and_run_without_a_deadlock():
+    for proposal in plan(schedules=(*FAMILIES, "auto")).proposals:
+        check(proposal.program)
+        lower(proposal.program)
+        configuration = proposal.configuration
+        assert sum(configuration.layers) == 8
+        assert configuration.global_batch == 8
+        assert proposal.program.num_stages == len(configuration.recompute)
+
+
+def test_proposals_come_in_order_and_say_what_they_are_sure_of():
+    found = plan()
+    steps = [proposal.step_ns for proposal in found.proposals]
+    assert steps == sorted(steps)
+    for one in found.proposals:
+        assert one.bound_ns <= one.step_ns
+        assert one.step_low_ns < one.step_ns < one.step_high_ns
+        assert 0 <= one.bubble_fraction < 1
+        assert one.tokens_per_s == pytest.approx(8 * 128 / one.step_ns * 1e9)
+        assert all(
+            low <= high for low, high in zip(one.peak_bytes, one.peak_high_bytes, strict=True)
+        )
+
+
+def test_the_same_question_has_the_same_answer():
+    assert plan(schedules=("1f1b", "auto")) == plan(schedules=("1f1b", "auto"))
+
+
+def test_what_is_known_exactly_has_no_interval():
+    exact = Costs(
+        {
+            setting: replace(
+                model,
+                before=replace(model.before, error=0),
+                layers=tuple(replace(layer, error=0) for layer in model.layers),
+                after=replace(model.after, error=0),
+            )
+            for setting, model in COSTS.by_setting.items()
+        },
+        replace(COSTS.link, error=0),
+    )
+    first = make_plan(REQUEST, exact, effort=EFFORT).first
+    assert first.step_low_ns == first.step_ns == first.step_high_ns
+
+
+def test_less_memory_makes_stages_recompute_and_is_never_quicker():
+    free = plan(schedules=("1f1b",)).first
+    assert not any(free.configuration.recompute)
+    steps, needs = [free.step_ns], max(free.peak_high_bytes)
+    for limit in (needs - 1, needs * 9 // 10, needs * 8 // 10):
+        found = plan(schedules=("1f1b",), memory_bytes=limit)
+        assert max(found.first.peak_high_bytes) <= limit
+        steps.append(found.first.step_ns)
+    assert steps == sorted(steps)
+    assert any(found.first.configuration.recompute)
+
+
+def test_without_recomputation_nothing_recomputes_and_with_all_everything_does():
+    assert not any(any(one.configuration.recompute) for one in plan(recompute="none").proposals)
+    assert all(all(one.configuration.recompute) for one in plan(recompute="all").proposals)
+
+
+def test_the_frontier_is_quicker_the_more_memory_there_is():
+    here = world(8)
+    found = make_plan(here.request, here.measured, effort=EFFORT)
+    memories = [point.memory_bytes for point in found.frontier]
+    steps = [point.step_ns for point in found.frontier]
+    assert memories == sorted(memories)
+    assert steps == sorted(steps, reverse=True)
+    assert found.first.step_ns in steps
+
+
+def test_where_nothing_fits_the_least_memory_is_said_and_it_does():
+    with pytest.raises(NoPlanError, match="the least that would do is") as refused:
+        plan(memory_bytes=30 * MIB)
+    least = refused.value.least
+    assert refused.value.key == "memory"
+    assert f"step of {least.step_ns / 1e6:.1f} ms" in str(refused.value)
+    assert plan(memory_bytes=least.memory_bytes).first.step_ns <= least.step_ns
+    with pytest.raises(NoPlanError):
+        plan(memory_bytes=least.memory_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"microbatch_sizes": (3,)}, "microbatch_sizes", "none divides the global batch of 8"),
+        ({"microbatch_sizes": (4,)}, "microbatch_sizes", "no costs for microbatches of 4"),
+        ({"schedules": ("1f1b",), "stages_per_rank": (2,)}, "stages_per_rank", "no schedule of"),
+        ({"ranks": (16,)}, "stages_per_rank", "a model of 8 layers"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_the_key(changes, key, words):
+    with pytest.raises(NoPlanError, match=words) as refused:
+        plan(**changes)
+    assert refused.value.key == key
+
+
+def test_missing_costs_are_named():
+    notes = plan(microbatch_sizes=(1, 4)).notes
+    assert notes == ("There are no costs for microbatches of 4: left out.",)
+    alone = Costs({(1, False): COSTS.by_setting[1, False]}, COSTS.link)
+    found = make_plan(REQUEST, alone, effort=EFFORT)
+    assert "nothing is recomputed" in found.notes[0]
+
+
+def test_a_slow_link_is_said_to_limit_it():
+    slow = Costs(COSTS.by_setting, LinkCosts(8e6, 1e9, 0))
+    found = make_plan(replace(REQUEST, schedules=("1f1b",)), slow, effort=EFFORT)
+    assert found.losses[0].cause == "link"
+    assert found.faster_link_ns < found.first.step_ns
+    assert "the link between ranks" in " ".join(found.sentences)
+
+
+def test_layers_that_cannot_be_cut_are_said_to_limit_it():
+    model = COSTS.by_setting[1, False]
+    heavy = replace(LAYER, forward_ns=2e7, backward_ns=4e7, input_ns=2e7, weight_ns=2e7)
+    uneven = Costs({(1, False): replace(model, layers=(heavy, *(LAYER,) * 3))}, LinkCosts())
+    found = make_plan(replace(REQUEST, global_batch=32), uneven, effort=EFFORT)
+    assert found.losses[0].cause == "imbalance"
+
+
+def test_the_words_and_the_table_say_what_the_plan_does():
+    found = plan(schedules=("1f1b", "zb_h1"))
+    text = " ".join(found.sentences)
+    assert "Run zb_h1 with 1 stage per rank on 2 ranks, 8 microbatches of 1 sequence" in text
+    assert f"{100 * found.gain:.1f} % faster than the best 1F1B" in text
+    frame = found.frame
+    assert list(frame["schedule"]) == ["zb_h1", "1f1b"]
+    assert frame["step_ns"].is_monotonic_increasing
+    assert as_dict(found)["baseline"]["step_ns"] == found.baseline.step_ns

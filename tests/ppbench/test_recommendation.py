@@ -1,0 +1,99 @@
+"""`ppbench plan` and `ppbench.plan`: from a sweep file to what to run."""
+
+import json
+
+import pytest
+from command import inside
+
+import ppbench
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.errors import SweepFileError, UsageError
+from ppbench.planning.costs import CostSet, Setting, write_costs_file
+
+MIB = 2**20
+LAYER = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
+TEXT = """\
+num_microbatches = 8
+seq_len = 64
+[model]
+preset = "llama-tiny"
+[plan]
+ranks = [2]
+memory = "200 MiB"
+schedules = ["1f1b", "zb_h1"]
+costs = "file:costs.toml"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ModelCosts(LAYER, (LAYER,) * 4, LAYER)
+    by_setting = {Setting(1, recompute=False): model}
+    costs = CostSet(
+        "llama-tiny", "float32", 64, "adamw", "cpu", "measured", by_setting, LinkCosts(1e4)
+    )
+    write_costs_file(costs, tmp_path / "costs.toml")
+    (tmp_path / "mine.toml").write_text(TEXT)
+    return tmp_path
+
+
+def test_a_plan_is_made_of_a_sweep_file(folder):
+    plan = ppbench.plan("mine.toml", effort=0.05)
+    assert plan.first.configuration.schedule == "zb_h1"
+    assert plan.request.memory_bytes == 200 * MIB
+    assert plan.request.global_batch == 8
+
+
+def test_the_command_prints_a_table_and_sentences_or_json_or_csv(folder):
+    words = "plan", "mine.toml", "--effort", "0.05"
+    table = inside(*words, folder=folder)
+    assert "Run zb_h1 with 1 stage per rank on 2 ranks" in table
+    assert "faster than the best 1F1B" in table
+    data = json.loads(inside(*words, "--format", "json", folder=folder))
+    assert data["proposals"][0]["schedule"] == "zb_h1"
+    assert data["proposals"][0]["recompute"] == [False, False]
+    rows = inside(*words, "--format", "csv", folder=folder).splitlines()
+    assert rows[0].startswith("schedule,world_size,")
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"200 MiB"', '"20 MiB"', "mine.toml:7: plan.memory: no pipeline fits into 20.0 MiB"),
+        ('"200 MiB"', '"much"', "mine.toml:7: plan.memory: expected a size with its unit"),
+        ('"1f1b", ', '"1f1c", ', 'mine.toml:8: plan.schedules: unknown schedule "1f1c"'),
+        ("ranks = [2]", "ranks = [0]", "mine.toml:6: plan.ranks: expected a whole number"),
+        ("ranks = [2]", "ranks = [16]", "stages_per_rank: no schedule of 1f1b, zb_h1 has"),
+        ("file:costs", "files:costs", 'plan.costs: expected "measure", "run:ID" or "file:PATH"'),
+        ("ranks = [2]", "microbatch_sizes = [3]", "none divides the global batch of 8"),
+        ("ranks = [2]", "microbatch_sizes = [2]", "no costs for microbatches of 2, only for"),
+        ("ranks = [2]", "ranks = 2\nrnks = 2", "mine.toml:7: plan.rnks: unknown key"),
+    ],
+)
+def test_a_mistake_is_located(folder, old, new, message):
+    (folder / "mine.toml").write_text(TEXT.replace(old, new))
+    with pytest.raises(SweepFileError) as raised:
+        ppbench.plan("mine.toml", effort=0.05)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('seq_len="variable"', 'seq_len: is "variable"; a plan needs a number of tokens'),
+        ("seq_len=32", "seq_len is 64, but the plan is for 32"),
+        ("grid.seq_len=[32,64]", "seq_len: has 2 values in the grid"),
+        ("plan.memory=20MiB", "mine.toml: plan.memory: no pipeline fits"),
+    ],
+)
+def test_costs_of_something_else_and_other_settings_are_refused(folder, override, message):
+    with pytest.raises(UsageError) as raised:
+        ppbench.plan("mine.toml", [override], effort=0.05)
+    assert message in str(raised.value)
+
+
+def test_a_plan_is_no_axis(folder):
+    with pytest.raises(UsageError, match="cannot be an axis"):
+        ppbench.plan("mine.toml", ["grid.plan.memory=1 GiB"])
