@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.plan.program import Program, from_csv, to_csv
-from engine.plan.schedules.registry import CSV_PREFIX
+from engine.plan.schedules.registry import AUTO, CSV_PREFIX
 from ppbench.config.case import Case
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
+from ppbench.planning.configuration import Configuration
 from ppbench.planning.grammars import layers_in_layout, layers_in_modules
 from ppbench.planning.partition_text import (
     HEAD,
@@ -47,6 +48,22 @@ class Chosen:
     microbatch_size: int
     schedule: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def chosen_from(configuration: Configuration, program: Program, **settings: object) -> Chosen:
+    """What is handed over of a plan's configuration, with its program.
+
+    `settings` are further keys of the sweep file, given as `**{"model.preset": "llama-8m"}`.
+    """
+    has_name = configuration.schedule != AUTO
+    return Chosen(
+        program,
+        configuration.layers,
+        configuration.recompute,
+        configuration.microbatch_size,
+        configuration.schedule if has_name else "",
+        settings,
+    )
 
 
 @dataclass(frozen=True)

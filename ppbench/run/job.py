@@ -6,6 +6,7 @@ Both are in one folder per launch, beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
+                                 program-0.json       of run 0, where it was found for it
                                  running              exists, locked, while runs are left
                                  logs/                standard output and error of each worker
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from engine.plan.program import Program, from_json, to_json
 from ppbench.config.case import Case, Measure
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
@@ -79,6 +81,21 @@ def _read_item(data: dict[str, object]) -> PlannedRun:
 def _frozen(data: dict[str, Any]) -> dict[str, Any]:
     """Turn lists into tuples: JSON has no tuples, and a frozen value no lists."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+
+
+def keep_program(folder: Path, index: int, program: Program) -> None:
+    """Keep the program that was found for a run of a launch, for whoever accounts for its end."""
+    with whole_file(_program_file(folder, index)) as file:
+        file.write(to_json(program).encode())
+
+
+def kept_program(folder: Path, index: int) -> Program:
+    """The program of a run that was kept. Raises OSError, ValueError."""
+    return from_json(_program_file(folder, index).read_text())
+
+
+def _program_file(folder: Path, index: int) -> Path:
+    return folder / f"program-{index}.json"
 
 
 class Journal:

@@ -19,7 +19,7 @@ from ppbench.config.programs import check_file_unchanged, lowered_of
 from ppbench.errors import StoreError, first_line
 from ppbench.files import POLL_S, Lock
 from ppbench.run.failures.evidence import CrashReport, collect, diagnose, node_folders
-from ppbench.run.job import Attempt, Event, Job, Journal, read_job, read_state
+from ppbench.run.job import Attempt, Event, Job, Journal, kept_program, read_job, read_state
 from ppbench.run.machine.private_folder import KEPT, remove_folder
 from ppbench.run.records import write_failure
 from ppbench.run.verification.exchange import FOLDER
@@ -39,7 +39,7 @@ def close_open_runs(
     """
     events: list[Event] = []
     for begun in read_state(folder).is_open:
-        status, summary = _close(job, begun, nodes, is_interrupted=is_interrupted)
+        status, summary = _close(job, folder, begun, nodes, is_interrupted=is_interrupted)
         details: Event = {"run_id": begun.run_id, "status": status, "summary": summary}
         events.append({"event": "row", "index": begun.index, **details})
         Journal(folder).add(events[-1])
@@ -47,7 +47,7 @@ def close_open_runs(
 
 
 def _close(
-    job: Job, begun: Attempt, nodes: Sequence[CrashReport], *, is_interrupted: bool
+    job: Job, folder: Path, begun: Attempt, nodes: Sequence[CrashReport], *, is_interrupted: bool
 ) -> tuple[str, str]:
     """Write the row of an open run; return its status and a summary."""
     stored = Store(Path(job.results)).table("runs", [begun.run_id])
@@ -56,7 +56,7 @@ def _close(
     item = job.items[begun.index]
     diagnosis = diagnose(
         nodes,
-        _lowered(item.case),
+        _lowered(item.case, folder, begun.index),
         begun.index,
         item.measure.timeout_s,
         is_interrupted=is_interrupted,
@@ -65,11 +65,12 @@ def _close(
     return diagnosis.status, first_line(diagnosis.error)
 
 
-def _lowered(case: Case) -> Program | None:
+def _lowered(case: Case, folder: Path, index: int) -> Program | None:
     """Return None where the program cannot be built, or its file is gone or has changed."""
     try:
         check_file_unchanged(case)
-        return lowered_of(case)
+        found = kept_program(folder, index) if case.is_automatic else None
+        return lowered_of(case, found)
     except Exception:
         return None
 

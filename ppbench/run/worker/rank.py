@@ -61,6 +61,7 @@ from ppbench.run.job import (
     Job,
     Journal,
     PlannedRun,
+    keep_program,
     read_job,
     read_state,
 )
@@ -298,6 +299,8 @@ class Worker:
         self.flight.begin_case(index, item.measure.timeout_s)
         member = self.prepare(item.case)
         if member is not None:
+            if self._rank == 0 and member.config.program is not None:
+                keep_program(self._folder, index, member.config.program)
             profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
             result = measure(item, member, self._node, self._note_step, profiles)
             if result is not None:

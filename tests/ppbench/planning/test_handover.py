@@ -16,8 +16,9 @@ from engine.plan.solver import solve
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
+from ppbench.planning.configuration import Configuration
 from ppbench.planning.grammars import layers_in_layout, layers_in_modules
-from ppbench.planning.handover import Chosen, write_handover
+from ppbench.planning.handover import Chosen, chosen_from, write_handover
 
 sys.path.append(str(Path(__file__).parents[2] / "engine" / "plan"))  # torch's schedules, mocked
 from torch_schedules import runtime
@@ -133,3 +134,15 @@ def test_an_uneven_program_is_handed_over_where_a_form_has_it(tmp_path):
     assert handover.form("program").text == text
     assert "stage 2 of 3" in handover.form("megatron").refusal
     assert handover.torchtitan_schedule == ""
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "auto"])
+def test_the_configuration_of_a_plan_is_handed_over(tmp_path, schedule):
+    program, layers = build_program("interleaved_1f1b", 2, 4, 2), (1, 3, 3, 1)
+    recompute = (False, True, True, False)
+    plan = Configuration(schedule, 2, 2, program.placement, layers, 3, 4, recompute)
+    handover = write_handover(chosen_from(plan, program, **SETTINGS), tmp_path, "best")
+    ((case, _),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
+    assert (case.schedule == "interleaved_1f1b") == (schedule != "auto")
+    assert program_of(case).actions == program.actions
+    assert (case.train_microbatch_size, case.recompute, case.seq_len) == (3, recompute, 64)

@@ -11,6 +11,8 @@ from command import inside, ppbench
 
 from engine.plan.program import from_json
 from engine.plan.rules import check, peak_activations
+from ppbench.run.job import read_job
+from ppbench.run.sweep import open_runs
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -81,6 +83,18 @@ def test_the_program_that_was_run_is_stored_with_its_spans(swept, device):
         ran = first[(first["rank"] == rank) & (first["op"] != "OPT")].sort_values("start_ns")
         names = [f"{a.stage}{a.op}{a.microbatch}" for a in ran.itertuples()]
         assert names == [str(action) for action in row]
+
+
+@pytest.mark.parametrize("device", ["emulated", "cpu"])
+def test_who_accounts_for_a_run_that_died_knows_its_program(swept, device):
+    """A model's is known to its ranks only, so they keep it before they begin."""
+    run = run_of(swept, device, 4)
+    (file,) = (swept / "results" / "launches").glob("*/job.json")
+    items = read_job(file).items
+    index = next(n for n, item in enumerate(items) if item.case.case_id == run["case_id"])
+    lowered = open_runs._lowered(items[index].case, file.parent, index)
+    assert lowered.has_transfers
+    assert lowered.compute_only().actions == from_json(run["program"]).actions
 
 
 def test_emulated_ranks_hold_no_more_than_the_limit(swept):
