@@ -118,7 +118,9 @@ def sweep(
         shown = (how, assets, view)
         raise typer.Exit(
             _sweep_here(
-                read, overrides, results, folder, choice, shown, open_it=open_it, is_live=is_live
+                *(file, read, overrides, results, folder, choice, shown),
+                open_it=open_it,
+                is_live=is_live,
             )
         )
 
@@ -155,6 +157,7 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
 
 
 def _sweep_here(
+    file: Path,
     read: Sweep,
     overrides: list[str] | None,
     results: Path,
@@ -181,7 +184,7 @@ def _sweep_here(
         check_writable(reports, "--reports")
     note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     again = command(
-        *("sweep", read.file),
+        *("sweep", str(file)),
         set=overrides,
         results=results,
         reports=reports,
@@ -198,13 +201,13 @@ def _sweep_here(
     if reports is not None:
         with display.doing("writing the report"):
             path = _write_page(reports, store, done, again, assets)
-    _print_runs(done, how, view)
+    _print_runs(done, how, view, again)
     if path is not None:
         _name_page(path, how, is_to_open=open_it and not is_live)
     return ExitCode.ok if done.is_ok else ExitCode.failed_runs
 
 
-def _print_runs(done: SweepResult, how: Format, view: View) -> None:
+def _print_runs(done: SweepResult, how: Format, view: View, command: str) -> None:
     """Print the table of all runs; for people, the answer below it."""
     import dataclasses
 
@@ -212,11 +215,11 @@ def _print_runs(done: SweepResult, how: Format, view: View) -> None:
         view = dataclasses.replace(view, short_ids=done.store.short_ids())
     has_failed = bool((done.frame["status"] != "ok").any())
     print(render(done.frame, how, _shown_columns(done), view, ["status"] if has_failed else []))
-    if how is Format.table and (answer := _answer(done)):
+    if how is Format.table and (answer := _answer(done, command)):
         print_text(f"\n{answer}\n")
 
 
-def _answer(done: SweepResult) -> str:
+def _answer(done: SweepResult, command: str) -> str:
     """Which case is best and how sure that is, in the report's words; empty for a single case."""
     from ppbench.display.cases import varying_axes
     from ppbench.report.pages.conclusions import conclude
@@ -226,7 +229,7 @@ def _answer(done: SweepResult) -> str:
     judged = judge(done.frame, axes)
     if judged.first is None or judged.first.rival is None:
         return ""
-    sentence = conclude(judged, done.frame).sentence
+    sentence = conclude(judged, done.frame, command).sentence
     return "\n".join(filter(None, [sentence.text, sentence.advice, sentence.command]))
 
 

@@ -387,7 +387,9 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
             simulated_run(store, number, Case(schedule=schedule), fingerprint="f1", **more)
             number += 1
     page = tmp_path / "page.html"
-    write_report(page, store, store.runs(), title="mine", command="ppbench", sweep_text=None)
+    write_report(
+        page, store, store.runs(), title="mine", command="ppbench sweep s.toml", sweep_text=None
+    )
     for width, scheme in screens:
         tab = Tab(browser, page, width, scheme)
         tab.evaluate(LOOK)

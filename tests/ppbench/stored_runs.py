@@ -58,10 +58,13 @@ def traces(figure) -> dict:
     return {trace.name: trace for trace in figure.data if trace.name}
 
 
-def concluded(runs: pd.DataFrame | list[dict]) -> Conclusions:
-    """What a report says of these runs."""
+MEASURED_BY = "ppbench sweep sweeps/demo.toml"
+
+
+def concluded(runs: pd.DataFrame | list[dict], command: str = MEASURED_BY) -> Conclusions:
+    """What a report says of these runs, which the command measured."""
     runs = pd.DataFrame(runs)
-    return conclude(judge(runs, varying_axes(runs)), runs)
+    return conclude(judge(runs, varying_axes(runs)), runs, command)
 
 
 def run_row(number: int, case: Case, **changes: object) -> dict:

@@ -6,7 +6,6 @@ fastest; without that, the sentence says why and what to do.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -26,8 +25,9 @@ from ppbench.display.units import (
     written,
 )
 from ppbench.report.charts.memory import pareto_front
+from ppbench.report.pages.advice import advice
 from ppbench.report.pages.judgement import Judged, Judgement, alike
-from ppbench.statistics.ranking import MOST_LAUNCHES, Grade
+from ppbench.statistics.ranking import Grade
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 
 MOST_SMALLER = 4  # cases along the front
@@ -36,11 +36,6 @@ MOST_NAMED = 4  # cases by name
 COMPARED_AXES = ("schedule", "runtime")
 MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
 NOTHING_COMPARABLE = "nothing to compare"
-_TOO_SMALL = (
-    f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "
-    "choose by memory instead."
-)
-_ADVISED = 5  # launches, where nothing is known of how much they differ
 
 _WHY = {
     Caution.oversubscribed.name: "ranks shared cores",
@@ -52,21 +47,6 @@ _WHY = {
     Caution.few_steps.name: "fewer than 3 steps were measured",
     Caution.no_warmup.name: "the first measured step was the first of all",
 }
-_REMEDIES = {
-    Caution.oversubscribed.name: "use no more ranks than cores or GPUs, or emulate them "
-    '(device = "emulated")',
-    Caution.throttled.name: "see to cooling, power limits or the CPU quota and measure again",
-    Caution.busy_machine.name: "stop other work on the machine and measure again",
-    Caution.unsettled_steps.name: "raise measure.max_warmup_steps",
-    Caution.behind_plan.name: "raise the emulated times or use fewer ranks",
-    Caution.noisy_steps.name: "stop other work on the machine, or raise measure.steps",
-    Caution.few_steps.name: "raise measure.steps to 3 or more",
-    Caution.no_warmup.name: "set measure.warmup_steps to 1 or more",
-}
-
-
-_REPEATED = {Caution.throttled.name, Caution.busy_machine.name}
-"""Cautions that another measurement may not have."""
 
 
 @dataclass(frozen=True)
@@ -108,23 +88,26 @@ class Conclusions:
     others: tuple[Sentence, ...]  # the answers of other groups
 
 
-def conclude(judged: Judged, runs: pd.DataFrame) -> Conclusions:
-    """Put judgements into words; `runs` are those that they are about."""
+def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:
+    """Put judgements into words; `runs` are those that they are about.
+
+    `command` is the one that measured them, for the advice; empty where it is not known.
+    """
     first = judged.first
     if first is None:
         return Conclusions(_nothing(judged, runs), (), tuple(_left_out(judged)), (), (), ())
     others = [judgement for judgement in judged.judgements[1:] if judgement.leads]
     return Conclusions(
-        sentence(first, runs),
+        sentence(first, runs, command),
         tuple(tiles(first)),
         (*_counted(first, judged), *_left_out(judged)),
         tuple(_comparisons(judged)),
         tuple(_under_memory(first)),
-        tuple(sentence(judgement, runs) for judgement in others),
+        tuple(sentence(judgement, runs, command) for judgement in others),
     )
 
 
-def sentence(judgement: Judgement, runs: pd.DataFrame) -> Sentence:
+def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sentence:
     """Say which case is best, by how much, how sure that is and, if it is not, what to do."""
     where = f"With {judgement.where}: " if judgement.where else ""
     best, rival = judgement.best, judgement.rival
@@ -133,7 +116,6 @@ def sentence(judgement: Judgement, runs: pd.DataFrame) -> Sentence:
         name = f"{judgement.name(best)}"
         return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
     name, other = judgement.name(best), judgement.name(rival)
-    advice, command = _advice(judgement, runs)
     if judgement.are_equal:
         rest = f" and {other} are equally fast (within 1 %): {speed}{_memory_clause(judgement)}."
     elif judgement.grade is Grade.decided:
@@ -141,11 +123,12 @@ def sentence(judgement: Judgement, runs: pd.DataFrame) -> Sentence:
         rest = f" is fastest: {speed}, {more}."
     elif judgement.grade is Grade.leaning:
         more = f"{_percent_more(judgement.ratio)}, but {_why(judgement)}"
-        rest = f" is probably faster than {other}: {speed}, {more}."
+        rest = f" is probably faster than {other}: {speed}, {more}.{_saving(judgement, runs)}"
     else:
         ratio = best["tokens_per_s"] / rival["tokens_per_s"]
-        rest = f" measured {speed}, {_percent_more(ratio)} than {other}, but {_why(judgement)}."
-    return Sentence(str(judgement.grade), where, name, rest, advice, command)
+        more = f"{_percent_more(ratio)} than {other}, but {_why(judgement)}"
+        rest = f" measured {speed}, {more}.{_saving(judgement, runs)}"
+    return Sentence(str(judgement.grade), where, name, rest, *advice(judgement, runs, command))
 
 
 def tiles(judgement: Judgement) -> Iterator[Tile]:
@@ -214,6 +197,24 @@ def _memory_clause(judgement: Judgement) -> str:
     return f"; {judgement.name(judgement.best)} needs {comparison(ratio, 'memory')} the other"
 
 
+def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
+    """Say which of the best case and its rival needs less memory, if every launch shows it.
+
+    What disturbs a speed disturbs no peak memory, so that cautions do not matter here.
+    """
+    assert judgement.rival is not None
+    cases = (judgement.best, judgement.rival)
+    own = ok_runs(runs)
+    known = own["peak_memory_bytes"].astype(float)
+    peaks = [known[own["case_id"] == case["case_id"]] for case in cases]
+    for small, large in ((0, 1), (1, 0)):
+        if peaks[small].max() < (1 - LEAST_SAVED) * peaks[large].min():
+            ratio = peaks[small].median() / peaks[large].median()
+            saved = comparison(ratio, "memory").removesuffix(" than")
+            return f" {judgement.name(cases[small])} needs {saved}."
+    return ""
+
+
 def _why(judgement: Judgement) -> str:
     """Say why a lead is not decided; the first reason that holds."""
     if judgement.cautions:
@@ -242,32 +243,6 @@ def _overlap(judgement: Judgement) -> str:
     assert lead.interval is not None
     low, high = (written(e - 1, "+.1f", "%", 100) for e in (lead.interval.low, lead.interval.high))
     return f"by its launches the lead is between {low} and {high} (95 %)"
-
-
-def _advice(judgement: Judgement, runs: pd.DataFrame) -> tuple[str, str]:
-    """Return what to do about an undecided answer, and the command that does it, if one does."""
-    if judgement.grade is Grade.decided:
-        return "", ""
-    if judgement.cautions:
-        remedies = [_REMEDIES.get(name, "see the cautions below") for name in judgement.cautions]
-        advice, command = f"To decide it, {'; '.join(remedies)}", _command(runs, "--rerun")
-        if command and all(name in _REPEATED for name in judgement.cautions):
-            return f"{advice}:", command
-        return f"{advice}.", ""
-    if judgement.has_several_machines:
-        return "To decide it, measure both on one machine.", ""
-    needed = judgement.needed
-    if needed is None and judgement.fewest_launches >= FEWEST_LAUNCHES:
-        return _TOO_SMALL, ""
-    num = max(needed or _ADVISED, judgement.fewest_launches + 2, _ADVISED)
-    command = _command(runs, "--set", f"measure.launches={num}")
-    return f"To decide it, measure {num} launches of each{':' if command else '.'}", command
-
-
-def _command(runs: pd.DataFrame, *options: str) -> str:
-    """The command that measures these runs' sweep with the options; empty without such a sweep."""
-    files = set(runs["sweep_file"].dropna())
-    return shlex.join(["ppbench", "sweep", *files, *options]) if len(files) == 1 else ""
 
 
 def _counted(judgement: Judgement, judged: Judged) -> Iterator[str]:

@@ -43,6 +43,7 @@ from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.store import Store
 from ppbench.store.recovery import edges_of_run
+from ppbench.store.sweeps import find_sweep_note
 
 _FRONT_PX = 210
 
@@ -64,7 +65,7 @@ def render_report(
     axes = varying_axes(runs)
     facts = {"title": title, "command": command, "sweep_text": sweep_text, "live": live}
     with drawn_beside(store, runs, axes) as drawn:
-        content = _content(store, runs, axes, title)
+        content = _content(store, runs, axes, title, _measured_by(store, runs, command))
         lines = drawn()
     values = {**facts, **content, "timelines": lines.by_run, "groups": lines.groups}
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
@@ -72,10 +73,24 @@ def render_report(
     return render("report.html", assets=assets, **shown)
 
 
-def _content(store: Store, runs: pd.DataFrame, axes: Axes, title: str) -> dict[str, object]:
+def _measured_by(store: Store, runs: pd.DataFrame, command: str) -> str:
+    """Return the command that measured the runs, which a page of a sweep has itself.
+
+    Empty where they are of several sweeps, or of one whose command was not noted.
+    """
+    if command.startswith("ppbench sweep "):
+        return command
+    sweeps = runs["sweep_id"].dropna().unique()
+    note = find_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
+    return (note and note.command) or ""
+
+
+def _content(
+    store: Store, runs: pd.DataFrame, axes: Axes, title: str, measured_by: str
+) -> dict[str, object]:
     """Return what the page shows but for its timelines."""
     judged = judge(runs, axes)
-    conclusions = conclude(judged, runs)
+    conclusions = conclude(judged, runs, measured_by)
     texts = captions(runs, judged, conclusions.sentence.text)
     return {
         "about": about_report(title, runs, conclusions.sentence.text),

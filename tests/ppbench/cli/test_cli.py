@@ -321,6 +321,16 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
             }  # fmt: skip
 
 
+def test_the_command_of_a_shipped_sweep_is_noted_as_it_was_typed(tmp_path):
+    times = [f"emulated.{op}_ms=1" for op in "FIW"]
+    typed = ["device=emulated", *times, "measure.steps=1", "num_microbatches=2"]
+    options = [word for setting in typed for word in ("--set", setting)]
+    inside("sweep", "quick", *options, "--no-report", folder=tmp_path)
+    store = Store(tmp_path / "results")
+    command = f"ppbench sweep quick {' '.join(options)} --no-report"
+    assert store.last_sweep().note.command == command
+
+
 @pytest.fixture(scope="module")
 def swept_in_a_v(tmp_path_factory):
     """A folder with one run of a split backward in a V, two of whose steps are profiled."""

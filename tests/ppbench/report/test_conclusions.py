@@ -145,6 +145,99 @@ def test_a_failed_launch_does_not_count() -> None:
     assert "but 2 launches cannot decide it" in sentence.text
 
 
+# What to do, and memory beside it
+
+
+COMMAND = "ppbench sweep quick --set device=emulated --set measure.launches=1 --results 'a store'"
+
+
+def advised(rows: list[dict]) -> tuple[str, str]:
+    sentence = concluded(rows, COMMAND).sentence
+    return sentence.advice, sentence.command
+
+
+def test_the_command_is_the_sweeps_own_with_more_launches_in_place_of_its_own() -> None:
+    assert advised(launches(AFAB, [1000.0]) + launches(OTHER, [1200.0])) == (
+        "To decide it, measure 5 launches of each:",
+        "ppbench sweep quick --set device=emulated --results 'a store' --set measure.launches=5",
+    )
+
+
+def test_two_cautions_with_one_remedy_and_a_single_launch_make_one_advice_and_command() -> None:
+    cautions = "busy_machine,noisy_steps"
+    rows = launches(AFAB, [1000.0], cautions=cautions) + launches(OTHER, [1200.0])
+    advice, command = advised(rows)
+    assert advice == "To decide it, stop other work on the machine and measure 5 launches of each:"
+    assert command == (
+        "ppbench sweep quick --set device=emulated --results 'a store' "
+        "--set measure.launches=5 --rerun"
+    )
+
+
+def test_with_launches_enough_a_disturbed_measurement_is_only_repeated() -> None:
+    rows = launches(AFAB, SLOW, cautions="busy_machine,throttled") + launches(OTHER, FAST)
+    advice, command = advised(rows)
+    assert advice == (
+        "To decide it, see to cooling, power limits or the CPU quota, stop other work on the "
+        "machine and measure again:"
+    )
+    assert command == f"{COMMAND} --rerun"
+
+
+def test_settings_that_a_caution_asks_for_are_in_the_command() -> None:
+    cautions = "unsettled_steps,few_steps,no_warmup"
+    asked = {"cautions": cautions, "measure_warmup_steps": 0, "measure_max_warmup_steps": 30}
+    advice, command = advised(launches(AFAB, [1000.0], **asked) + launches(OTHER, [1200.0]))
+    assert advice == (
+        "To decide it, set measure.max_warmup_steps to 60, set measure.steps to 3, "
+        "set measure.warmup_steps to 1 and measure 5 launches of each:"
+    )
+    assert "--rerun" not in command  # runs of other settings are other runs
+    for setting in ("max_warmup_steps=60", "steps=3", "warmup_steps=1", "launches=5"):
+        assert command.count(f"--set measure.{setting}") == 1
+
+
+@pytest.mark.parametrize("caution", ["oversubscribed", "behind_plan", "moonlight"])
+def test_no_command_is_given_where_these_cases_cannot_decide_it(caution: str) -> None:
+    cautions = {"cautions": f"busy_machine,{caution}"}
+    rows = launches(AFAB, SLOW, **cautions) + launches(OTHER, FAST, **cautions)
+    advice, command = advised(rows)
+    assert command == ""
+    assert advice.endswith(".")
+    assert "measure again" not in advice
+
+
+@pytest.mark.parametrize("command", ["", "ppbench report last"])
+def test_runs_whose_sweep_is_not_known_have_no_command(command: str) -> None:
+    sentence = concluded(launches(AFAB, [1.0]) + launches(OTHER, [1.2]), command).sentence
+    assert (sentence.advice, sentence.command) == (
+        "To decide it, measure 5 launches of each.",
+        "",
+    )
+
+
+@pytest.mark.parametrize("cautions", ["", "busy_machine,noisy_steps"])
+def test_memory_is_said_where_every_launch_shows_it_and_throughput_is_not_decided(
+    cautions: str,
+) -> None:
+    rows = launches(AFAB, [1000.0] * 2, cautions=cautions)
+    rows += launches(OTHER, [1010.0] * 2, cautions=cautions, peak_memory_bytes=57 * MIB)
+    sentence = answer(rows)
+    assert sentence.grade == "not decided"
+    assert sentence.text.endswith(". 1f1b needs 43 % less memory.")
+    rows[-1]["peak_memory_bytes"] = 98 * MIB
+    assert "memory" not in answer(rows).text
+    rows[-1]["peak_memory_bytes"] = None  # of one launch it is not known
+    assert answer(rows).text.endswith(" 1f1b needs 43 % less memory.")
+
+
+def test_the_slower_case_may_be_the_one_that_needs_less_memory() -> None:
+    rows = launches(AFAB, [1010.0]) + launches(OTHER, [1000.0], peak_memory_bytes=57 * MIB)
+    text = answer(rows).text
+    assert text.startswith("Not decided. afab measured")
+    assert text.endswith(". 1f1b needs 43 % less memory.")
+
+
 # Cautions
 
 

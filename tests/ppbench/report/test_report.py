@@ -27,7 +27,7 @@ from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.report.scripts import library
-from ppbench.store import Store
+from ppbench.store import Store, write_sweep_note
 
 TEXT = {"title": "demo", "command": "ppbench sweep demo.toml", "sweep_text": 'name = "demo"'}
 
@@ -164,7 +164,7 @@ def test_the_answer_is_about_cases_that_were_not_oversubscribed(demo: Store) -> 
     answer = conclusions.sentence
     assert answer.text == (
         "Not decided. With 2 ranks, 128 tokens: 1f1b measured 1,100 tokens/s, 10.0 % more than "
-        "afab, but a single launch cannot decide it."
+        "afab, but a single launch cannot decide it. 1f1b needs 50 % less memory."
     )
     assert answer.command == "ppbench sweep sweeps/demo.toml --set measure.launches=5"
     pair = "1.10 times that of afab (which is faster is not decided). Its peak memory is 0.50 times"
@@ -172,6 +172,15 @@ def test_the_answer_is_about_cases_that_were_not_oversubscribed(demo: Store) -> 
     assert conclusions.smaller == (
         "No case that does the same work needs much less memory than 1f1b.",
     )
+
+
+def test_a_report_of_named_runs_advises_the_command_of_their_sweep(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [run_row(1, Case(schedule="afab")), run_row(2, Case())])
+    wanted = "ppbench sweep quick --set device=emulated --set measure.launches=5"
+    assert wanted not in render(store, command="ppbench report demo")
+    command = "ppbench sweep quick --set device=emulated"
+    write_sweep_note(store.folder, "s", "20260101T000000000-aa", "abc", command)
+    assert wanted in render(store, command="ppbench report demo")
 
 
 def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:

@@ -1,0 +1,126 @@
+"""What would decide an answer that is not decided: what to do, and the one command that does it.
+
+The command is the one that measured the runs, as its user wrote it, with everything that is missing
+added at once: more launches, other settings, another measurement of what was disturbed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from ppbench.cautions import MIN_STEPS, Caution
+from ppbench.config.case import Measure
+from ppbench.report.pages.judgement import Judgement
+from ppbench.statistics.ranking import MOST_LAUNCHES, Grade
+from ppbench.statistics.significance import FEWEST_LAUNCHES
+
+TOO_SMALL = (
+    f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "
+    "choose by memory instead."
+)
+_ADVISED = 5  # launches, where nothing is known of how much they differ
+_LAUNCHES = "measure.launches"
+_WARMUP = ("measure_warmup_steps", "measure_max_warmup_steps")
+_STOP_OTHERS = "stop other work on the machine"
+_DEEDS = {
+    Caution.oversubscribed.name: "use no more ranks than cores or GPUs, or emulate them "
+    '(device = "emulated")',
+    Caution.throttled.name: "see to cooling, power limits or the CPU quota",
+    Caution.busy_machine.name: _STOP_OTHERS,
+    Caution.behind_plan.name: "raise the emulated times or use fewer ranks",
+    Caution.noisy_steps.name: _STOP_OTHERS,
+}
+"""What a user does before measuring again; of the other cautions, settings say it."""
+_OTHER_CASES = (Caution.oversubscribed.name, Caution.behind_plan.name)
+"""Cautions that these cases keep, however often they are measured."""
+_PASSING = (Caution.throttled.name, Caution.busy_machine.name)
+"""Cautions that another measurement may not have."""
+
+
+def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str, str]:
+    """Return what to do about an undecided answer, and the command that does it, if one does.
+
+    `command` is the one that measured the runs; empty where it is not known.
+    """
+    cautions = judgement.cautions
+    if judgement.grade is Grade.decided:
+        return "", ""
+    if judgement.has_several_machines and not cautions:
+        return "To decide it, measure both on one machine.", ""
+    num = _launches(judgement)
+    if num is None and not cautions:
+        return TOO_SMALL, ""
+    settings = dict(_settings(cautions, runs))
+    deeds = [*_deeds(cautions), *(f"set {key} to {value}" for key, value in settings.items())]
+    is_done_here = all(name in Caution.__members__ for name in cautions)
+    is_done_here = is_done_here and not set(cautions).intersection(_OTHER_CASES)
+    if num is not None:
+        deeds.append(f"measure {num} launches of each")
+        settings[_LAUNCHES] = str(num)
+    elif is_done_here:
+        deeds.append("measure again")
+    options = ["--rerun"] if set(cautions).intersection(_PASSING) else []
+    again = repeated(command, settings, options) if is_done_here else ""
+    return f"To decide it, {_joined(deeds)}{':' if again else '.'}", again
+
+
+def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) -> str:
+    """Return a sweep's command with these settings, in place of its own, and further options.
+
+    Any other command measures nothing, so that the answer is empty.
+    """
+    words = shlex.split(command)
+    if words[:2] != ["ppbench", "sweep"]:
+        return ""
+    added = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    kept = [word for word in _without(words, settings) if word not in options]
+    return shlex.join([*kept, *added, *options])
+
+
+def _without(words: Sequence[str], keys: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words but for each `--set KEY=VALUE` of these keys."""
+    is_dropped = [
+        word == "--set" and after.partition("=")[0].strip() in keys
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+    ]
+    for word, is_option, is_value in zip(words, is_dropped, [False, *is_dropped], strict=False):
+        if not (is_option or is_value):
+            yield word
+
+
+def _launches(judgement: Judgement) -> int | None:
+    """Return how many launches of each to measure; None where more of them would not help."""
+    fewest = judgement.fewest_launches
+    if judgement.cautions:  # what these launches scatter says little of others
+        return _ADVISED if fewest < FEWEST_LAUNCHES else None
+    if judgement.needed is None and fewest >= FEWEST_LAUNCHES:
+        return None
+    return max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
+
+
+def _deeds(cautions: Sequence[str]) -> list[str]:
+    """Return what to do beside measuring, each thing once."""
+    deeds = [
+        _DEEDS.get(name, "") if name in Caution.__members__ else "see the cautions below"
+        for name in cautions
+    ]
+    return list(dict.fromkeys(filter(None, deeds)))
+
+
+def _settings(cautions: Sequence[str], runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield the settings that the cautions ask for, with values."""
+    if Caution.unsettled_steps.name in cautions:
+        found = runs.reindex(columns=list(_WARMUP)).max().max()
+        most = Measure().max_warmup_steps if pd.isna(found) else int(found)
+        yield "measure.max_warmup_steps", str(2 * max(most, 1))
+    if Caution.few_steps.name in cautions:
+        yield "measure.steps", str(MIN_STEPS)
+    if Caution.no_warmup.name in cautions:
+        yield "measure.warmup_steps", "1"
+
+
+def _joined(deeds: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))
