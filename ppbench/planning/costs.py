@@ -9,6 +9,7 @@ the store         stored_costs       what was measured before
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting, parts_of, problem_of
+from ppbench.planning.run_costs import costs_of_run
 from ppbench.planning.stored_costs import Wanted, store_costs, stored_cost_set
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "CostSet",
     "Setting",
     "Wanted",
+    "costs_of_run",
     "measure_costs",
     "parts_of",
     "problem_of",
