@@ -223,7 +223,7 @@ def _error_of(run: pd.Series) -> float:
 
 def _message_bytes(edges: pd.DataFrame) -> int:
     forward = edges[edges["target"] > edges["source"]]
-    return math.ceil(forward["num_bytes"].max())
+    return math.ceil(float(forward["num_bytes"].max()))
 
 
 def _link_of(edges: pd.DataFrame) -> LinkCosts:
