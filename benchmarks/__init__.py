@@ -14,6 +14,7 @@ BENCHMARKS: tuple[str, ...] = (
     "case_cost",
     "simulate",
     "core",
+    "solver",
     "split_backward",
     "report",
     "reports",
