@@ -37,7 +37,7 @@ class Scale:
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """Places and texts of round values."""
-        step = _round_step((self.high - self.low) / _MOST_TICKS)
+        step = round_step((self.high - self.low) / _MOST_TICKS)
         first = math.ceil(self.low / step)
         values = [step * n for n in range(first, math.floor(self.high / step) + 1)]
         return [(self.share(value), f"{value:+.6g}" if value else "0") for value in values]
@@ -90,7 +90,7 @@ def interval_of(metric: Metric, change: Change) -> tuple[float, float, float] | 
     return tuple(100 * (end - same) for end in (ratio.estimate, ratio.low, ratio.high))  # type: ignore[return-value]  # of three
 
 
-def _round_step(least: float) -> float:
+def round_step(least: float) -> float:
     """Return the smallest of 1, 2, 5, 10, ... that is as large, over all powers of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)

@@ -21,7 +21,7 @@ from ppbench.runtimes import ENGINE
 
 META = "ppbench-report"
 REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
-COMPARISON = "comparison"
+COMPARISON, PLAN = "comparison", "plan"
 _READ_BYTES = 16_384
 _CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
 

@@ -67,8 +67,11 @@ def strips(store: Store, runs: pd.DataFrame, judgement: Judgement) -> Strips | N
         with contextlib.suppress(StoreError, UsageError):
             (step,) = steps_of(store, [run], [judgement.name(case)])
             drawn.append((judgement.name(case), step, _figures(store, run, step)))
-    if not drawn:
-        return None
+    return strips_of(drawn) if drawn else None
+
+
+def strips_of(drawn: Sequence[tuple[str, Step, str]]) -> Strips:
+    """Draw steps, measured or planned, below each other: the name of each, and its figures."""
     end_ns = max(step.end_ns for _, step, _ in drawn)
     made = tuple(_strip(name, step, facts, end_ns) for name, step, facts in drawn)
     words = dict.fromkeys((shape.color, shape.word) for strip in made for shape in strip.shapes)

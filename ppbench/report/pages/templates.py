@@ -34,6 +34,7 @@ from ppbench.report.pages.provenance import (
     COMPARISON,
     HISTORY,
     INDEX,
+    PLAN,
     REPORT,
     TIMELINE,
     About,
@@ -161,7 +162,7 @@ def update_index(folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def render_index(folder: Path) -> str:
-    """Return the index as HTML: reports, histories and timelines, each newest first."""
+    """Return the index as HTML: the pages by their kind, each newest first."""
     pages = entries(folder)
     return render(
         "index.html",
@@ -169,6 +170,7 @@ def render_index(folder: Path) -> str:
         about=About(kind=INDEX, title="Reports"),
         reports=[page for page in pages if page.about.kind == REPORT],
         comparisons=[page for page in pages if page.about.kind == COMPARISON],
+        plans=[page for page in pages if page.about.kind == PLAN],
         histories=[page for page in pages if page.about.kind == HISTORY],
         timelines=[page for page in pages if page.about.kind == TIMELINE],
     )

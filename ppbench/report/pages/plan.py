@@ -1,0 +1,183 @@
+"""The page of a plan: what to run, what that gains, throughput against memory, one step, a table.
+
+It holds no chart of plotly, so it is small and opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from engine.plan.simulate import Simulation
+from engine.plan.spans import COLUMNS
+from ppbench.display.units import NS_PER_MS, counted, milliseconds, percent, size
+from ppbench.planning.configuration import Configuration, Proposal
+from ppbench.planning.plan import Plan
+from ppbench.planning.words import pipeline_text, sentences_of
+from ppbench.report.charts.frontier import Frontier, Point, frontier
+from ppbench.report.pages.conclusions import Tile
+from ppbench.report.pages.provenance import PLAN, About
+from ppbench.report.pages.strips import Strips, strips_of
+from ppbench.report.pages.templates import render, write_page
+from ppbench.report.timeline.marks import Step
+
+MOST_SPANS = 200_000
+"""Actions of a step that is drawn; of more, a strip would show nothing but stripes."""
+
+
+@dataclass(frozen=True)
+class PlanPage:
+    """The content of a page; `steps` are the simulated steps of the first choice and of 1F1B."""
+
+    title: str
+    plan: Plan
+    steps: Sequence[tuple[Proposal, Simulation]]
+    origin: str  # where the costs are from
+    commands: Sequence[tuple[str, str]]  # what to do next, and the command for it
+    command: str  # makes the page again
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A proposal in the table."""
+
+    name: str
+    details: str
+    step: str
+    tokens_per_s: str
+    bubble: str
+    peaks: str
+    is_baseline: bool
+
+
+def write_plan(path: Path, page: PlanPage) -> None:
+    """Write the page. Raises StoreError if that fails."""
+    write_page(path, render_plan(page))
+
+
+def render_plan(page: PlanPage) -> str:
+    """Return the page as HTML."""
+    plan = page.plan
+    first, *others = sentences_of(plan)
+    proposals = list(plan.proposals)
+    baseline = plan.baseline
+    if baseline is not None and baseline.configuration not in _configurations(proposals):
+        proposals.append(baseline)
+    return render(
+        "plan.html",
+        title=page.title,
+        about=About(kind=PLAN, title=page.title, answer=first),
+        lead=first,
+        sentences=others,
+        tiles=_tiles(plan),
+        picture=_picture(plan),
+        strips=_strips(page.steps),
+        rows=[_row(one, plan) for one in proposals],
+        facts=_facts(page),
+        commands=page.commands,
+        command=page.command,
+    )
+
+
+def _configurations(proposals: Sequence[Proposal]) -> list[Configuration]:
+    return [proposal.configuration for proposal in proposals]
+
+
+def _tiles(plan: Plan) -> list[Tile]:
+    first, baseline, memory = plan.first, plan.baseline, plan.request.memory_bytes
+    rivals = ["", "", ""]
+    if baseline is not None and baseline.configuration != first.configuration:
+        rivals = [
+            f"1F1B {baseline.tokens_per_s:,.0f}",
+            f"1F1B {size(max(baseline.peak_bytes))}",
+            f"1F1B {percent(baseline.bubble_fraction)}",
+        ]
+    limit = "" if memory is None else f"of {size(memory)}"
+    return [
+        Tile("tokens/s", f"{first.tokens_per_s:,.0f}", milliseconds(first.step_ns), rivals[0]),
+        Tile("peak memory, fullest rank", size(max(first.peak_bytes)), limit, rivals[1]),
+        Tile("bubble", percent(first.bubble_fraction), "", rivals[2]),
+    ]
+
+
+def _picture(plan: Plan) -> Frontier:
+    """The proposals, the baseline and the front of all that was found."""
+    tokens = plan.request.global_batch * plan.request.seq_len
+    first = plan.first
+    points = {first.configuration: _point(first, "chosen")}
+    if plan.baseline is not None:
+        points.setdefault(plan.baseline.configuration, _point(plan.baseline, "baseline"))
+    for proposal in plan.proposals:
+        points.setdefault(proposal.configuration, _point(proposal, "proposed"))
+    for found in plan.frontier:
+        speed = tokens / found.step_ns * 1e9
+        point = Point(found.memory_bytes, speed, name_of(found.configuration), "found")
+        points.setdefault(found.configuration, point)
+    return frontier(list(points.values()), plan.request.memory_bytes)
+
+
+def _point(proposal: Proposal, kind: str) -> Point:
+    return Point(
+        max(proposal.peak_high_bytes),
+        proposal.tokens_per_s,
+        name_of(proposal.configuration),
+        kind,
+    )
+
+
+def _strips(steps: Sequence[tuple[Proposal, Simulation]]) -> Strips | None:
+    drawn = []
+    for proposal, simulation in steps:
+        if simulation.program.num_computations > MOST_SPANS:
+            return None
+        spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
+        name = name_of(proposal.configuration)
+        figures = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
+        drawn.append((name, Step(name, spans), figures))
+    return strips_of(drawn) if drawn else None
+
+
+def _row(proposal: Proposal, plan: Plan) -> _Row:
+    configuration = proposal.configuration
+    return _Row(
+        name_of(configuration),
+        pipeline_text(configuration),
+        _interval_text(proposal),
+        f"{proposal.tokens_per_s:,.0f}",
+        percent(proposal.bubble_fraction),
+        ", ".join(map(size, proposal.peak_bytes)),
+        proposal == plan.baseline,
+    )
+
+
+def name_of(configuration: Configuration) -> str:
+    """Return a configuration in short: `zbv, 4 ranks, 2 stages per rank, 16 microbatches of 2`."""
+    each = configuration.microbatch_size
+    parts = [
+        configuration.schedule,
+        counted(configuration.ranks, "rank"),
+        f"{configuration.stages_per_rank} stages per rank",
+        f"{counted(configuration.num_microbatches, 'microbatch')} of {each}",
+    ]
+    return ", ".join(part for part in parts if part != "1 stages per rank")
+
+
+def _interval_text(proposal: Proposal) -> str:
+    low, high = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
+    return f"{milliseconds(proposal.step_ns)} [{low}, {high}]"
+
+
+def _facts(page: PlanPage) -> list[tuple[str, str]]:
+    request = page.plan.request
+    memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
+    return [
+        ("costs", page.origin),
+        ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
+        ("global batch", f"{request.global_batch} sequences of {request.seq_len} tokens"),
+        ("schedules", ", ".join(request.schedules)),
+        ("stages per rank", " or ".join(map(str, request.stages_per_rank))),
+        ("recompute", request.recompute),
+    ]

@@ -1,0 +1,85 @@
+"""The page of a plan: its sentences, its picture, its table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.simulate import Simulation, simulate
+from ppbench.planning.configuration import Proposal
+from ppbench.planning.plan import Plan
+from ppbench.planning.planner import make_plan
+from ppbench.planning.request import PlanRequest
+from ppbench.planning.stages import StageTable, durations_of, transfers_of
+from ppbench.planning.words import sentences_of
+from ppbench.report.charts.frontier import Point, front, frontier
+from ppbench.report.pages.plan import PlanPage, render_plan, write_plan
+from ppbench.report.pages.templates import render_index
+
+MIB = 2**20
+
+
+@dataclass
+class Costs:
+    by_setting: dict[tuple[int, bool], ModelCosts]
+    link: LinkCosts
+
+
+def costs() -> Costs:
+    layer = LayerCosts(2e6, 4e6, 2e6, 2e6, 0.01, 20 * MIB, 10 * MIB, 4 * MIB, 50 * MIB, MIB, 1e5)
+    after = replace(layer, forward_ns=4e6, backward_ns=8e6, input_ns=4e6, weight_ns=4e6)
+    before = replace(layer, forward_ns=1e5, backward_ns=1e5, input_ns=0, weight_ns=1e5)
+    model = ModelCosts(before, (layer,) * 4, after)
+    return Costs({(1, False): model}, LinkCosts(1e5, 1e10, 0.05))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    request = PlanRequest((2,), 700 * MIB, 8, 128, ("afab", "1f1b", "zb_h1", "auto"), (1,))
+    return make_plan(request, costs(), effort=0.01)
+
+
+@pytest.fixture(scope="module")
+def page(plan: Plan) -> PlanPage:
+    proposals = [one for one in (plan.first, plan.baseline) if one is not None]
+    steps = [(one, simulated(plan, one)) for one in proposals]
+    return PlanPage("toy on 2 ranks", plan, steps, "file costs.toml", [("Run:", "x")], "ppbench")
+
+
+def simulated(plan: Plan, proposal: Proposal) -> Simulation:
+    own = proposal.configuration
+    table = StageTable({False: plan.costs.by_setting[1, False]})
+    stages = table.of_all(own.partition, own.recompute)
+    return simulate(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
+
+
+def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
+    html = render_plan(page)
+    text = html.partition('<p class="lead">')[2].partition("</p>")[0]
+    assert text == sentences_of(plan)[0]
+    assert text.startswith("Run ")
+    assert html.count('<th scope="row"') >= len(plan.proposals)
+    assert "http:" not in html.replace("http://www.w3.org", "")
+    assert "https:" not in html
+
+
+def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
+    points = [Point(m, s, f"{m}", "found") for m, s in ((4, 10.0), (2, 5.0), (3, 4.0), (5, 10.0))]
+    assert [point.memory_bytes for point in front(points)] == [2, 4]
+    drawn = frontier(points, 6)
+    assert drawn.limit is not None
+    places = [tuple(map(float, corner.split(","))) for corner in drawn.line.split()]
+    assert [x for x, _ in places] == sorted(x for x, _ in places)
+    assert [y for _, y in places] == sorted((y for _, y in places), reverse=True)
+    assert all(0 <= spot.left <= 100 and 0 <= spot.bottom <= 100 for spot in drawn.spots)
+    assert frontier(points[:1], None).limit is None
+
+
+def test_the_index_lists_plans_with_their_answer(page, plan, tmp_path: Path):
+    write_plan(tmp_path / "plan.html", page)
+    index = render_index(tmp_path)
+    assert "<h2>Plans</h2>" in index
+    assert sentences_of(plan)[0] in index
