@@ -244,11 +244,11 @@ def _flat(lists: Iterable[list[PartTimes]]) -> list[PartTimes]:
 def _layer_costs(part: _Measured, samples: Sequence[PartTimes], added: PartTimes) -> LayerCosts:
     times = median_times(samples)
     own = PartTimes(*(ns - more for ns, more in zip(times, added, strict=True)))
-    split_ns = own.input + own.split_forward - own.forward
+    longer_ns = _beyond_error([one.split_forward - one.forward for one in samples])
     return LayerCosts(
         forward_ns=max(0.0, own.forward),
         backward_ns=max(0.0, own.backward),
-        input_ns=max(0.0, split_ns),
+        input_ns=max(0.0, own.input) + max(0.0, longer_ns),
         weight_ns=max(0.0, own.weight),
         error=relative_error(samples),
         held_after_forward=part.sizes.held_after_forward,

@@ -199,6 +199,18 @@ def test_what_a_call_adds_is_nothing_where_chance_explains_it():
     assert layer_costs._added_ns(parts, 2, together).forward == 0
 
 
+def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
+    """As far as it is more than chance: the forwards of a round are compared with each other."""
+    none = PartTimes(*[0.0] * 6)
+    (part,) = parts_taking(0.0)
+    drifting = [PartTimes(ns, 200.0, ns + 10.0, 90.0, 50.0, 1.0) for ns in (100.0, 300.0, 900.0)]
+    assert layer_costs._layer_costs(part, drifting, none).input_ns == 100
+    by_chance = [
+        one._replace(split_forward=ns) for one, ns in zip(drifting, (300, 100, 950), strict=True)
+    ]
+    assert layer_costs._layer_costs(part, by_chance, none).input_ns == 90
+
+
 def test_layers_that_slow_each_other_down_have_longer_times():
     parts = parts_taking(50.0, 100.0, 100.0, 60.0)
     added = layer_costs._added_ns(parts, 2, same_times(220.0))
