@@ -212,10 +212,10 @@ def test_a_file_that_is_not_there_is_a_costs_file(tmp_path):
         read_costs_file(tmp_path / "none.toml")
 
 
-def test_a_damaged_file_never_gives_a_traceback(tmp_path):
+def test_a_damaged_file_never_gives_a_traceback(tmp_path, is_thorough):
     numbers = random.Random(5)
     file = tmp_path / "costs.toml"
-    for _ in range(300):
+    for _ in range(1000 if is_thorough else 100):
         content = bytearray(FILE.encode())
         for _ in range(numbers.randint(1, 4)):
             at = numbers.randrange(len(content))
@@ -282,15 +282,16 @@ def request_for(model, **changes):
     return CostRequest(identity, 16, **given)
 
 
-def test_costs_are_measured_by_a_process_of_their_own():
+@pytest.mark.parametrize("has_link", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_costs_are_measured_by_a_process_of_their_own(has_link):
     told = []
-    costs = measure_costs(request_for("llama-tiny"), told.append)
+    costs = measure_costs(request_for("llama-tiny", has_link=has_link), told.append)
     assert (costs.model, costs.seq_len, costs.origin) == ("llama-tiny", 16, "measured")
     assert costs.num_layers == 4
     assert list(costs.by_setting) == [Setting(1, False), Setting(1, True)]
     kept, recomputed = (of_model.layers[0] for of_model in costs.by_setting.values())
     assert recomputed.held_after_forward < kept.held_after_forward
-    assert costs.link.bytes_per_s > 1e6
+    assert math.isfinite(costs.link.bytes_per_s) is has_link
     assert told[0] == "llama-tiny, microbatches of 1: 6 of 6 parts"
 
 
