@@ -47,6 +47,22 @@ def local_files(source: str) -> list[Path]:
     return _files_below(path, kind) if is_folder else files
 
 
+def why_no_file(source: str) -> str:
+    """Say what a local source without files lacks: it itself, or files of its kind in a folder."""
+    kind, _, name = source.partition(":")
+    try:
+        is_folder = Path(name).is_dir() and Path(name).resolve() != Path(
+            Path(name).resolve().anchor
+        )
+    except (OSError, ValueError, RecursionError):
+        is_folder = False
+    if not is_folder:
+        return "no such file"
+    endings = " or ".join(_ENDINGS.get(kind, ()))
+    what = f"no file that ends in {endings}" if endings else "no file, such as one ending in .txt,"
+    return f"{what} in the folder"
+
+
 def _files_below(folder: Path, kind: str) -> list[Path]:
     """The files in a folder and its subfolders that are of the kind and not hidden."""
     files = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.model.local_files import local_files
+from engine.model.local_files import local_files, why_no_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -252,7 +252,9 @@ def _files_of(source: str) -> list[Path]:
     except OSError as error:
         raise DataError(f'data source "{source}": {_failure(error)}') from error
     if not files:
-        raise DataError(f'data source "{source}": no such file; expected {_EXPECTED[kind]}')
+        raise DataError(
+            f'data source "{source}": {why_no_file(source)}; expected {_EXPECTED[kind]}'
+        )
     return files
 
 

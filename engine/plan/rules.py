@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, packed, run, run_all, zeros
 from engine.plan import kernels
-from engine.plan.action import OPS, Action, Op
+from engine.plan.action import CODES, OPS, Action, Op
 from engine.plan.drawing import draw
 from engine.plan.program import Placement, Program
 
@@ -144,8 +144,15 @@ def check_facts(compute: Program) -> None:
         fact = Action(cell // width, _OF_HALF[half], cell % width)
         rank = compute.placement.ranks[fact.stage]
         position = table.offset[rank + 1] - table.offset[rank]
-        raise ProgramError(compute, rank, position, f"{fact} is never done")
+        reason = f"{_as_written(compute, fact)} is never done"
+        raise ProgramError(compute, rank, position, reason)
     table.legal_in = compute.placement, width
+
+
+def _as_written(program: Program, fact: Action) -> Action:
+    """The action that would make a fact: the whole backward in a program that splits none."""
+    is_split = {CODES[Op.I], CODES[Op.W]}.intersection(program.table.op)
+    return fact if fact.op is Op.F or is_split else fact._replace(op=Op.B)
 
 
 def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> int:
@@ -267,7 +274,8 @@ def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:
             reason = f"needs {needed}, which is never done"
             return ProgramError(program, rank, position[rank], reason)
         place = "comes only later" if owner == rank else f"stands behind {left[0]} on rank {owner}"
-        waits[rank] = f"{blocked} on rank {rank} needs {needed}, which {place}"
+        maker_of = needed if needed in left else full
+        waits[rank] = f"{blocked} on rank {rank} needs {maker_of}, which {place}"
         rank = owner
     ranks = list(waits)
     circle = [waits[r] for r in ranks[ranks.index(rank) :]]

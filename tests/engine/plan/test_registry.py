@@ -251,7 +251,7 @@ def test_a_file_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("0F0,0B0\n1F0\n", "rank 1, position 1, end of program: 1I0 is never done"),
+        ("0F0,0B0\n1F0\n", "rank 1, position 1, end of program: 1B0 is never done"),
         ("0F0,1F0\n1F0,0B0\n", "rank 1, position 0, 1F0: stage 1 is placed on rank 0"),
     ],
 )

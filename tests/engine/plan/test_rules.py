@@ -36,12 +36,13 @@ def error_of(program, **options):
 @pytest.mark.parametrize(
     ("rows", "rank", "position", "reason"),
     [
-        (("0F0 0B0", "1F0"), 1, 1, "1I0 is never done"),
+        (("0F0 0B0", "1F0"), 1, 1, "1B0 is never done"),
         (("0F0 0F0 0B0", "1F0 1B0"), 0, 1, "0F0 has been done before"),
         (("0F0 1B0", "1F0 0B0"), 0, 1, "stage 1 is placed on rank 1"),
         (("0F0 0B0", "1F0 1B0 1B7"), 1, 2, "there are 1 microbatches"),
         (("0F0 0B0 5F0", "1F0 1B0"), 0, 2, "there are 2 stages"),
         (("0F0 0I0", "1F0 1B0"), 0, 2, "0W0 is never done"),
+        (("0F0 0B0", "1F0 1W0"), 1, 2, "1I0 is never done"),
         (("0F0 0B0 0W0", "1F0 1B0"), 0, 2, "0W0 has been done before"),
         (("0F0 0I0 0B0", "1F0 1B0"), 0, 2, "0I0 has been done before"),
     ],
@@ -72,7 +73,7 @@ def test_a_violation_names_rank_position_action_and_reason(rows, rank, position,
         (
             ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
             (
-                "can never start: 0B0 on rank 0 needs 1I0, which stands behind 1F1 on rank 1; "
+                "can never start: 0B0 on rank 0 needs 1B0, which stands behind 1F1 on rank 1; "
                 "1F1 on rank 1 needs 0F1, which stands behind 0B0 on rank 0"
             ),
         ),

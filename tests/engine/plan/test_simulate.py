@@ -123,7 +123,7 @@ def test_transfers_in_a_program_change_nothing():
 def test_a_program_that_never_finishes_has_no_times():
     rows = ((Action(0, Op.F, 0), Action(0, Op.B, 0)), (Action(1, Op.F, 0),))
     program = Program("test", loop_placement(2), 1, rows)
-    with pytest.raises(ProgramError, match="1I0 is never done"):
+    with pytest.raises(ProgramError, match="1B0 is never done"):
         simulate(program, uniform(program.placement, 1, 1, 1))
 
 
