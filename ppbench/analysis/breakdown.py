@@ -74,6 +74,7 @@ class Moved:
     contribution_ns: float
     is_tested: bool
     has_moved: bool
+    may_have_moved: bool  # whether the launches leave room for a change that matters
 
 
 def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
@@ -188,7 +189,7 @@ def _tested(
 ) -> list[Moved]:
     pairs = [Pair(_durations_of(base, spans), _durations_of(head, spans)) for spans in classes]
     changes = [
-        _moved(spans, change, _per_step(head, spans) - _per_step(base, spans), step_ns)
+        _moved(spans, change, (_per_step(base, spans), _per_step(head, spans)), step_ns)
         for spans, change in zip(classes, compare(DURATION, pairs), strict=True)
     ]
     return sorted(changes, key=lambda moved: (-abs(moved.contribution_ns), moved.of))
@@ -203,8 +204,24 @@ def _per_step(launches: Sequence[Figures], spans: SpanClass) -> float:
     return float(pd.Series([f[spans].per_step_ns for f in launches if spans in f]).median())
 
 
-def _moved(spans: SpanClass, change: Change, contribution_ns: float, step_ns: float) -> Moved:
+def _moved(
+    spans: SpanClass, change: Change, per_step_ns: tuple[float, float], step_ns: float
+) -> Moved:
+    contribution_ns = per_step_ns[1] - per_step_ns[0]
     is_tested = min(change.num_base, change.num_head) >= FEWEST_LAUNCHES
-    matters = math.fabs(contribution_ns) >= NEGLIGIBLE * step_ns
+    least_ns = NEGLIGIBLE * step_ns
+    matters = math.fabs(contribution_ns) >= least_ns
     has_moved = matters and change.verdict in (Verdict.faster, Verdict.slower)
-    return Moved(spans, change, contribution_ns, is_tested, has_moved)
+    may_have_moved = _largest_change(change, per_step_ns) >= least_ns
+    return Moved(spans, change, contribution_ns, is_tested, has_moved, may_have_moved)
+
+
+def _largest_change(change: Change, per_step_ns: tuple[float, float]) -> float:
+    """The largest change of a time per step, in ns, that the interval by launches allows.
+
+    A change without an interval, as of times that are 0, is taken as it was measured.
+    """
+    base_ns, head_ns = per_step_ns
+    if change.ratio is None:
+        return math.fabs(head_ns - base_ns)
+    return base_ns * max(math.fabs(end - 1) for end in (change.ratio.low, change.ratio.high))

@@ -28,6 +28,7 @@ _EVERYWHERE = {
     Kind.waiting: "waiting of all ranks",
 }
 _MOST_NAMED = 6
+_MANY_TIMES = 2  # from which on a change is a factor, no percentage
 _SPEEDS = (TOKENS_PER_S, MS)  # units of figures that are faster or slower
 _AMOUNTS = {Verdict.faster: "less", Verdict.slower: "more"}
 
@@ -65,15 +66,24 @@ def _signed(fraction: float) -> str:
 
 
 def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
-    """Sentences on the spans that moved: causes by their share of a step, then idle time."""
+    """Sentences on the spans that moved: causes by their share of a step, then idle time.
+
+    That nothing but idle time moved is said only where the intervals of all causes exclude a change
+    that matters: a test that finds nothing is no evidence.
+    """
     moved = [part for part in parts if part.has_moved]
     causes = [part for part in moved if part.of.kind is not Kind.waiting]
     waits = [part for part in moved if part.of.kind is Kind.waiting]
     if not any(part.is_tested for part in parts):
         return _untested(parts)
     sentences = [_cause_sentence(group) for group in _by_place(causes)]
+    unclear = [part for part in parts if part.may_have_moved and part.of.kind is not Kind.waiting]
+    if not causes and unclear:
+        largest = max(unclear, key=lambda part: abs(part.contribution_ns))
+        sentences = [f"too noisy to name a cause; largest: {_unclear_text(largest)}"]
+        return sentences + ([f"idle time changed; {_idle_text(waits)}"] if waits else [])
     if not causes:
-        sentences = ["no compute, optimizer or transfer time changed significantly"]
+        sentences = ["no compute, optimizer or transfer time changed"]
     return sentences + ([_waiting_sentence(waits, why if not causes else "")] if waits else [])
 
 
@@ -133,11 +143,29 @@ def ms_text(duration_ns: float | None) -> str:
     return f"{ms:,.1f}" if ms >= 10 else f"{ms:.3g}"
 
 
+def _unclear_text(part: Moved) -> str:
+    """`B of stage 1, x2.6 [1.4, 4.7], unclear`."""
+    change, op = part.change, part.of.op
+    name = span_name(part).replace("compute", op, 1) if op else span_name(part)
+    ratio = change.ratio
+    if ratio is None or ratio.high < _MANY_TIMES:
+        return f"{name}, {change_text(DURATION, change)}, {change.verdict}"
+    times = f"x{ratio.estimate:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]"
+    return f"{name}, {times}, {change.verdict}"
+
+
 def _rank(part: Moved) -> str:
     return "all ranks" if part.of.place == EVERYWHERE else f"rank {part.of.place}"
 
 
 def _waiting_sentence(waits: Sequence[Moved], why: str) -> str:
+    idle = _idle_text(waits)
+    if why:
+        return f"only idle time changed, {why}; {idle}"
+    return f"idle time changed as a consequence; {idle}"
+
+
+def _idle_text(waits: Sequence[Moved]) -> str:
     ordered = sorted(waits, key=lambda part: part.of.place)
     times = (
         f"{_rank(part)} {ms_text(part.change.base)} -> {ms_text(part.change.head)}"
@@ -146,8 +174,4 @@ def _waiting_sentence(waits: Sequence[Moved], why: str) -> str:
     idle = f"idle ms per step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
     if len(waits) > _MOST_NAMED:
         idle += f" and {len(waits) - _MOST_NAMED} more"
-    return (
-        f"only idle time changed, {why}; {idle}"
-        if why
-        else f"idle time changed as a consequence; {idle}"
-    )
+    return idle
