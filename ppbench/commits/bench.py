@@ -364,6 +364,7 @@ def measure_sides(
     try:
         with Bench(sweep, results, progress, is_fresh=True) as bench:
             first, last = _targets(bench, base, head)
+            _note_fresh(bench, first, last)
             for count in range(1, launches + 1):
                 # A B, B A, A B, ...: drift of the machine favours neither side.
                 for side in (first, last) if count % 2 else (last, first):
@@ -388,6 +389,20 @@ def _targets(bench: Bench, base: str | None, head: str) -> tuple[Target, Target]
     if last.commit.is_dirty:
         note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
     return first, last
+
+
+def _note_fresh(bench: Bench, *sides: Target) -> None:
+    """Say which launches of the last hour count, so that nobody waits for others or wonders."""
+    for side, launches in zip(sides, bench.launches(sides), strict=True):
+        nums = [launches.num_done(place) for place in range(len(bench.sweep.cases))]
+        if any(nums):
+            ends = dict.fromkeys((min(nums), max(nums)))
+            count = " to ".join(map(str, ends))
+            word = "launch" if count == "1" else "launches"
+            note(
+                f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
+                "missing; to make all anew, name another store: --results DIR"
+            )
 
 
 def _check_runs(bench: Bench, side: Target, stored: Launches) -> None:

@@ -111,14 +111,19 @@ def now():
     return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
 
 
-def test_sides_that_were_just_measured_are_named_and_not_measured(repository):
+def test_sides_that_were_just_measured_are_named_and_not_measured(repository, capsys):
     folder, shas = repository
     file = sweep_in(folder)
     for sha in shas[1:]:
         add_measured(file, sha, around(1000.0, 2), **now())
     results = folder / "results"
     sweep = read_tracked(file)
+    print_notes()
     assert measure_sides(sweep, "HEAD~1", "HEAD", 2, results) == (shas[1], shas[2])
+    told = capsys.readouterr().err
+    for sha in shas[1:]:
+        assert f"{sha[:9]} Number" in told
+    assert told.count("takes 2 launches of the last hour, and makes only what is missing") == 2
     assert measure_sides(sweep, None, WORKTREE, 2, results) == (shas[1], shas[2])  # by default
     assert len(Store(results).runs(["run_id"])) == 4
 
@@ -130,12 +135,14 @@ def test_sides_that_were_just_measured_are_named_and_not_measured(repository):
         ({"code": "another"}, 0),  # which a sweep does not skip
     ],
 )
-def test_older_launches_and_those_of_other_code_do_not_count(repository, old, number):
+def test_older_launches_and_those_of_other_code_do_not_count(repository, old, number, capsys):
     folder, shas = repository
     file, results = sweep_in(folder, FAILS), folder / "results"
     add_measured(file, shas[1], around(1000.0, 2), **{**now(), **old})
+    print_notes()
     with pytest.raises(LaunchError, match="Number 2: does not run"):
         measure_sides(read_tracked(file), "HEAD~1", "HEAD", 2, results)
+    assert "of the last hour" not in capsys.readouterr().err
     newest = Store(results).runs(["run_id", "launch", "status"]).iloc[-1]
     assert (newest["launch"], newest["status"]) == (number, "error")
 
