@@ -17,6 +17,7 @@ from ppbench.cli.app import app
 FOLDER = Path(__file__).parents[1] / "docs" / "ci"
 GITHUB = yaml.safe_load((FOLDER / "github-actions.yml").read_text())
 GITLAB = yaml.safe_load((FOLDER / "gitlab-ci.yml").read_text())
+PAGE = (FOLDER.parent / "howto" / "ci-gate.md").read_text()
 STEPS = GITHUB["jobs"]["check"]["steps"]
 (STEP,) = (step["run"] for step in STEPS if step.get("name") == "Check")
 
@@ -53,7 +54,14 @@ def test_ppbench_is_installed_from_its_repository():
     """Its name on PyPI belongs to another project."""
     run = [step["run"] for step in STEPS if "pip install" in step.get("run", "")]
     job = [line for line in GITLAB["performance"]["script"] if "pip install" in line]
-    assert run == job == ['pip install "ppbench @ git+URL@TAG"']
+    small_torch = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+    assert run == job == [small_torch, 'pip install "ppbench @ git+URL@TAG"']
+
+
+def test_they_check_the_sweep_file_of_the_page():
+    (name,) = re.findall("Save this as `([^`]+)` in the repository", PAGE)
+    for text in (STEP, GITLAB["performance"]["script"][-1]):
+        assert f"ppbench check {name} " in text
 
 
 def test_no_page_or_message_installs_by_the_bare_name():
