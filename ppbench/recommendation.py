@@ -5,7 +5,7 @@
     plan.frame                      # the best few, and 1F1B
     plan.sentences                  # the same in words
 
-The costs are measured here, layer by layer, or are in a file.
+The costs are measured here, layer by layer, or are those of a run, or in a file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
 from ppbench.errors import SweepFileError
-from ppbench.planning.costs import CostSet, measure_costs, read_costs_file
+from ppbench.planning.costs import (
+    CostSet,
+    costs_of_run,
+    measure_costs,
+    read_costs_file,
+    store_costs,
+)
 from ppbench.planning.plan import NoPlanError, Plan
 from ppbench.planning.planner import make_plan
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
-from ppbench.run.machine.environment import default_device
+from ppbench.run.machine.environment import default_device, read_environment
+from ppbench.store import Store
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
@@ -42,13 +49,15 @@ def plan(
     file: str | Path,
     overrides: Sequence[str] = (),
     *,
+    results: str | Path = "results",
     effort: float = 1.0,
     on_progress: OnProgress = lambda _what, _done, _all: None,
 ) -> Plan:
     """The best pipelines for the model of a sweep file, within what its `[plan]` says.
 
     `overrides` are `KEY=VALUE`, as of `--set`; `effort` is proportional to the time of the search.
-    Measures the costs of the model's layers here, unless `plan.costs` says where they are from.
+    Measures the costs of the model's layers here, and stores them in the folder `results`, unless
+    `plan.costs` says where they are from.
     Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
     the least memory that would do.
     """
@@ -58,7 +67,7 @@ def plan(
     if problem is not None:
         raise located(path, overrides, problem)
     request = request_of(sweep)
-    costs = costs_of(sweep, request, on_progress)
+    costs = costs_of(sweep, request, Store(Path(results)), on_progress)
     try:
         return make_plan(request, costs, on_progress, effort)
     except NoPlanError as error:
@@ -121,12 +130,14 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
 
 
-def costs_of(sweep: Sweep, request: PlanRequest, on_progress: OnProgress) -> CostSet:
+def costs_of(sweep: Sweep, request: PlanRequest, store: Store, on_progress: OnProgress) -> CostSet:
     """The costs that a plan is made with. Raises UsageError where they are of another model."""
     case = case_of(sweep)
     kind, _, name = sweep.plan.costs.partition(":")
     if kind == "file":
         costs = read_costs_file(Path(name))
+    elif kind == "run":
+        costs = costs_of_run(store, name)
     else:
         on_progress("measuring the costs of layers", 0, 1)
         lines = 0
@@ -137,6 +148,8 @@ def costs_of(sweep: Sweep, request: PlanRequest, on_progress: OnProgress) -> Cos
             on_progress(line, lines, 0)
 
         costs = measure_costs(_cost_request(case, request), tell)
+        machine = read_environment().fingerprint(case.device, 1, case.launch_threads_per_rank)
+        store_costs(store, costs, fingerprint=machine)
     costs.check_is_of(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer)
     return costs
 

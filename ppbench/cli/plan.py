@@ -9,12 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.options import Columns, HowToPrint, Overrides, Sort, SweepFile, print_text
+from ppbench.cli.options import (
+    RESULTS,
+    Columns,
+    HowToPrint,
+    Overrides,
+    Results,
+    Sort,
+    SweepFile,
+    going_on,
+    print_text,
+)
+from ppbench.display.fields import field_of, number
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, render
+from ppbench.display.tables import EVERYTHING, View, as_records, render
+from ppbench.display.units import MEBIBYTES, MS, PERCENT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
+    from ppbench.trials import Trials
 
 Effort = Annotated[
     float,
@@ -23,11 +39,33 @@ Effort = Annotated[
     ),
 ]
 
+NumTrials = Annotated[
+    int,
+    typer.Option(
+        "--run", metavar="N", min=0, max=100, help="Also measure the N best and 1F1B, in turns."
+    ),
+]
+NumLaunches = Annotated[
+    int, typer.Option("--launches", metavar="K", min=1, max=1000, help="Launches, with --run.")
+]
+_TRIED = {
+    **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
+    "microbatch_size": number("microbatch size", ".0f"),
+    "predicted_step_ns": number("predicted step", ",.1f", MS),
+    "measured_step_ns": number("measured step", ",.1f", MS),
+    "step_error": number("error", "+.1f", PERCENT),
+    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
+    "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
+}
+
 
 def plan(
     file: SweepFile,
     overrides: Overrides = None,
     effort: Effort = 1.0,
+    run: NumTrials = 0,
+    launches: NumLaunches = 3,
+    results: Results = RESULTS,
     how: HowToPrint = Format.table,
     columns: Columns = None,
     sort: Sort = None,
@@ -38,15 +76,41 @@ def plan(
 
     view = View.of(columns, sort)
     with _progress() as on_progress:
-        found = make_plan(file, overrides or (), effort=effort, on_progress=on_progress)
+        found = make_plan(
+            file, overrides or (), results=results, effort=effort, on_progress=on_progress
+        )
+    trials = _trials(found, file, overrides or [], run, launches, results) if run else None
     if how is Format.json and view == EVERYTHING:
-        print(json.dumps(as_dict(found), indent=2, allow_nan=False))
+        measured = {} if trials is None else {"trials": as_records(trials.frame)}
+        print(json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False))
         return
-    table = render(found.frame, how, SHOWN, view)
     if how in (Format.json, Format.csv):
-        print(table)
-    else:
-        print_text("\n\n".join([table, "\n".join(found.sentences)]), how)
+        frame = found.frame if trials is None else trials.frame
+        print(render(frame, how, SHOWN, view))
+        return
+    parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(found.sentences)]
+    if trials is not None:
+        parts += [render(trials.frame, how, _TRIED), trials.sentence]
+    print_text("\n\n".join(parts), how)
+
+
+def _trials(
+    found: Plan, file: Path, overrides: list[str], num: int, launches: int, results: Path
+) -> Trials:
+    """Measure the best proposals and 1F1B."""
+    from rich.console import Console
+
+    from ppbench.config.reader import read_sweep
+    from ppbench.run.machine.environment import default_device
+    from ppbench.run.sweep.progress import display_for
+    from ppbench.store import check_writable
+    from ppbench.trials import measure
+
+    check_writable(results, "--results")
+    sweep = read_sweep(file, overrides, default_device())
+    display = display_for(Console(stderr=True))
+    with going_on():
+        return measure(found, sweep, num, launches, results, display)
 
 
 @contextmanager

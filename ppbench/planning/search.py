@@ -28,7 +28,7 @@ from ppbench.planning.space import (
     model_of,
     shapes,
 )
-from ppbench.planning.stages import StageTable
+from ppbench.planning.stages import StageTable, never_quicker
 
 OnProgress = Callable[[str, int, int], None]
 """Gets what is being done, how many of its parts are done, and how many there are."""
@@ -114,7 +114,7 @@ class Search:
             known = self.costs.by_setting
             settings = {on: (size, on) for on in wanted[self.request.recompute]}
             models = {on: known[setting] for on, setting in settings.items() if setting in known}
-            self._tables[size] = StageTable(models)
+            self._tables[size] = StageTable(never_quicker(models))
         return self._tables[size]
 
     def fit(self, shape: Shape) -> Fit:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from engine.plan.model_costs import LinkCosts, ModelCosts, StageCosts
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts, StageCosts
 from engine.plan.simulate import Durations, TransferModel
 
 
@@ -40,6 +41,23 @@ class StageTable:
             self.of(layers, recompute[stage], is_first=stage == 0, is_last=stage == last)
             for stage, layers in enumerate(partition)
         )
+
+
+def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:
+    """The costs of a model, of which recomputing is never quicker: where it is, that is noise."""
+    if len(models) < 2:
+        return dict(models)
+    plain, again = models[False], models[True]
+    layers = tuple(map(_slower, again.layers, plain.layers))
+    before, after = _slower(again.before, plain.before), _slower(again.after, plain.after)
+    action_ns = max(again.action_ns, plain.action_ns)
+    return {False: plain, True: ModelCosts(before, layers, after, action_ns)}
+
+
+def _slower(again: LayerCosts, plain: LayerCosts) -> LayerCosts:
+    times = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+    slower = {name: max(getattr(again, name), getattr(plain, name)) for name in times}
+    return replace(again, **slower)
 
 
 def durations_of(stages: Sequence[StageCosts]) -> Durations:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 SHOWN: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
-    "recomputed_stages": number("stages that recompute", ".0f"),
+    "recomputed_stages": number("recomputed", ".0f"),
     "step_ns": field_of("step_ns"),
     "step_low_ns": number("low", ",.1f", MS),
     "step_high_ns": number("high", ",.1f", MS),
     "tokens_per_s": field_of("tokens_per_s"),
     "bubble_fraction": field_of("bubble_fraction"),
-    "peak_memory_bytes": number("highest peak", ",.1f", MEBIBYTES),
+    "peak_memory_bytes": number("peak", ",.1f", MEBIBYTES),
 }
 """The columns of the table that people see."""
 CAUSES = {
