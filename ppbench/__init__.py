@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ppbench.explanation import explain
     from ppbench.external.attach import attach
     from ppbench.prediction import simulate
-    from ppbench.recommendation import plan
+    from ppbench.recommendation.question import plan
     from ppbench.results import load
     from ppbench.run.sweep.control import sweep
 
@@ -44,7 +44,7 @@ _PLACES = {
     "history": "ppbench.commits.series",
     "load": "ppbench.results",
     "noise": "ppbench.commits.noise",
-    "plan": "ppbench.recommendation",
+    "plan": "ppbench.recommendation.question",
     "simulate": "ppbench.prediction",
     "sweep": "ppbench.run.sweep.control",
 }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
-    from ppbench.trials import Trials
+    from ppbench.recommendation.trials import Trials
 
 Effort = Annotated[
     float,
@@ -72,7 +72,7 @@ def plan(
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
     from ppbench.planning.words import SHOWN, as_dict
-    from ppbench.recommendation import plan as make_plan
+    from ppbench.recommendation.question import plan as make_plan
 
     view = View.of(columns, sort)
     with _progress() as on_progress:
@@ -101,10 +101,10 @@ def _trials(
     from rich.console import Console
 
     from ppbench.config.reader import read_sweep
+    from ppbench.recommendation.trials import measure
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import check_writable
-    from ppbench.trials import measure
 
     check_writable(results, "--results")
     sweep = read_sweep(file, overrides, default_device())

@@ -114,15 +114,9 @@ def sweep(
     elif dry_run:
         list_cases(read, choice, how, view)
     else:
-        folder = None if no_report else reports
+        asked = (file, read, overrides, results, None if no_report else reports, choice)
         shown = (how, assets, view)
-        raise typer.Exit(
-            _sweep_here(
-                *(file, read, overrides, results, folder, choice, shown),
-                open_it=open_it,
-                is_live=is_live,
-            )
-        )
+        raise typer.Exit(_sweep_here(*asked, shown, open_it=open_it, is_live=is_live))
 
 
 def _view_of_runs(columns: Sequence[str] | None, sort: str | None) -> View:

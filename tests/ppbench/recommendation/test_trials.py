@@ -8,10 +8,10 @@ from command import inside
 
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program, read_csv
-from ppbench import trials
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
 from ppbench.planning.configuration import Configuration, Proposal
+from ppbench.recommendation import trials
 
 PLACEMENT = loop_placement(2)
 

@@ -1,0 +1,1 @@
+"""What to run: plans of sweep files, and trials of what they propose."""
