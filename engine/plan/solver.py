@@ -105,7 +105,7 @@ class _Search:
         most = max(1, (RULED + 5 * visits) // (12 * size * problem.placement.world_size))
         self.flows = self.flows[:: -(-len(self.flows) // most)]
         self.budget, self.num_moves = visits, visits // size
-        self.rows = Rows(problem, visits + len(self.flows) * size)
+        self.rows = Rows(problem, visits + 4 * len(self.flows) * size)
         part = max(0, m - problem.placement.world_size)
         self.num_wholes = sorted({0, part, m}) if any(self.rows.gains) else [0]
 
