@@ -142,11 +142,14 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
     """Print the chosen cases, none of them run."""
     import dataclasses
 
+    from ppbench.config.sources import notes_on_sources
     from ppbench.run.sweep.control import note_stages
     from ppbench.run.sweep.plan import planned_cases
 
     chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
     note_stages(chosen)
+    for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
+        note(f"note: {text}")
     print(render(planned_cases(chosen), how, ["case_id", *(chosen.axes or WORKLOAD)], view))
 
 

@@ -66,9 +66,14 @@ def _known_runtime(value: object) -> object:
 
 
 def _model(value: object) -> object:
-    """Check the form of the name; all models are looked up together later."""
+    """Check the form of the name; all models are looked up together later.
+
+    A folder has one name, `./my-model`: without the `./` its case would have another id.
+    """
     if not isinstance(value, str) or value in PRESETS or _HUB_ID.fullmatch(value):
         return value
+    if _is_folder(value) and "/" not in value and value not in (".", ".."):
+        return f"./{value}"
     if _FACTORY.fullmatch(value) or _is_folder(value):
         return value
     if "/" in value or value in (".", ".."):

@@ -242,13 +242,17 @@ def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, monkeypatch)
     (tmp_path / "checkpoint").mkdir()
     names = [
         "owner/name",
-        "checkpoint",
         "./checkpoint",
         str(tmp_path / "checkpoint"),
         "my.code:make",
     ]
     sweep = read(tmp_path, f"[grid]\nmodel.preset = {names}")
     assert [case.model_preset for case, _ in sweep.cases] == names
+    ids = {
+        read(tmp_path, f'model.preset = "{name}"').cases[0][0].case_id
+        for name in ("checkpoint", "./checkpoint")
+    }
+    assert ids == {sweep.cases[1][0].case_id}
 
 
 ANSWERS = """\
