@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.browser import Open, open_page
 from ppbench.cli.options import (
     RESULTS,
     Columns,
     HowToPrint,
+    Output,
     Overrides,
     Results,
     Sort,
     SweepFile,
     going_on,
     print_text,
+    typed_command,
 )
 from ppbench.display.fields import field_of, number
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, as_records, render
 from ppbench.display.units import MEBIBYTES, MS, PERCENT
+from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
     from ppbench.recommendation.trials import Trials
@@ -48,6 +53,18 @@ NumTrials = Annotated[
 NumLaunches = Annotated[
     int, typer.Option("--launches", metavar="K", min=1, max=1000, help="Launches, with --run.")
 ]
+IsMeasuredAnew = Annotated[
+    bool,
+    typer.Option("--remeasure", help="Measure the layers again though they are stored."),
+]
+HandOver = Annotated[
+    Path | None,
+    typer.Option(
+        "--hand-over",
+        metavar="DIR",
+        help="Write the first choice for a sweep, for torchtitan and for Megatron-LM.",
+    ),
+]
 _TRIED = {
     **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
@@ -63,35 +80,85 @@ def plan(
     file: SweepFile,
     overrides: Overrides = None,
     effort: Effort = 1.0,
+    remeasure: IsMeasuredAnew = False,
     run: NumTrials = 0,
     launches: NumLaunches = 3,
+    output: Output = None,
+    open_it: Open = False,
+    hand_over: HandOver = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
-    from ppbench.planning.words import SHOWN, as_dict
     from ppbench.recommendation.question import plan as make_plan
 
+    if open_it and output is None:
+        raise UsageError("--open: opens a page; name it with -o plan.html")
     view = View.of(columns, sort)
     with _progress() as on_progress:
         found = make_plan(
-            file, overrides or (), results=results, effort=effort, on_progress=on_progress
+            file,
+            overrides or (),
+            results=results,
+            effort=effort,
+            remeasure=remeasure,
+            on_progress=on_progress,
         )
     trials = _trials(found, file, overrides or [], run, launches, results) if run else None
+    print_text(_text(found, trials, how, view), how)
+    aside = sys.stdout if how is Format.table else sys.stderr
+    if hand_over is not None:
+        for line in _handed_over(found, file, overrides or [], hand_over):
+            print(line, file=aside)
+    if output is not None:
+        _write_page(found, file, output)
+        print(f"page: {output}", file=aside)
+        if open_it:
+            open_page(output)
+
+
+def _text(found: Plan, trials: Trials | None, how: Format, view: View) -> str:
+    """The plan, and what was measured of it, in a format."""
+    from ppbench.planning.words import SHOWN, as_dict
+
     if how is Format.json and view == EVERYTHING:
         measured = {} if trials is None else {"trials": as_records(trials.frame)}
-        print(json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False))
-        return
+        return json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False)
     if how in (Format.json, Format.csv):
-        frame = found.frame if trials is None else trials.frame
-        print(render(frame, how, SHOWN, view))
-        return
+        return render(found.frame if trials is None else trials.frame, how, SHOWN, view)
     parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(found.sentences)]
     if trials is not None:
         parts += [render(trials.frame, how, _TRIED), trials.sentence]
-    print_text("\n\n".join(parts), how)
+    return "\n\n".join(parts)
+
+
+def _handed_over(found: Plan, file: Path, overrides: list[str], folder: Path) -> Iterator[str]:
+    """Write every form of the first choice; yield a line for each."""
+    from ppbench.recommendation.question import hand_over
+
+    handover = hand_over(found, file, overrides, folder)
+    for form in handover.forms:
+        yield f"{form.name}: {form.path or f'not written: {form.refusal}'}"
+
+
+def _write_page(found: Plan, file: Path, output: Path) -> None:
+    from ppbench.planning.planner import simulated
+    from ppbench.report.pages.plan import PlanPage, write_plan
+
+    drawn = [found.first]
+    if found.baseline is not None and found.baseline != found.first:
+        drawn.append(found.baseline)
+    name = shlex.quote(str(file))
+    commands = [
+        ("Measure the best three, and 1F1B:", f"ppbench plan {name} --run 3"),
+        ("Write it for a sweep, torchtitan, Megatron-LM:", f"ppbench plan {name} --hand-over plan"),
+    ]
+    steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
+    origin = found.costs.origin
+    page = PlanPage(f"Plan of {file.stem}", found, steps, origin, commands, typed_command())
+    write_plan(output, page)
 
 
 def _trials(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from engine.plan.bounds import lower_bound
 from engine.plan.model_costs import LinkCosts, StageCosts
-from engine.plan.simulate import simulate, simulate_all
+from engine.plan.simulate import Simulation, simulate, simulate_all
 from ppbench.display.units import milliseconds, size
 from ppbench.planning.configuration import Proposal
 from ppbench.planning.fitting import Candidate
@@ -71,6 +71,14 @@ def make_plan(
         min(_step_with(one, faster) for one in chosen[:NUM_PROPOSALS]),
         _notes(request, costs),
     )
+
+
+def simulated(plan: Plan, proposal: Proposal) -> Simulation:
+    """The step of a proposal, action by action, without its optimizer."""
+    one = proposal.configuration
+    table = Search(plan.request, plan.costs, lambda *_: None, 0).table(one.microbatch_size)
+    stages = table.of_all(one.partition, one.recompute)
+    return simulate(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
 
 
 def check_request(request: PlanRequest, costs: Costs) -> None:

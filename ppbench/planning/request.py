@@ -18,6 +18,10 @@ class Costs(Protocol):
     """Costs by setting, which is a pair of a microbatch size and whether layers recompute."""
 
     @property
+    def origin(self) -> str:
+        """Where they are from."""
+
+    @property
     def by_setting(self) -> Mapping[Any, ModelCosts]:
         """The costs of a model for one microbatch, by (microbatch size, recompute)."""
 

@@ -15,28 +15,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.model.descriptions import CostRequest, Problem
-from ppbench.config.case import Case, PlanSettings
+from ppbench.config.case import Case, Measure, PlanSettings, setting_of
 from ppbench.config.programs import identity_of
 from ppbench.config.reader import read_sweep
+from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
 from ppbench.errors import SweepFileError
 from ppbench.planning.costs import (
     CostSet,
+    Setting,
+    Wanted,
     costs_of_run,
     measure_costs,
     read_costs_file,
     store_costs,
+    stored_cost_set,
 )
+from ppbench.planning.handover import Handover, chosen_from, write_handover
 from ppbench.planning.plan import NoPlanError, Plan
 from ppbench.planning.planner import make_plan
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.run.machine.environment import default_device, read_environment
+from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import Store
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
+_PIPELINE = ("name", "memory_limit")
+"""Keys that are not handed over: the file has a name of its own, and the program is chosen."""
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
     *("seq_len", "device", "train_optimizer", "train_autocast", "train_compile"),
@@ -51,13 +59,14 @@ def plan(
     *,
     results: str | Path = "results",
     effort: float = 1.0,
+    remeasure: bool = False,
     on_progress: OnProgress = lambda _what, _done, _all: None,
 ) -> Plan:
     """The best pipelines for the model of a sweep file, within what its `[plan]` says.
 
     `overrides` are `KEY=VALUE`, as of `--set`; `effort` is proportional to the time of the search.
     Measures the costs of the model's layers here, and stores them in the folder `results`, unless
-    `plan.costs` says where they are from.
+    that has them (then only with `remeasure`), or `plan.costs` says where they are from.
     Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
     the least memory that would do.
     """
@@ -67,12 +76,30 @@ def plan(
     if problem is not None:
         raise located(path, overrides, problem)
     request = request_of(sweep)
-    costs = costs_of(sweep, request, Store(Path(results)), on_progress)
+    costs = costs_of(sweep, request, Store(Path(results)), on_progress, remeasure=remeasure)
     try:
         return make_plan(request, costs, on_progress, effort)
     except NoPlanError as error:
         key = f"plan.{error.key}"
         raise located(path, overrides, Problem(key, str(error))) from error
+
+
+def hand_over(plan: Plan, file: str | Path, overrides: Sequence[str], folder: Path) -> Handover:
+    """Write the first choice of a sweep file's plan for those who will run it, into a folder.
+
+    The case's other settings go into the sweep file. Raises UsageError.
+    """
+    sweep = read_sweep(Path(file), overrides, default_device())
+    (case, measure), usual = sweep.cases[0], (Case(), Measure())
+    others = {
+        key: setting_of(case, measure, key)
+        for key in known_keys()
+        if key not in _PIPELINE and setting_of(case, measure, key) != setting_of(*usual, key)
+    }
+    first = plan.first
+    return write_handover(
+        chosen_from(first.configuration, first.program, **others), folder, sweep.name
+    )
 
 
 def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFileError:
@@ -130,7 +157,14 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
 
 
-def costs_of(sweep: Sweep, request: PlanRequest, store: Store, on_progress: OnProgress) -> CostSet:
+def costs_of(
+    sweep: Sweep,
+    request: PlanRequest,
+    store: Store,
+    on_progress: OnProgress,
+    *,
+    remeasure: bool = False,
+) -> CostSet:
     """The costs that a plan is made with. Raises UsageError where they are of another model."""
     case = case_of(sweep)
     kind, _, name = sweep.plan.costs.partition(":")
@@ -139,18 +173,35 @@ def costs_of(sweep: Sweep, request: PlanRequest, store: Store, on_progress: OnPr
     elif kind == "run":
         costs = costs_of_run(store, name)
     else:
-        on_progress("measuring the costs of layers", 0, 1)
-        lines = 0
-
-        def tell(line: str) -> None:
-            nonlocal lines
-            lines += 1
-            on_progress(line, lines, 0)
-
-        costs = measure_costs(_cost_request(case, request), tell)
-        machine = read_environment().fingerprint(case.device, 1, case.launch_threads_per_rank)
-        store_costs(store, costs, fingerprint=machine)
+        costs = _measured(case, request, store, on_progress, remeasure=remeasure)
     costs.check_is_of(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer)
+    return costs
+
+
+def _measured(
+    case: Case, request: PlanRequest, store: Store, on_progress: OnProgress, *, remeasure: bool
+) -> CostSet:
+    """Costs measured here, by this code on such a machine: stored ones, or new ones, stored."""
+    wanted = _cost_request(case, request)
+    machine = read_environment().fingerprint(case.device, 1, case.launch_threads_per_rank)
+    stored = Wanted(
+        *(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer, case.device),
+        settings=tuple(Setting(*setting) for setting in wanted.settings),
+        fingerprint=machine,
+        code=code_hash(),
+    )
+    if not remeasure and (costs := stored_cost_set(store, stored)) is not None:
+        return costs
+    on_progress("measuring the costs of layers", 0, 1)
+    lines = 0
+
+    def tell(line: str) -> None:
+        nonlocal lines
+        lines += 1
+        on_progress(line, lines, 0)
+
+    costs = measure_costs(wanted, tell)
+    store_costs(store, costs, fingerprint=machine, code=code_hash())
     return costs
 
 

@@ -19,6 +19,7 @@ class Costs:
 
     by_setting: dict[tuple[int, bool], ModelCosts]
     link: LinkCosts
+    origin: str = "drawn"
 
 
 @dataclass(frozen=True)

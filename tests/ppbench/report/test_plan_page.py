@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from engine.plan.simulate import Simulation, simulate
-from ppbench.planning.configuration import Proposal
 from ppbench.planning.plan import Plan
-from ppbench.planning.planner import make_plan
+from ppbench.planning.planner import make_plan, simulated
 from ppbench.planning.request import PlanRequest
-from ppbench.planning.stages import StageTable, durations_of, transfers_of
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, front, frontier
 from ppbench.report.pages.plan import PlanPage, render_plan, write_plan
@@ -26,6 +23,7 @@ MIB = 2**20
 class Costs:
     by_setting: dict[tuple[int, bool], ModelCosts]
     link: LinkCosts
+    origin: str = "drawn"
 
 
 def costs() -> Costs:
@@ -47,13 +45,6 @@ def page(plan: Plan) -> PlanPage:
     proposals = [one for one in (plan.first, plan.baseline) if one is not None]
     steps = [(one, simulated(plan, one)) for one in proposals]
     return PlanPage("toy on 2 ranks", plan, steps, "file costs.toml", [("Run:", "x")], "ppbench")
-
-
-def simulated(plan: Plan, proposal: Proposal) -> Simulation:
-    own = proposal.configuration
-    table = StageTable({False: plan.costs.by_setting[1, False]})
-    stages = table.of_all(own.partition, own.recompute)
-    return simulate(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
 
 
 def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
