@@ -30,6 +30,7 @@ def page(path: Path, **changes) -> Path:
         about=About(**told),
         reports=[],
         comparisons=[],
+        plans=[],
         histories=[],
         timelines=[],
     )
@@ -130,7 +131,14 @@ def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> Non
     about = about_report('"ü' * 100_000, pd.DataFrame([row]), "")
     path = tmp_path / "a.html"
     html = render(
-        "index.html", title="x", about=about, reports=[], comparisons=[], histories=[], timelines=[]
+        "index.html",
+        title="x",
+        about=about,
+        reports=[],
+        comparisons=[],
+        plans=[],
+        histories=[],
+        timelines=[],
     )
     path.write_text(html, encoding="utf-8")
     assert read_about(path) == about
