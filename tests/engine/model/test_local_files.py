@@ -130,7 +130,7 @@ def test_a_folder_trains_like_one_file_of_the_same_text(books, tmp_path, seq_len
 def test_what_matches_no_file_is_refused_before_and_on_the_ranks(tmp_path, kind, name):
     (tmp_path / "nothing").mkdir()
     source = f"{kind}:{tmp_path}/{name}"
-    what = "no file, such as one ending in .*, in" if name == "nothing" else "no such file"
+    what = "no file.* in the folder" if name == "nothing" else "no such file"
     with pytest.raises(DataError, match=rf"{what}.*; expected the path of a"):
         open_tokens(source, None)
     with pytest.raises(SweepFileError, match=rf"data\.source: {what}"):
