@@ -72,7 +72,7 @@ def assert_sound(problem, solution):
 
 
 def test_programs_are_sound_and_never_worse_than_a_family_that_fits(is_thorough):
-    for seed in range(500 if is_thorough else 8):
+    for seed in range(500 if is_thorough else 5):
         problem = drawn(seed, 64 if is_thorough else 16)
         solution = solve(problem, 1 if is_thorough else 0)
         assert_sound(problem, solution)
@@ -82,7 +82,7 @@ def test_programs_are_sound_and_never_worse_than_a_family_that_fits(is_thorough)
 
 
 def test_there_is_a_program_wherever_one_microbatch_fits(is_thorough):
-    for seed in range(400 if is_thorough else 60):
+    for seed in range(400 if is_thorough else 25):
         problem = drawn_in_bytes(seed)
         least = replace(problem, limits=problem.least_limits)
         for one in (problem, least):

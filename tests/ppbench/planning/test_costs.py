@@ -282,6 +282,7 @@ def request_for(model, **changes):
     return CostRequest(identity, 16, **given)
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("has_link", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_costs_are_measured_by_a_process_of_their_own(has_link):
     told = []
