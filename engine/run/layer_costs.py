@@ -223,10 +223,14 @@ def _excess(alone_ns: Sequence[float], together_ns: float) -> float:
 
 
 def _pooled(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
-    """Each part's samples, which are those of all equal layers where these cannot be told apart."""
+    """Each part's samples, which are those of all equal layers where these cannot be told apart.
+
+    Layers that hold other bytes are not equal, whatever few samples say.
+    """
     by_kind: dict[object, list[int]] = {}
     for index in range(1, len(measured) - 1):
-        by_kind.setdefault(measured[index].kind, []).append(index)
+        part = measured[index]
+        by_kind.setdefault((part.kind, part.sizes.held_after_forward), []).append(index)
     pooled = [part.samples for part in measured]
     for equal in by_kind.values():
         totals = [[times.total_ns for times in measured[index].samples] for index in equal]
