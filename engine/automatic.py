@@ -106,7 +106,7 @@ def _problems(
 
 
 def _fixed_bytes(costs: Sequence[StageCosts], placement: Placement, rank: int) -> int:
-    """What a rank needs besides activations: its stages' own, and the most that an action takes."""
+    """Return what a rank needs besides activations: its stages' own, and an action's most."""
     own = [costs[stage] for stage in placement.stages_of(rank)]
     return sum(one.static_bytes for one in own) + max(one.transient_bytes for one in own)
 

@@ -17,7 +17,7 @@ from engine.plan.schedules.registry import AUTO
 from engine.plan.solver import solve
 
 MOST_EFFORT = 0.3
-"""Of the solver, over all placements: about a second."""
+"""The effort of the solver over all placements takes about a second."""
 ACTIONS_OF_MOST = 1000
 """A step of as many computations is worth that; smaller ones take their share."""
 

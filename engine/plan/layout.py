@@ -77,7 +77,7 @@ def solve_partition(
 
 
 class _Weights(NamedTuple):
-    """What the layers of a model weigh: sums up to each, and what comes with each rank anyway."""
+    """The weights of a model's layers, as sums up to each, and what each rank bears anyway."""
 
     upto: list[list[int]]  # by stage and number of layers
     fixed: list[int]  # by rank
@@ -345,7 +345,7 @@ class _Cuts:
 
 
 def _least_each(upto: Sequence[Sequence[int]]) -> list[int]:
-    """What each layer weighs at least, on whichever stage."""
+    """Return the least weight of each layer, on whichever stage."""
     every = itertools.pairwise(zip(*upto, strict=True))
     return [min(map(int.__sub__, after, before)) for before, after in every]
 

@@ -96,7 +96,7 @@ def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
 
 
 class _Search:
-    """What is tried for a problem, with a budget of actions to go through."""
+    """Tries rows for a problem, with a budget of actions to go through."""
 
     def __init__(self, problem: Problem, bound_ns: int, visits: int) -> None:
         self.problem, self.bound_ns, self.chain = problem, bound_ns, Chain(problem)

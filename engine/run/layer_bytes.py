@@ -34,7 +34,7 @@ class PartBytes(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """What lies between two points: by how much the bytes rise at most, and in the end."""
+    """The bytes between two points: by how much they rise at most, and in the end."""
 
     rise: int
     net: int

@@ -192,7 +192,7 @@ def _model_costs(measuring: _Measuring) -> ModelCosts:
 def _added_ns(
     measured: Sequence[_Measured], num_together: int, together: Sequence[PartTimes]
 ) -> PartTimes:
-    """What a stage's call adds to each action; below 0 where layers slow each other down.
+    """Return what a stage's call adds to each action; below 0 where layers slow each other down.
 
     `together` are samples of the first layers as one stage. The median over rounds, each of which
     has all layers alone and together; as far as it exceeds its own error, and at most what the
