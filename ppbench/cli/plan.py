@@ -28,11 +28,12 @@ from ppbench.cli.options import (
 )
 from ppbench.display.fields import field_of, number
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, as_records, render
+from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from ppbench.config.sweep import Sweep
     from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
     from ppbench.recommendation.trials import Trials
@@ -51,7 +52,10 @@ NumTrials = Annotated[
     ),
 ]
 NumLaunches = Annotated[
-    int, typer.Option("--launches", metavar="K", min=1, max=1000, help="Launches, with --run.")
+    int,
+    typer.Option(
+        "--launches", metavar="K", min=1, max=1000, help="Most launches of each, with --run."
+    ),
 ]
 IsMeasuredAnew = Annotated[
     bool,
@@ -70,6 +74,9 @@ _TRIED = {
     "microbatch_size": number("microbatch size", ".0f"),
     "predicted_step_ns": number("predicted step", ",.1f", MS),
     "measured_step_ns": number("measured step", ",.1f", MS),
+    "measured_low_ns": number("low", ",.1f", MS),
+    "measured_high_ns": number("high", ",.1f", MS),
+    "num_launches": number("launches", ".0f"),
     "step_error": number("error", "+.1f", PERCENT),
     "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
     "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
@@ -82,7 +89,7 @@ def plan(
     effort: Effort = 1.0,
     remeasure: IsMeasuredAnew = False,
     run: NumTrials = 0,
-    launches: NumLaunches = 3,
+    launches: NumLaunches = 6,
     output: Output = None,
     open_it: Open = False,
     hand_over: HandOver = None,
@@ -92,25 +99,26 @@ def plan(
     sort: Sort = None,
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
-    from ppbench.recommendation.question import plan as make_plan
+    from ppbench.recommendation.question import answer, read_question
 
     if open_it and output is None:
         raise UsageError("--open: opens a page; name it with -o plan.html")
     view = View.of(columns, sort)
     with _progress() as on_progress:
-        found = make_plan(
-            file,
+        sweep = read_question(file, overrides or ())
+        found = answer(
+            sweep,
             overrides or (),
             results=results,
             effort=effort,
             remeasure=remeasure,
             on_progress=on_progress,
         )
-    trials = _trials(found, file, overrides or [], run, launches, results) if run else None
+    trials = _trials(found, sweep, run, launches, results) if run else None
     print_text(_text(found, trials, how, view), how)
     aside = sys.stdout if how is Format.table else sys.stderr
     if hand_over is not None:
-        for line in _handed_over(found, file, overrides or [], hand_over):
+        for line in _handed_over(found, sweep, hand_over):
             print(line, file=aside)
     if output is not None:
         _write_page(found, file, output)
@@ -124,7 +132,7 @@ def _text(found: Plan, trials: Trials | None, how: Format, view: View) -> str:
     from ppbench.planning.words import SHOWN, as_dict
 
     if how is Format.json and view == EVERYTHING:
-        measured = {} if trials is None else {"trials": as_records(trials.frame)}
+        measured = {} if trials is None else trials.as_dict()
         return json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False)
     if how in (Format.json, Format.csv):
         return render(found.frame if trials is None else trials.frame, how, SHOWN, view)
@@ -134,11 +142,11 @@ def _text(found: Plan, trials: Trials | None, how: Format, view: View) -> str:
     return "\n\n".join(parts)
 
 
-def _handed_over(found: Plan, file: Path, overrides: list[str], folder: Path) -> Iterator[str]:
+def _handed_over(found: Plan, sweep: Sweep, folder: Path) -> Iterator[str]:
     """Write every form of the first choice; yield a line for each."""
     from ppbench.recommendation.question import hand_over
 
-    handover = hand_over(found, file, overrides, folder)
+    handover = hand_over(found, sweep, folder)
     for form in handover.forms:
         yield f"{form.name}: {form.path or f'not written: {form.refusal}'}"
 
@@ -161,20 +169,15 @@ def _write_page(found: Plan, file: Path, output: Path) -> None:
     write_plan(output, page)
 
 
-def _trials(
-    found: Plan, file: Path, overrides: list[str], num: int, launches: int, results: Path
-) -> Trials:
+def _trials(found: Plan, sweep: Sweep, num: int, launches: int, results: Path) -> Trials:
     """Measure the best proposals and 1F1B."""
     from rich.console import Console
 
-    from ppbench.config.reader import read_sweep
     from ppbench.recommendation.trials import measure
-    from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import check_writable
 
     check_writable(results, "--results")
-    sweep = read_sweep(file, overrides, default_device())
     display = display_for(Console(stderr=True))
     with going_on():
         return measure(found, sweep, num, launches, results, display)

@@ -44,7 +44,7 @@ class Proposal:
     `step_ns` is simulated with the costs as they are; the interval from `step_low_ns` to
     `step_high_ns` holds the step with a probability of 90 %, as far as it depends on the errors of
     the costs. The step is the makespan and the optimizer; no program for this placement and these
-    stages has a makespan below `bound_ns`.
+    stages has a step below `bound_ns`.
     """
 
     configuration: Configuration

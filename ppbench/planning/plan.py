@@ -35,16 +35,18 @@ class Loss(NamedTuple):
 class Plan:
     """The proposals, the best first; none fits into less memory than it says.
 
-    `baseline` is the best 1F1B within the same memory, None where none fits. `losses` are of the
-    first choice, the largest first. `more_memory` is the point of the frontier that most gains from
-    up to twice the memory, None where nothing does; `faster_link_ns` the best step of the
-    proposals with half the latency and twice the bandwidth.
+    `registered` is the best that needs no program of the solver, `baseline` the best 1F1B within
+    the same memory; either is None where none fits. `losses` are of the first choice, the largest
+    first. `more_memory` is the point of the frontier that most gains from up to twice the memory,
+    None where nothing does; `faster_link_ns` the best step of the proposals with half the latency
+    and twice the bandwidth.
     """
 
     request: PlanRequest
     costs: Costs
     proposals: tuple[Proposal, ...]
     frontier: tuple[FrontierPoint, ...]
+    registered: Proposal | None
     baseline: Proposal | None
     losses: tuple[Loss, ...]
     more_memory: FrontierPoint | None
@@ -62,6 +64,18 @@ class Plan:
         if self.baseline is None:
             return None
         return self.baseline.step_ns / self.first.step_ns - 1
+
+    @property
+    def registered_loss(self) -> float | None:
+        """How much longer the best registered schedule takes than the first choice."""
+        if self.registered is None:
+            return None
+        return self.registered.step_ns / self.first.step_ns - 1
+
+    @property
+    def most_left(self) -> float:
+        """The part of the first choice's step that another program for its stages might save."""
+        return 1 - self.first.bound_ns / self.first.step_ns
 
     @property
     def frame(self) -> pd.DataFrame:

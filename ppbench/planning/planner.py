@@ -56,6 +56,7 @@ def make_plan(
     for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
         on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
         proposals.append(finisher.proposal(candidate))
+    registered = _registered(chosen, proposals, finisher)
     baseline = _baseline(search, proposals, finisher)
     frontier = frontier_of(search.found)
     more = _more_memory(search, chosen[0], frontier)
@@ -65,6 +66,7 @@ def make_plan(
         costs,
         tuple(proposals),
         frontier,
+        registered,
         baseline,
         _losses(chosen[0], search, frontier),
         more,
@@ -164,7 +166,7 @@ class _Finisher:
             candidate.program,
             step_ns,
             *interval,
-            min(lower_bound(problem), candidate.makespan_ns),
+            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
             candidate.peak_bytes,
             candidate.peak_high_bytes,
             1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
@@ -185,6 +187,16 @@ def _best_of_shapes(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in sorted(candidates, key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     return list(by_shape.values())
+
+
+def _registered(
+    chosen: Sequence[Candidate], proposals: Sequence[Proposal], finisher: _Finisher
+) -> Proposal | None:
+    """The best that needs no program of its own; `chosen` begins with the proposals."""
+    for place, candidate in enumerate(chosen):
+        if candidate.shape.schedule != AUTO:
+            return proposals[place] if place < len(proposals) else finisher.proposal(candidate)
+    return None
 
 
 def _baseline(

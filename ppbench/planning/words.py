@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ppbench.display.fields import Field, field_of, number
-from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, size
+from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent, size
 from ppbench.planning.configuration import Configuration, Proposal
 from ppbench.planning.plan import Plan
 from ppbench.planning.request import AUTO
@@ -41,6 +42,8 @@ WITHOUT = {
 }
 LEAST_LOSS = 0.005
 """The part of a step below which nothing is said to limit it."""
+LEAST_SAID = 0.0005
+"""A smaller part of a step would be written as 0.0 %."""
 
 
 def frame_of(plan: Plan) -> pd.DataFrame:
@@ -80,7 +83,8 @@ def row_of(proposal: Proposal) -> dict[str, object]:
 
 def sentences_of(plan: Plan) -> list[str]:
     """What to run, what that gains, what limits it, what more would bring, what was left out."""
-    return [*_choice(plan), *_gain(plan), *_limit(plan), *_more(plan), *plan.notes]
+    parts = _choice(plan), _gain(plan), _registered(plan), _left(plan), _limit(plan), _more(plan)
+    return [*itertools.chain(*parts), *plan.notes]
 
 
 def _choice(plan: Plan) -> Iterator[str]:
@@ -123,6 +127,26 @@ def _gain(plan: Plan) -> Iterator[str]:
             f"It trains {gain:.1%} faster than the best 1F1B within the same memory, whose step "
             f"takes {milliseconds(plan.baseline.step_ns)}."
         ).replace("%", " %")
+
+
+def _registered(plan: Plan) -> Iterator[str]:
+    """How near a registered schedule comes to a program of the solver."""
+    loss = plan.registered_loss
+    if plan.first.configuration.schedule == AUTO and plan.registered and loss is not None:
+        longer = f"{percent(loss)} longer" if loss >= LEAST_SAID else "as long"
+        name = plan.registered.configuration.schedule
+        yield f"{name}, which needs no program of its own, takes {longer}."
+
+
+def _left(plan: Plan) -> Iterator[str]:
+    """How far the first choice can be from the best possible."""
+    if plan.most_left < LEAST_SAID:
+        yield "No program of these layers on these stages can be quicker."
+    else:
+        yield (
+            "No program of these layers on these stages can be quicker than "
+            f"{milliseconds(plan.first.bound_ns)}: at most {percent(plan.most_left)} are left."
+        )
 
 
 def _limit(plan: Plan) -> Iterator[str]:
@@ -175,6 +199,9 @@ def as_dict(plan: Plan) -> dict[str, object]:
         "global_batch": plan.request.global_batch,
         "seq_len": plan.request.seq_len,
         "proposals": [plain(proposal) for proposal in plan.proposals],
+        "registered": plain(plan.registered),
+        "registered_loss": plan.registered_loss,
+        "most_left": plan.most_left,
         "baseline": plain(plan.baseline),
         "gain": plan.gain,
         "frontier": [

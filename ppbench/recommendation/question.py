@@ -70,26 +70,51 @@ def plan(
     Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
     the least memory that would do.
     """
+    sweep = read_question(file, overrides)
+    return answer(
+        sweep,
+        overrides,
+        results=results,
+        effort=effort,
+        remeasure=remeasure,
+        on_progress=on_progress,
+    )
+
+
+def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file that a plan can be made for. Raises SweepFileError."""
     path = Path(file)
     sweep = read_sweep(path, overrides, default_device())
     problem = next(problems_of_plan(sweep), None)
     if problem is not None:
         raise located(path, overrides, problem)
+    return sweep
+
+
+def answer(
+    sweep: Sweep,
+    overrides: Sequence[str],
+    *,
+    results: str | Path,
+    effort: float,
+    remeasure: bool,
+    on_progress: OnProgress,
+) -> Plan:
+    """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
     request = request_of(sweep)
     costs = costs_of(sweep, request, Store(Path(results)), on_progress, remeasure=remeasure)
     try:
         return make_plan(request, costs, on_progress, effort)
     except NoPlanError as error:
         key = f"plan.{error.key}"
-        raise located(path, overrides, Problem(key, str(error))) from error
+        raise located(Path(sweep.file), overrides, Problem(key, str(error))) from error
 
 
-def hand_over(plan: Plan, file: str | Path, overrides: Sequence[str], folder: Path) -> Handover:
+def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
     """Write the first choice of a sweep file's plan for those who will run it, into a folder.
 
     The case's other settings go into the sweep file. Raises UsageError.
     """
-    sweep = read_sweep(Path(file), overrides, default_device())
     (case, measure), usual = sweep.cases[0], (Case(), Measure())
     others = {
         key: setting_of(case, measure, key)

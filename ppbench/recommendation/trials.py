@@ -1,28 +1,39 @@
-"""Trials of a plan: its best proposals and 1F1B, measured in turns, against what was predicted."""
+"""Trials of a plan: its best proposals and 1F1B, measured in turns, against what was predicted.
+
+proposals --cases--> rounds of launches, as `statistics.regret` asks for --> table and sentence
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.config.case import Case, Planned
+from ppbench.config.case import Case
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
-from ppbench.display.units import milliseconds
+from ppbench.console import note
+from ppbench.display.cases import cautions_of
+from ppbench.display.tables import as_records
+from ppbench.display.units import counted, milliseconds, percent
 from ppbench.files import write_file
 from ppbench.planning.configuration import Proposal
 from ppbench.planning.handover import program_text
 from ppbench.planning.plan import Plan
 from ppbench.planning.request import AUTO
 from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice
+from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
+from ppbench.statistics.regret import Finding, Outcome, Regret, SetAside, interval_of, race
 from ppbench.store import Store
 
+STEP = "step_with_optimizer_ns"
+"""The measured figure: a predicted step has its optimizer too."""
 _VARIED = (
     *("schedule", "stages_per_rank", "num_microbatches", "train_microbatch_size"),
     *("model_partition", "train_recompute"),
@@ -35,37 +46,86 @@ class Trials:
 
     frame: pd.DataFrame
     """A row for each: what it is, its predicted and measured step and peak, and the error."""
-
-    @property
-    def regret(self) -> float | None:
-        """How much longer the first choice took than the best of all; None if either failed."""
-        steps = self.frame["measured_step_ns"]
-        first = steps.iloc[0]
-        return None if pd.isna(first) else float(first / steps.min() - 1)
+    regret: Regret | None
+    """How much longer the first choice took than the best of all; None if it failed."""
+    cautions: tuple[Counter[str], ...] = ()
+    """How many launches of each proposal carry which caution."""
 
     @property
     def sentence(self) -> str:
         """What the trials say about the first choice."""
-        steps = self.frame["measured_step_ns"]
         if self.regret is None:
             return "The first choice was not measured: its runs failed; see: ppbench ls"
-        first, least = milliseconds(steps.iloc[0]), milliseconds(steps.min())
-        best = self.frame["schedule"].iloc[int(steps.argmin())]
-        if self.regret == 0:
-            return f"Measured, the first choice is the best of {len(steps)}: {first}."
+        return " ".join([self._finding(self.regret), *self._warnings(self.regret)])
+
+    def as_dict(self) -> dict[str, object]:
+        """The table and the finding, as JSON has them; an unknown end of an interval is None."""
+        known = {} if self.regret is None else dict(vars(self.regret))
+        if known.get("high") == math.inf:
+            known["high"] = None
+        known["sentence"] = self.sentence
+        return {"trials": as_records(self.frame), "regret": known}
+
+    def _finding(self, regret: Regret) -> str:
+        steps = self.frame["measured_step_ns"]
+        first, num = milliseconds(steps[0]), len(steps)
+        if regret.rival is None:
+            others = ": the others failed or are" if steps.isna().any() else "; the others are"
+            return f"Measured, the first choice is the best of {num}, {first}{others} slower."
+        by = f"{percent(regret.estimate)}{_range(regret)}"
+        rival = name_of(self.frame, regret.rival)
+        theirs = milliseconds(steps[regret.rival])
+        match regret.finding:
+            case Finding.within:
+                return (
+                    f"Measured, the first choice is the best of {num} or within 2 % of it: it "
+                    f"takes {first}, and {rival} {theirs}; a regret of {by}."
+                )
+            case Finding.slower:
+                return (
+                    f"Measured, the first choice is slower by {by} than {rival}: it takes {first}, "
+                    f"that {theirs}."
+                )
+        launches = int(self.frame["num_launches"].max())
         return (
-            f"Measured, the first choice takes {first}, and the best, {best}, {least}: "
-            f"a regret of {100 * self.regret:.1f} %."
+            f"Not decided after {counted(launches, 'launch')}: the first choice takes {first}, "
+            f"and {rival} {theirs}; a regret of {by}. More launches would help: --launches "
+            f"{max(2 * launches, 6)}."
         )
+
+    def _warnings(self, regret: Regret) -> Iterator[str]:
+        """What is wrong with launches that the finding stands on."""
+        concerned = [0] if regret.rival is None else [0, regret.rival]
+        parts = [
+            f"{name} in {num} of {counted(int(self.frame['num_launches'][at]), 'launch')} of "
+            f"{name_of(self.frame, at)}"
+            for at in concerned
+            if self.cautions
+            for name, num in self.cautions[at].items()
+        ]
+        if parts:
+            yield f"Mind its cautions: {', '.join(parts)}."
+
+
+def _range(regret: Regret) -> str:
+    if not math.isfinite(regret.high):
+        return ", with an unknown error"
+    return f" ({percent(regret.low)} to {percent(regret.high)})"
+
+
+def name_of(frame: pd.DataFrame, arm: int) -> str:
+    """A proposal's name in a sentence, by its place in the table."""
+    return "the first choice" if arm == 0 else f"{frame['schedule'][arm]} (number {arm + 1})"
 
 
 def measure(
-    plan: Plan, sweep: Sweep, num: int, launches: int, folder: Path, display: Display | None = None
+    plan: Plan, sweep: Sweep, num: int, most: int, folder: Path, display: Display | None = None
 ) -> Trials:
-    """Measure the best `num` proposals and 1F1B, in launches that take turns.
+    """Measure the best `num` proposals and 1F1B, at most `most` launches of each, in turns.
 
     Runs go into the results folder, programs of the solver into its folder `plans`. Raises
-    UsageError for what cannot be run here, SweepInterruptedError.
+    UsageError for what cannot be run here, SweepInterruptedError; what is measured is kept then,
+    and the same trials go on with it.
     """
     proposals = list(plan.proposals[:num])
     if plan.baseline is not None and plan.baseline not in proposals:
@@ -76,10 +136,51 @@ def measure(
         case_of(proposal, case, folder / "plans" / f"{sweep.name}-{number}.csv")
         for number, proposal in enumerate(proposals, 1)
     ]
-    planned: list[Planned] = [(one, replace(measured, launches=launches)) for one in cases]
-    trial = replace(sweep, name=f"{sweep.name}-plan", cases=tuple(planned), axes=_VARIED)
-    done = run_sweep(trial, Store(folder), Choice(reruns=True), display)
-    return Trials(_compared(proposals, cases, done.frame))
+    planned = tuple((one, replace(measured, launches=most)) for one in cases)
+    trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
+    store = Store(folder)
+    whole = plan_sweep(trial, store, Choice(reruns=True))
+    if kept := len(whole.items) - len(whole.missing):
+        note(f"{counted(kept, 'launch')} of trials that were stopped are kept")
+    note_rerun(whole, store)
+    rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
+    frame = table_of(proposals)
+    outcome = race(rounds.steps, len(cases), most, lambda one: note(set_aside_text(frame, one)))
+    forget_rerun(whole, store)
+    return trials_of(frame, outcome, rounds.runs)
+
+
+@dataclass
+class Rounds:
+    """Launches of a sweep's cases, made as they are asked for; only those since a run count."""
+
+    sweep: Sweep
+    store: Store
+    since: str
+    display: Display | None
+    runs: dict[int, pd.DataFrame] = field(default_factory=dict)
+    """The runs that are ok, by the place of their case."""
+
+    def steps(self, places: Sequence[int], num_launches: int) -> list[list[float]]:
+        """Bring these cases to so many launches; return the steps of all cases' launches."""
+        cases = [self.sweep.cases[place] for place in places]
+        planned = tuple((case, replace(own, launches=num_launches)) for case, own in cases)
+        part = replace(self.sweep, cases=planned)
+        frame = run_sweep(part, self.store, Choice(since=self.since), self.display).frame
+        good = frame[frame["status"] == "ok"]
+        for place, (case, _) in zip(places, planned, strict=True):
+            self.runs[place] = good[good["case_id"] == case.case_id]
+        return [self.runs[place][STEP].dropna().tolist() for place in range(len(self.sweep.cases))]
+
+
+def set_aside_text(frame: pd.DataFrame, one: SetAside) -> str:
+    """A line of progress for a proposal that is not measured further."""
+    text = f"set aside after {counted(one.num_launches, 'launch')}: {name_of(frame, one.arm)}"
+    if one.longer is None:
+        return f"{text}, whose runs failed; see: ppbench ls"
+    low, high = (percent(end - 1) for end in (one.longer.low, one.longer.high))
+    by = percent(one.longer.estimate - 1)
+    return f"{text}, slower by {by} ({low} to {high}) than {name_of(frame, one.best)}"
 
 
 def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
@@ -105,29 +206,38 @@ def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
     )
 
 
-def _compared(
-    proposals: Sequence[Proposal], cases: Sequence[Case], runs: pd.DataFrame
-) -> pd.DataFrame:
-    """Predicted and measured figures side by side; the measured ones are medians of launches."""
-    rows = []
-    good = runs[runs["status"] == "ok"]
-    for proposal, case in zip(proposals, cases, strict=True):
-        own = good[good["case_id"] == case.case_id]
-        step = own["step_ns"].median()
-        one = proposal.configuration
-        rows.append(
-            {
-                "schedule": one.schedule,
-                "stages_per_rank": one.stages_per_rank,
-                "microbatch_size": one.microbatch_size,
-                "predicted_step_ns": proposal.step_ns,
-                "predicted_low_ns": proposal.step_low_ns,
-                "predicted_high_ns": proposal.step_high_ns,
-                "measured_step_ns": step,
-                "num_launches": len(own),
-                "step_error": step / proposal.step_ns - 1,
-                "predicted_peak_bytes": max(proposal.peak_high_bytes),
-                "measured_peak_bytes": own["peak_memory_bytes"].median(),
-            }
-        )
-    return pd.DataFrame(rows)
+def table_of(proposals: Sequence[Proposal]) -> pd.DataFrame:
+    """A row for each proposal, with what is predicted of it."""
+    return pd.DataFrame(
+        {
+            "schedule": proposal.configuration.schedule,
+            "stages_per_rank": proposal.configuration.stages_per_rank,
+            "microbatch_size": proposal.configuration.microbatch_size,
+            "predicted_step_ns": proposal.step_ns,
+            "predicted_low_ns": proposal.step_low_ns,
+            "predicted_high_ns": proposal.step_high_ns,
+            "predicted_peak_bytes": max(proposal.peak_high_bytes),
+        }
+        for proposal in proposals
+    )
+
+
+def trials_of(frame: pd.DataFrame, outcome: Outcome, runs: dict[int, pd.DataFrame]) -> Trials:
+    """Predicted and measured figures side by side: means of launches, with 95 % intervals."""
+    steps = outcome.steps
+    intervals = [interval_of(steps, arm) if own else None for arm, own in enumerate(steps)]
+    of_arms = [runs[arm] for arm in range(len(steps))]
+    frame = frame.assign(
+        measured_step_ns=[math.nan if one is None else one.estimate for one in intervals],
+        measured_low_ns=[math.nan if one is None else one.low for one in intervals],
+        measured_high_ns=[math.nan if one is None else one.high for one in intervals],
+        num_launches=list(map(len, steps)),
+        step_error=lambda known: known["measured_step_ns"] / known["predicted_step_ns"] - 1,
+        measured_peak_bytes=[own["peak_memory_bytes"].median() for own in of_arms],
+    )
+    cautions = tuple(
+        Counter(name for row in own.to_dict("records") for name in cautions_of(row))
+        for own in of_arms
+    )
+    frame.loc[frame["measured_high_ns"] == math.inf, ["measured_low_ns", "measured_high_ns"]] = None
+    return Trials(frame, outcome.regret, cautions)

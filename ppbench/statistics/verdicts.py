@@ -142,9 +142,14 @@ def _difference(metric: Metric, pair: Pair) -> Difference | None:
     head, base = _group(metric, pair.head), _group(metric, pair.base)
     if head is None or base is None:
         return None
-    if pair.noise is None or _is_noisier(head, base, pair.noise):
-        return welch(head, base)
-    return student(head, base, pair.noise.deviation**2, pair.noise.freedom)
+    return difference_of(head, base, pair.noise)
+
+
+def difference_of(one: Group, other: Group, noise: Noise | None) -> Difference:
+    """One mean less another; a noise counts as further launches, unless these scatter more."""
+    if noise is None or _is_noisier(one, other, noise):
+        return welch(one, other)
+    return student(one, other, noise.deviation**2, noise.freedom)
 
 
 def _group(metric: Metric, side: Sequence[float]) -> Group | None:

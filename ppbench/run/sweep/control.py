@@ -380,7 +380,8 @@ def run_sweep(
         with contextlib.ExitStack() as held:
             with display.doing("waiting for the store"):
                 plan = held.enter_context(exclusive_plan(read, store, choice, _note_holder))
-            _note_done(plan, to_repeat)
+            if not choice.since:  # else the caller asked for more of them
+                _note_done(plan, to_repeat)
             note_sweep(plan, store, command)
             run_plan(plan, store, display, reruns=choice.reruns)
     except LaunchError as error:

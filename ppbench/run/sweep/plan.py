@@ -66,6 +66,7 @@ class SweepPlan:
     chosen: tuple[PlannedRun, ...]  # those of the chosen cases
     missing: tuple[PlannedRun, ...]  # the chosen ones to be run, in this order
     failed: dict[str, int]  # status -> number of runs with it that are not run again
+    since: str = ""  # only runs with later ids count
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Choice:
     reruns: bool = False  # also those that are done
     retries_failed: bool = False  # also those that failed
     only: Only = EVERYTHING  # the cases to which all this is limited
+    since: str = ""  # runs with earlier ids count as not made, as of `rerun_since`
 
 
 def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
@@ -87,7 +89,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
     commit = read_commit(sweep.track.repo)
     items = items_of(sweep, commit)
     sweep_id = sweep_id_of(sweep, items, _measured_alone(commit))
-    since = rerun_since(store, sweep_id) if choice.reruns else ""
+    since = rerun_since(store, sweep_id) if choice.reruns else choice.since
     runs = _rows_of(items, commit, store)
     runs = runs[runs["run_id"] > since]
     readable = store.table("runs", runs["run_id"])["run_id"]  # a damaged run is made again
@@ -100,7 +102,8 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
     missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
     counts = collections.Counter(statuses.get(item.resume_key) for item in chosen)
     failed = {status: counts[status] for status in final if counts[status]}
-    return SweepPlan(sweep, sweep_id, commit, items, tuple(chosen), tuple(missing), failed)
+    known = sweep, sweep_id, commit, items, tuple(chosen), tuple(missing), failed
+    return SweepPlan(*known, choice.since)
 
 
 def _rows_of(items: tuple[PlannedRun, ...], commit: Commit | None, store: Store) -> pd.DataFrame:
@@ -121,7 +124,8 @@ def _rows_of(items: tuple[PlannedRun, ...], commit: Commit | None, store: Store)
 def runs_of(plan: SweepPlan, store: Store) -> pd.DataFrame:
     """Return the newest row of each of the plan's runs that has one, in the plan's order."""
     order = {item.resume_key: position for position, item in enumerate(plan.items)}
-    runs = store.table("runs", _rows_of(plan.items, plan.commit, store)["run_id"])
+    ids = _rows_of(plan.items, plan.commit, store)["run_id"]
+    runs = store.table("runs", ids[ids > plan.since])
     return runs.sort_values("resume_key", key=lambda keys: keys.map(order)).reset_index(drop=True)
 
 

@@ -171,3 +171,29 @@ def test_the_words_and_the_table_say_what_the_plan_does():
     assert list(frame["schedule"]) == ["zb_h1", "1f1b"]
     assert frame["step_ns"].is_monotonic_increasing
     assert as_dict(found)["baseline"]["step_ns"] == found.baseline.step_ns
+
+
+def test_the_words_say_how_near_a_registered_schedule_and_the_best_possible_are():
+    found = plan(schedules=("1f1b", "zb_h1", "auto"), memory_bytes=210 * MIB)
+    assert found.first.configuration.schedule == "auto"
+    registered = found.registered
+    longer = 100 * (registered.step_ns / found.first.step_ns - 1)
+    name = registered.configuration.schedule
+    assert name in ("1f1b", "zb_h1")
+    expected = f"{name}, which needs no program of its own, takes {longer:.1f} % longer."
+    assert expected in found.sentences
+    fields = as_dict(found)
+    assert fields["registered"]["step_ns"] == registered.step_ns
+    assert fields["registered_loss"] == pytest.approx(longer / 100)
+    left = fields["most_left"]
+    assert left == 1 - found.first.bound_ns / found.first.step_ns
+    assert f"{found.first.bound_ns / 1e6:.1f} ms: at most {100 * left:.1f} % are left." in " ".join(
+        found.sentences
+    )
+
+
+def test_a_registered_first_choice_is_itself_the_best_registered_one():
+    found = plan(schedules=("1f1b",), stages_per_rank=(1,))
+    assert found.registered == found.first
+    assert "no program of its own" not in " ".join(found.sentences)
+    assert plan(schedules=("auto",)).registered is None

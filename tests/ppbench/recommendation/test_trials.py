@@ -1,17 +1,26 @@
 """Trials of a plan: proposals as cases, and what was measured beside what was predicted."""
 
-import dataclasses
+import json
 
 import pandas as pd
 import pytest
-from command import inside
 
+import ppbench
+from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program, read_csv
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
+from ppbench.errors import SweepInterruptedError
 from ppbench.planning.configuration import Configuration, Proposal
+from ppbench.planning.costs import CostSet, Setting, write_costs_file
 from ppbench.recommendation import trials
+from ppbench.recommendation.question import read_question
+from ppbench.statistics.regret import SetAside, race
+from ppbench.statistics.significance import Ratio
+from ppbench.store import Store
+
+MIB = 2**20
 
 PLACEMENT = loop_placement(2)
 
@@ -43,40 +52,118 @@ def test_a_program_of_the_solver_is_written_and_some_stages_recompute(tmp_path):
     assert next(problems_of_settings(case, Measure()), None) is None
 
 
-def measured(steps):
-    proposals = [proposal("zb_h1", 100), proposal("1f1b", 120)]
-    cases = [dataclasses.replace(Case(), schedule=name) for name in ("zb_h1", "1f1b")]
-    rows = [
-        {"case_id": case.case_id, "status": "ok", "step_ns": step, "peak_memory_bytes": 20}
-        for case, of_case in zip(cases, steps, strict=True)
-        for step in of_case
-    ]
-    columns = ["case_id", "status", "step_ns", "peak_memory_bytes"]
-    return trials.Trials(trials._compared(proposals, cases, pd.DataFrame(rows, columns=columns)))
+def measured(steps, cautions="", most=6):
+    """Trials of two proposals with such launches."""
+    proposals = [proposal("zb_h1", 100e6), proposal("1f1b", 120e6)]
+    runs = {
+        arm: pd.DataFrame(
+            {"peak_memory_bytes": 20.0, "cautions": [cautions, *[""] * len(own)][: len(own)]},
+            index=range(len(own)),
+        )
+        for arm, own in enumerate(steps)
+    }
+    in_ns = [[step * 1e6 for step in own] for own in steps]
+    outcome = race(lambda _, count: [own[:count] for own in in_ns], len(steps), most)
+    return trials.trials_of(trials.table_of(proposals), outcome, runs)
 
 
-def test_the_median_of_launches_is_compared_with_the_prediction():
-    found = measured([[100, 110, 111], [100, 101, 90]])
-    assert list(found.frame["measured_step_ns"]) == [110, 100]
+def test_the_mean_of_launches_is_compared_with_the_prediction():
+    found = measured([[110, 110, 110], [100, 100, 100]])
+    assert list(found.frame["measured_step_ns"]) == pytest.approx([110e6, 100e6])
     assert list(found.frame["step_error"]) == pytest.approx([0.1, 100 / 120 - 1])
-    assert found.regret == pytest.approx(0.1)
-    assert "the best, 1f1b, 0.0 ms: a regret of 10.0 %" in found.sentence
-
-
-def test_the_best_first_choice_has_no_regret_and_one_that_failed_none_that_is_known():
-    assert measured([[100], [110]]).regret == 0
-    assert "is the best of 2" in measured([[100], [110]]).sentence
-    assert measured([[], [110]]).regret is None
-    assert "failed" in measured([[], [110]]).sentence
-
-
-@pytest.mark.thorough
-def test_proposals_are_measured(tmp_path):
-    (tmp_path / "mine.toml").write_text(
-        'num_microbatches = 4\nseq_len = 32\nmodel.preset = "llama-tiny"\n'
-        "measure = {steps = 2, warmup_steps = 1, max_warmup_steps = 1}\n"
-        'plan = {ranks = 2, schedules = ["1f1b", "auto"], microbatch_sizes = 1}\n'
+    assert list(found.frame["num_launches"]) == [2, 2]
+    assert found.regret.estimate == pytest.approx(0.1)
+    assert found.sentence == (
+        "Measured, the first choice is slower by 10.0 % (10.0 % to 10.0 %) than 1f1b (number 2): "
+        "it takes 110.0 ms, that 100.0 ms."
     )
-    words = "plan", "mine.toml", "--run", "1", "--launches", "1", "--effort", "0.05"
-    shown = inside(*words, folder=tmp_path)
-    assert "Measured, the first choice" in shown
+
+
+def test_the_sentence_says_which_of_the_three_it_is():
+    best = measured([[100, 100.1], [120, 120.1]])
+    assert best.sentence == (
+        "Measured, the first choice is the best of 2, 100.0 ms; the others are slower."
+    )
+    within = measured([[100, 100.1, 100.2] * 2, [100.1, 100, 100.2] * 2]).sentence
+    assert "is the best of 2 or within 2 % of it: it takes 100.0 ms, and 1f1b (number" in within
+    unsure = measured([[100, 110, 90], [108, 92, 96]], most=3).sentence
+    assert unsure.startswith(
+        "Not decided after 3 launches: the first choice takes 99.7 ms, and 1f1b"
+    )
+    assert unsure.endswith("More launches would help: --launches 6.")
+    alone = measured([[100], [110]], most=1)
+    assert "a regret of 0.0 %, with an unknown error." in alone.sentence
+    assert alone.as_dict()["regret"]["high"] is None
+    assert alone.frame["measured_high_ns"].isna().all()
+
+
+def test_a_first_choice_that_failed_has_no_regret():
+    failed = measured([[], [110, 111]])
+    assert failed.regret is None
+    assert "failed" in failed.sentence
+    assert json.loads(json.dumps(failed.as_dict()))["regret"] == {"sentence": failed.sentence}
+    other = measured([[100, 101], []])
+    assert "is the best of 2, 100.5 ms: the others failed or are slower." in other.sentence
+
+
+def test_cautions_are_said_of_launches_that_the_finding_stands_on():
+    assert "caution" not in measured([[110, 110], [100, 100]]).sentence
+    sentence = measured([[110, 110], [100, 100]], cautions="busy_machine").sentence
+    assert sentence.endswith(
+        "Mind its cautions: busy_machine in 1 of 2 launches of the first choice, "
+        "busy_machine in 1 of 2 launches of 1f1b (number 2)."
+    )
+
+
+def test_a_line_says_who_is_set_aside_when_and_why():
+    frame = trials.table_of([proposal("zb_h1"), proposal("1f1b")])
+    slower = SetAside(1, 2, 0, Ratio(1.2, 1.1, 1.3))
+    assert trials.set_aside_text(frame, slower) == (
+        "set aside after 2 launches: 1f1b (number 2), slower by 20.0 % (10.0 % to 30.0 %) than "
+        "the first choice"
+    )
+    failed = trials.set_aside_text(frame, SetAside(1, 2, 0, None))
+    assert failed.endswith("1f1b (number 2), whose runs failed; see: ppbench ls")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a sweep file whose layers have costs already."""
+    folder = tmp_path_factory.mktemp("trials")
+    layer = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
+    by_setting = {Setting(1, recompute=False): ModelCosts(layer, (layer,) * 4, layer)}
+    costs = CostSet(
+        "llama-tiny", "float32", 32, "adamw", "cpu", "made up", by_setting, LinkCosts(1e4)
+    )
+    write_costs_file(costs, folder / "costs.toml")
+    (folder / "mine.toml").write_text(
+        'num_microbatches = 2\nseq_len = 32\nmodel.preset = "llama-tiny"\n'
+        "measure = {steps = 2, warmup_steps = 1, max_warmup_steps = 1}\n"
+        f'plan = {{ranks = 2, schedules = ["1f1b", "zb_h1"], costs = "file:{folder}/costs.toml"}}\n'
+    )
+    return folder
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch, caplog):
+    monkeypatch.chdir(folder)
+    caplog.set_level("INFO")
+    plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
+
+    def stopped(measured, *_):
+        measured([0, 1], 1)
+        raise SweepInterruptedError("stopped")
+
+    with monkeypatch.context() as patched, pytest.raises(SweepInterruptedError):
+        patched.setattr(trials, "race", stopped)
+        trials.measure(plan, sweep, 1, 2, folder / "results")
+    found = trials.measure(plan, sweep, 1, 2, folder / "results")
+    assert "2 launches of trials that were stopped are kept" in caplog.messages
+    assert list(found.frame["num_launches"]) == [2, 2]
+    store = Store(folder / "results")
+    runs = store.table("runs", store.runs(["run_id"])["run_id"])
+    assert len(runs) == 4
+    assert set(runs["status"]) == {"ok"}
+    of_first = runs[runs["schedule"] == found.frame["schedule"][0]]["step_with_optimizer_ns"]
+    mean = found.frame["measured_step_ns"][0]
+    assert of_first.min() <= mean <= of_first.max()
