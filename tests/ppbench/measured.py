@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repositories import git
-from stored_runs import run_row
+from stored_runs import run_row, store_together
 from tracked import note_written, num_written
 
 from ppbench.config.reader import read_sweep
@@ -43,31 +43,42 @@ def add_measured(
 
     None is a launch that failed.
     """
+    return add_line(file, {sha: speeds}, place, **changes)
+
+
+def add_line(
+    file: Path,
+    speeds: Mapping[str, Sequence[float | None]],
+    place: int = 0,
+    **changes: object,
+) -> list[str]:
+    """The same for each of some commits, by their hashes."""
     store = Store(file.parent / "results")
     case, measure = read_sweep(file, [], "cpu").cases[place]
     machine = read_environment().fingerprint(case.device, case.world_size, 1)
-    ids = []
-    for launch, speed in enumerate(speeds):
-        number = num_written(store)
-        note_written(store)
-        failed = {"status": "error", "error": "RuntimeError: made by hand\nits trace"}
-        row = {
-            **run_row(0, case),
-            **measure.settings(),
-            "run_id": f"20260101T{number:06d}000-abcdef",
-            "launch": launch,
-            "resume_key": f"{case.case_id} {launch} {sha}",
-            "commit": sha,
-            "changes": "",
-            "subject": git(file.parent, "show", "--no-patch", "--format=%s", sha),
-            "fingerprint": machine,
-            "tokens_per_s": speed,
-            **({} if speed is not None else failed),
-            **changes,
-        }
-        store.write_run(row, {})
-        ids.append(str(row["run_id"]))
-    return ids
+    first, runs = num_written(store), []
+    for sha, figures in speeds.items():
+        subject = git(file.parent, "show", "--no-patch", "--format=%s", sha)
+        for launch, speed in enumerate(figures):
+            failed = {"status": "error", "error": "RuntimeError: made by hand\nits trace"}
+            row = {
+                **run_row(0, case),
+                **measure.settings(),
+                "run_id": f"20260101T{first + len(runs):06d}000-abcdef",
+                "launch": launch,
+                "resume_key": f"{case.case_id} {launch} {sha}",
+                "commit": sha,
+                "changes": "",
+                "subject": subject,
+                "fingerprint": machine,
+                "tokens_per_s": speed,
+                **({} if speed is not None else failed),
+                **changes,
+            }
+            runs.append((row, {}))
+    note_written(store, len(runs))
+    store_together(store, runs)
+    return [str(row["run_id"]) for row, _ in runs]
 
 
 def around(middle: float, count: int = 3) -> list[float]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
 from engine.plan.action import Op, parse_action
 from engine.plan.lower import lower
@@ -18,6 +21,10 @@ from ppbench.report.pages.conclusions import Conclusions, conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.run.failures.post_mortem import PostMortem, RankState, flight_rows, post_mortem
 from ppbench.store import TABLES, Store
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.parquet import as_table, row_as_table, storable, write_parquet
+from ppbench.store.reader import TABLES_STORED
+from ppbench.store.snapshot import COMPACTED
 
 MS = 1_000_000
 ACTIONS = [  # rank, stage, op, microbatch, start ms, end ms; rank 1 posts its receive at 1
@@ -96,6 +103,24 @@ def run_row(number: int, case: Case, **changes: object) -> dict:
         "ppbench_version": "0.1.0",
     }
     return {**row, **changes}
+
+
+def store_together(store: Store, runs: Sequence[tuple[dict, Mapping[str, pd.DataFrame]]]) -> None:
+    """Store runs in one file a table, as after a compaction: files take longest to write and read.
+
+    Tables without rows are left out.
+    """
+    parts: dict[str, list[pa.Table]] = defaultdict(list)
+    for run, tables in runs:
+        own = {RUN_ID: str(run[RUN_ID]), "schema_version": SCHEMA_VERSION}
+        own_tables = {name: frame for name, frame in tables.items() if len(frame)}
+        row = {**storable(run), TABLES_STORED: ",".join(sorted(own_tables)), **own}
+        parts["runs"].append(row_as_table(row, "runs"))
+        for name, frame in own_tables.items():
+            parts[name].append(as_table(frame.assign(**own), name))
+    for name, some in parts.items():
+        path = store.folder / name / COMPACTED / f"{runs[0][0][RUN_ID]}.parquet"
+        write_parquet(pa.concat_tables(some), path)
 
 
 def store_with(folder: Path, rows: list[dict]) -> Store:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-from stored_runs import MS, run_row, spans
+from stored_runs import MS, run_row, spans, store_together
 
 from ppbench.config.case import Case
 from ppbench.store import Store
@@ -30,13 +30,13 @@ def num_written(store: Store) -> int:
     return max(found, _NUM_WRITTEN.get(store.folder, 0))
 
 
-def note_written(store: Store) -> None:
-    _NUM_WRITTEN[store.folder] = num_written(store) + 1
+def note_written(store: Store, count: int) -> None:
+    _NUM_WRITTEN[store.folder] = num_written(store) + count
 
 
 def in_one_file(store: Store) -> None:
     """Put all runs into one file: a command reads them several times, and many files take long."""
-    if len(list((store.folder / "runs").glob("*.parquet"))) > 2:
+    if len(list((store.folder / "runs").rglob("*.parquet"))) > 4:
         store.compact(lambda _note: None)
 
 
@@ -58,13 +58,12 @@ def add_launches(
 
     With spans if `stretch` is given: by how much longer an op of a stage takes.
     """
-    ids = []
+    runs = []
+    first = num_written(store)
     for launch, speed in enumerate(speeds):
-        number = num_written(store)
-        note_written(store)
         row = {
             **run_row(0, case),
-            "run_id": f"20260101T{number:06d}000-abcdef",
+            "run_id": f"20260101T{first + launch:06d}000-abcdef",
             "launch": launch,
             "resume_key": f"{case.case_id} {launch} {commit} {changes.get('fingerprint')}",
             "commit": commit,
@@ -76,9 +75,10 @@ def add_launches(
             **changes,
         }
         timed = {} if stretch is None else {"spans": stretched(stretch, 1 + launch % 3 / 1000)}
-        store.write_run(row, timed)
-        ids.append(str(row["run_id"]))
-    return ids
+        runs.append((row, timed))
+    note_written(store, len(runs))
+    store_together(store, runs)
+    return [str(row["run_id"]) for row, _ in runs]
 
 
 def stretched(stretch: Mapping[tuple[int, str], float], jitter: float) -> pd.DataFrame:

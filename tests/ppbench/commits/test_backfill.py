@@ -3,6 +3,7 @@
 import itertools
 import json
 import platform
+import shutil
 
 import pytest
 from command import output_of, printed
@@ -18,10 +19,16 @@ from ppbench.store import Store
 EXAMPLE = [2, 9, 5, 8, 3, 7, 4, 6, 1]  # as drawn in the module
 
 
-@pytest.fixture
-def repository(tmp_path):
-    folder = make_repository(tmp_path / "repository")
+@pytest.fixture(scope="module")
+def _repository(tmp_path_factory):
+    folder = make_repository(tmp_path_factory.mktemp("made") / "repository")
     return folder, commits(folder, 5)
+
+
+@pytest.fixture
+def repository(_repository, tmp_path):
+    made, shas = _repository
+    return shutil.copytree(made, tmp_path / "repository"), shas
 
 
 def listed(folder, file, span, *options):

@@ -1,10 +1,11 @@
 """Bisections of stored launches: none of these tests starts a rank."""
 
 import json
+import shutil
 
 import pytest
 from command import printed
-from measured import FAILS, SWEEP, TWO_CASES, add_measured, around, sweep_in
+from measured import FAILS, SWEEP, TWO_CASES, add_line, around, sweep_in
 from repositories import commits, make_repository
 from tracked import in_one_file
 
@@ -18,19 +19,24 @@ from ppbench.store.noise import StoredNoise, write_noise
 GOOD, BAD = 1000.0, 930.0
 
 
-@pytest.fixture
-def repository(tmp_path):
-    """Seven commits; the first bad one is the fifth, by its place 4."""
-    folder = make_repository(tmp_path / "repository")
+@pytest.fixture(scope="module")
+def _repository(tmp_path_factory):
+    folder = make_repository(tmp_path_factory.mktemp("made") / "repository")
     return folder, commits(folder, 7)
+
+
+@pytest.fixture
+def repository(_repository, tmp_path):
+    """Seven commits; the first bad one is the fifth, by its place 4."""
+    made, shas = _repository
+    return shutil.copytree(made, tmp_path / "repository"), shas
 
 
 def measured(repository, figures, text=SWEEP, place=0):
     """The sweep file, with so many launches of each commit stored."""
     folder, shas = repository
     file = sweep_in(folder, text)
-    for sha, some in zip(shas, figures, strict=True):
-        add_measured(file, sha, some, place)
+    add_line(file, dict(zip(shas, figures, strict=True)), place)
     return file
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,12 +26,18 @@ ROOT = Path(__file__).parents[3]
 TOO_MANY_CHANGES = {"peak_memory_bytes": 104 * 2**20}
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a sweep file and two commits on main; we are in it."""
-    folder = make_repository(tmp_path / "repository")
+@pytest.fixture(scope="module")
+def _root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_repository(tmp_path_factory.mktemp("made") / "repository")
     commit(folder, {"demo.toml": SWEEP}, "The sweep")
     commits(folder, 2)
+    return folder
+
+
+@pytest.fixture
+def root(_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a sweep file and two commits on main; we are in it."""
+    folder = Path(shutil.copytree(_root, tmp_path / "repository"))
     monkeypatch.chdir(folder)
     return folder
 
