@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 from repositories import FIRST_S, commit, make_repository
-from stored_runs import run_row, spans
+from stored_runs import run_row, spans, store_together
 
 from ppbench.config.case import Case
 from ppbench.store import Store
@@ -54,11 +54,37 @@ class Runs:
         **changes: object,
     ) -> str:
         """Add a launch, failed if it has no figure; returns its id."""
+        row, tables = self._launch(facts, case, figure, has_spans=has_spans, **changes)
+        self.store.write_run(row, tables)
+        return str(row["run_id"])
+
+    def add_launches(
+        self, facts: CommitFacts, case: Case, figures: Sequence[float | None], **changes: object
+    ) -> list[str]:
+        """Add launches, of which only the median one has spans; returns their ids."""
+        measured = sorted(value for value in figures if value is not None)
+        middle = measured[(len(measured) - 1) // 2] if measured else None
+        launches = []
+        for n, value in enumerate(figures):
+            has_spans = value is not None and value == middle
+            settings = {"launch": n, **changes}
+            launches.append(self._launch(facts, case, value, has_spans=has_spans, **settings))
+        store_together(self.store, launches)
+        return [str(row["run_id"]) for row, _ in launches]
+
+    def _launch(
+        self,
+        facts: CommitFacts,
+        case: Case,
+        figure: float | None,
+        *,
+        has_spans: bool,
+        **changes: object,
+    ) -> tuple[dict, dict[str, pd.DataFrame]]:
         self.num += 1
-        run_id = f"20260101T{self.num:09d}-abcdef"
         row = {
             **run_row(1, case),
-            "run_id": run_id,
+            "run_id": f"20260101T{self.num:09d}-abcdef",
             "launch": self.num,
             "created_at": dated(facts.number),
             "commit": facts.commit,
@@ -71,27 +97,7 @@ class Runs:
             "error": "cannot start" if figure is None else None,
             **changes,
         }
-        tables = _tables(row) if has_spans else {}
-        self.store.write_run(row, tables)
-        return run_id
-
-    def add_launches(
-        self, facts: CommitFacts, case: Case, figures: Sequence[float | None], **changes: object
-    ) -> list[str]:
-        """Add launches, of which only the median one has spans; returns their ids."""
-        measured = sorted(value for value in figures if value is not None)
-        middle = measured[(len(measured) - 1) // 2] if measured else None
-        return [
-            self.add(
-                facts,
-                case,
-                value,
-                has_spans=value is not None and value == middle,
-                launch=n,
-                **changes,
-            )
-            for n, value in enumerate(figures)
-        ]
+        return row, _tables(row) if has_spans else {}
 
 
 def _tables(row: Mapping[str, object]) -> dict[str, pd.DataFrame]:
