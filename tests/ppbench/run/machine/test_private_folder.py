@@ -322,6 +322,14 @@ def test_a_folder_that_was_removed_meanwhile_is_made_anew_safely(memory):
     assert folder.parent not in bases()
 
 
+ELSEWHERE = [
+    (),
+    pytest.param(  # of which a holder is shown above; a sweep there begins with all its imports
+        ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
+        marks=[pytest.mark.thorough, needs_namespaces],
+    ),
+]
+"""Other process ids than those of the sweep that looks for what is left."""
 SWEEP = """
 device = "emulated"
 world_size = 2
@@ -412,15 +420,16 @@ def _is_at_work(local: Path) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
-def test_the_next_sweep_of_any_store_removes_what_a_killed_one_left_and_not_a_living_ones(tmp_path):
+@pytest.mark.parametrize("inside", ELSEWHERE)
+def test_the_next_sweep_of_any_store_removes_what_a_killed_one_left_and_not_a_living_ones(
+    tmp_path, inside
+):
     long, short = written(tmp_path, "long", 100_000), written(tmp_path, "short", 1)
     with sweep_under_way(tmp_path, long) as (killed, left):
         killed.send_signal(signal.SIGKILL)
         killed.wait()
     assert left.exists()
     other = written(tmp_path, "other", 100_000)
-    is_root = reason_against_namespaces() is None
-    inside = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if is_root else ()
     with sweep_under_way(tmp_path, other, inside) as (_, living):
         again = [*MAIN, "sweep", short, "--no-report", "--results", "short"]
         done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False)
