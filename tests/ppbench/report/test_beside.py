@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
 from command import ppbench
 from stored_runs import run_row, store_with
 
@@ -14,6 +15,8 @@ from ppbench.report.pages import beside
 from ppbench.report.pages.beside import LEAST_RUNS
 from ppbench.report.pages.report import report_runs
 from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
 
 
 def test_a_second_process_draws_the_same_timelines_and_tells_of_damage_once(
