@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+COMPILED := .venv/.compiled
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import is compiled once
 
-.PHONY: demo docs test test-all lint format bench faults clean
+.PHONY: demo docs compiled test test-all lint format bench faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
@@ -13,10 +14,12 @@ demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 docs: $(INSTALLED)  ## the documentation as a site, with a gallery of sweeps run for it: build/site/index.html
 	$(BIN)/python docs/site/build.py
 
-test: $(INSTALLED)  ## four processes: starting and ending ranks leaves a core idle at times
+compiled: $(COMPILED)  ## what tests import: else all of their processes compile it at once
+
+test: $(COMPILED)  ## four processes: starting and ending ranks leaves a core idle at times
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test-all: $(INSTALLED)  ## the same tests, randomised campaigns with all their examples
+test-all: $(COMPILED)  ## the same tests, randomised campaigns with all their examples
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --thorough
 
 lint: $(INSTALLED)
@@ -43,3 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt  ## few of the modules are ever imp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)
+
+$(COMPILED): $(INSTALLED)
+	$(BIN)/pytest --collect-only --quiet > $@.log || { cat $@.log; false; }
+	mv $@.log $@
