@@ -29,7 +29,7 @@ OPENED = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory, warm_starts: None) -> Path:
     """The site without its gallery, built in a process of its own as `make docs` does."""
     folder = tmp_path_factory.mktemp("built") / "site"
     command = [sys.executable, "-c", _BUILD, str(DOCS / "site"), str(folder)]
