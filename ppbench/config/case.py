@@ -68,7 +68,7 @@ T = TypeVar("T")
 class Setting(NamedTuple):
     """The metadata of a field of a settings class."""
 
-    kind: object  # a type for pydantic; None: no key of a sweep file
+    kind: object  # a `Kind` or a plain type; None: no key of a sweep file
     meaning: str
     in_file: object  # the default of its key in a sweep file
 

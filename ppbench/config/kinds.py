@@ -1,16 +1,16 @@
-"""The types of settings, for pydantic: which values each may have, and the message for others.
+"""The types of settings: which values each may have, and the message for others.
 
-Pydantic checks text from outside; outside this package, all settings are frozen dataclasses.
+Pydantic checks them, in text from outside (`config.schema`); it is slow to import, so commands that
+read no sweep file do without. Outside this package, all settings are frozen dataclasses.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, TypeGuard
-
-from pydantic import BeforeValidator, Field
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from engine.model.presets import PRESETS
 from engine.plan.schedules.registry import (
@@ -38,6 +38,14 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 MAX_SEQ_LEN = 16_777_216
+
+
+class Kind(NamedTuple):
+    """A type, with a function that checks or converts values for it, or with bounds."""
+
+    type: object
+    check: Callable[[object], object] | None = None
+    bounds: Mapping[str, Any] = MappingProxyType({})
 
 
 def _known_schedule(value: object) -> object:
@@ -293,39 +301,39 @@ def _costs_origin(value: object) -> object:
     raise ValueError('expected "measure", "run:ID" or "file:PATH"')
 
 
-Schedule = Annotated[str, BeforeValidator(_known_schedule)]
-Memory = Annotated[str, BeforeValidator(_memory)]
-Ranks = Annotated[tuple[int, ...], BeforeValidator(_counts)]
+Schedule = Kind(str, _known_schedule)
+Memory = Kind(str, _memory)
+Ranks = Kind(tuple[int, ...], _counts)
 Counts = Ranks
-StagesToChoose = Annotated[tuple[int, ...], BeforeValidator(_some_counts)]
-Schedules = Annotated[tuple[str, ...], BeforeValidator(_schedules)]
-CostsOrigin = Annotated[str, BeforeValidator(_costs_origin)]
-RuntimeName = Annotated[str, BeforeValidator(_known_runtime)]
-MemoryLimit = Annotated[str, BeforeValidator(_memory_limit)]
-Model = Annotated[str, BeforeValidator(_model)]
-Partition = Annotated[str | tuple[int, ...], BeforeValidator(_partition)]
-Recompute = Annotated[bool | tuple[bool, ...], BeforeValidator(_recompute)]
-SplitPoints = Annotated[tuple[str, ...], BeforeValidator(_split_points)]
-Source = Annotated[str, BeforeValidator(_source)]
-StagesPerRank = Annotated[int | str, BeforeValidator(_stages_per_rank)]
-Milliseconds = Annotated[tuple[float, ...], BeforeValidator(_milliseconds)]
-LinkMilliseconds = Annotated[tuple[float, ...], BeforeValidator(_link_milliseconds)]
-SeqLen = Annotated[int | str, BeforeValidator(_seq_len)]
-Rendezvous = Annotated[str, BeforeValidator(_rendezvous)]
-SlurmTime = Annotated[str, BeforeValidator(_slurm_time)]
-SlurmOptions = Annotated[dict[str, str | int | bool], BeforeValidator(_slurm_options)]
-Name = Annotated[str, Field(min_length=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+StagesToChoose = Kind(tuple[int, ...], _some_counts)
+Schedules = Kind(tuple[str, ...], _schedules)
+CostsOrigin = Kind(str, _costs_origin)
+RuntimeName = Kind(str, _known_runtime)
+MemoryLimit = Kind(str, _memory_limit)
+Model = Kind(str, _model)
+Partition = Kind(str | tuple[int, ...], _partition)
+Recompute = Kind(bool | tuple[bool, ...], _recompute)
+SplitPoints = Kind(tuple[str, ...], _split_points)
+Source = Kind(str, _source)
+StagesPerRank = Kind(int | str, _stages_per_rank)
+Milliseconds = Kind(tuple[float, ...], _milliseconds)
+LinkMilliseconds = Kind(tuple[float, ...], _link_milliseconds)
+SeqLen = Kind(int | str, _seq_len)
+Rendezvous = Kind(str, _rendezvous)
+SlurmTime = Kind(str, _slurm_time)
+SlurmOptions = Kind(dict[str, str | int | bool], _slurm_options)
+Name = Kind(str, bounds={"min_length": 1})
+Seed = Kind(int, bounds={"ge": 0, "lt": 2**63})
+Positive = Kind(float, bounds={"gt": 0, "allow_inf_nan": False})
+NotNegative = Kind(float, bounds={"ge": 0, "allow_inf_nan": False})
+BelowOne = Kind(float, bounds={"ge": 0, "lt": 1})
 
 
-def whole(least: int, most: int) -> object:
+def whole(least: int, most: int) -> Kind:
     """Integers between two bounds, both included."""
-    return Annotated[int, Field(ge=least, le=most)]
+    return Kind(int, bounds={"ge": least, "le": most})
 
 
-def number(most: int) -> object:
+def number(most: int) -> Kind:
     """Numbers from 0 to a bound, both included."""
-    return Annotated[float, Field(ge=0, le=most)]
+    return Kind(float, bounds={"ge": 0, "le": most})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from ppbench.config.case import (
     TIMES,
@@ -18,6 +18,7 @@ from ppbench.config.case import (
     Torchrun,
     settings_in,
 )
+from ppbench.config.kinds import Kind
 
 
 class _Section(BaseModel):
@@ -48,8 +49,16 @@ def _fields(owner: type, section: str = "") -> dict[str, Any]:
         prefix = name.partition("_")[0]
         is_inside = prefix == section if section else prefix not in _SECTIONS
         if declared.kind is not None and is_inside:
-            fields[name.removeprefix(f"{section}_")] = (declared.kind, declared.in_file)
+            fields[name.removeprefix(f"{section}_")] = (_checked(declared.kind), declared.in_file)
     return fields
+
+
+def _checked(kind: object) -> object:
+    """A type as pydantic takes it, with its checks."""
+    if not isinstance(kind, Kind):
+        return kind
+    check: Any = Field(**kind.bounds) if kind.check is None else BeforeValidator(kind.check)
+    return Annotated[kind.type, check]
 
 
 def _section(**fields: Any) -> tuple[type[BaseModel], BaseModel]:

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from ppbench.config.synonyms import SYNONYMS, written_as
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
 _TYPE_NAMES = {
@@ -171,6 +170,8 @@ def _siblings(
     path: tuple[str | int, ...], schema: type[BaseModel], others: Sequence[str]
 ) -> list[str]:
     """The known keys of the section of an unknown one."""
+    from pydantic import BaseModel
+
     section: object = schema
     for step in path[:-1]:
         assert isinstance(section, type)
