@@ -14,19 +14,20 @@ import math
 import re
 import zlib
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from markupsafe import Markup
-from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from ppbench.display.formats import Assets
 from ppbench.errors import UsageError
 from ppbench.files import is_stream, whole_file
+
+if TYPE_CHECKING:  # plotly's own code takes longer to import than a page of few runs to make
+    import plotly.graph_objects as go
 
 FOLDER = "assets"
 _LEVEL = 9  # explicit, as the default may change
@@ -37,13 +38,19 @@ _ADDRESS = re.compile(r"""https?://(?!www\.w3\.org/)[^\s"'`\\()<>$]*""")
 
 @cache
 def library() -> str:
-    """Return plotly.js without addresses."""
-    return _ADDRESS.sub("", get_plotlyjs())
+    """Return plotly.js without addresses; `get_plotlyjs` would import most of plotly."""
+    place = find_spec("plotly")
+    assert place is not None
+    assert place.origin is not None
+    script = Path(place.origin).parent / "package_data" / "plotly.min.js"
+    return _ADDRESS.sub("", script.read_bytes().decode())
 
 
 @cache
 def shared_name() -> str:
     """Return the path of the shared file, from the folder of the pages; its text is in its name."""
+    from plotly.offline import get_plotlyjs_version
+
     digest = hashlib.sha256(library().encode("utf-8")).hexdigest()[:12]
     return f"{FOLDER}/plotly-{get_plotlyjs_version()}-{digest}.min.js"
 
@@ -72,7 +79,9 @@ def figure_json(figure: go.Figure | Picture) -> Markup:
 
 def plain_json(figure: go.Figure | Picture) -> str:
     """Return the JSON of a figure; plain data is written as plotly would write it, but faster."""
-    if isinstance(figure, go.Figure):
+    if not isinstance(figure, dict):
+        from plotly.io.json import to_json_plotly
+
         return str(to_json_plotly(figure, engine="json"))
     ordered = _in_order(figure)
     try:

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
-import plotly.graph_objects as go
 
 from engine.plan.spans import Lane
 from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
@@ -36,6 +35,9 @@ from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.marks import Floats, Kind, Marks, Step, size_unit_of
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MOST_BARS = 5000
 _NO_ARRAYS: Update = {"base": [None], "x": [None], "y": [None]}
@@ -65,6 +67,8 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
 
     This is for notebooks and pictures: steps with too many bars remain an overview.
     """
+    import plotly.graph_objects as go
+
     return go.Figure(gantt_with_detail(steps, has_detail=False).picture)
 
 
@@ -247,7 +251,7 @@ class _Drawing:
             "legend": legend(),
             "margin": {"b": _BOTTOM_PX + below_px, "l": 62, "r": 12, "t": _TOP_PX},
             "meta": {"timeline": self._meta()},
-            "template": _template(),
+            "template": PLAIN,
             "uniformtext": {"minsize": 9, "mode": "hide"},
             "xaxis": {
                 "exponentformat": "none",
@@ -333,13 +337,6 @@ def _row_px(num_ranks: int) -> float:
 def _rank_of_kind(kind: Kind) -> tuple[bool, bool]:
     """Return a sort key: idle time first and hence at the back, transfers last."""
     return kind.lane is not Lane.COMPUTE, not kind.is_idle
-
-
-@cache
-def _template() -> Update:
-    """Return the style, as plotly completes it."""
-    style: Update = go.Figure(layout={"template": PLAIN}).to_dict()["layout"]["template"]
-    return style
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
