@@ -47,39 +47,41 @@ __all__ = [
 def throughput(results: Results, theme: str = "light") -> go.Figure:
     """Tokens/s of every case."""
     runs, axes = _measured(results)
-    return _styled(charts.throughput(runs, axes), theme)
+    return _styled(charts.throughput(by_case(runs, axes), axes), theme)
 
 
 def scaling(results: Results, theme: str = "light") -> go.Figure:
     """Tokens/s per rank relative to a single rank, against the number of ranks."""
     runs, axes = _measured(results)
-    if not has_scaling(by_case(runs, axes), axes):
+    cases = by_case(runs, axes)
+    if not has_scaling(cases, axes):
         raise UsageError("scaling: needs cases that differ in world_size and in nothing else")
-    return _styled(charts.scaling(runs, axes), theme)
+    return _styled(charts.scaling(cases, axes), theme)
 
 
 def bubble(results: Results, theme: str = "light") -> go.Figure:
     """The bubble of every case, as measured and in theory."""
     runs, axes = _measured(results)
-    return _styled(charts.bubble(runs, axes), theme)
+    return _styled(charts.bubble(by_case(runs, axes), axes), theme)
 
 
 def idle(results: Results, theme: str = "light") -> go.Figure:
     """The idle time of every case, by cause."""
     runs, axes = _measured(results, list(PART_COLUMNS.values()), "its idle time by cause")
-    return _styled(charts.idle(runs, axes), theme)
+    return _styled(charts.idle(by_case(runs, axes), runs, axes), theme)
 
 
 def memory(results: Results, theme: str = "light") -> go.Figure:
     """Peak memory of every case, and of each of its ranks."""
     runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
-    return _styled(charts.peak_memory(runs, _rows(results, "ranks", runs), axes), theme)
+    ranks = _rows(results, "ranks", runs)
+    return _styled(charts.peak_memory(by_case(runs, axes), runs, ranks, axes), theme)
 
 
 def pareto(results: Results, theme: str = "light") -> go.Figure:
     """Throughput against peak memory, with the Pareto front: the cases that none beats in both."""
     runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
-    return _styled(charts.pareto(runs, axes), theme)
+    return _styled(charts.pareto(by_case(runs, axes), axes), theme)
 
 
 def steps(results: Results, theme: str = "light") -> go.Figure:
@@ -88,7 +90,7 @@ def steps(results: Results, theme: str = "light") -> go.Figure:
     rows = _rows(results, "steps", runs)
     if rows["step_with_optimizer_ns"].isna().all():
         raise _missing(results, "step times")
-    return _styled(charts.step_times(runs, rows, axes), theme)
+    return _styled(charts.step_times(by_case(runs, axes), runs, rows, axes), theme)
 
 
 def timeline(

@@ -48,12 +48,18 @@ class Posting:
 
 def stored_program(run: pd.Series) -> tuple[Program, Posting]:
     """A run's lowered program, from its row, and the posting to lower others with."""
-    posting = Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
-    return _lowered(str(run["program"]), posting), posting
+    posting = posting_of(run)
+    return program_in(str(run["program"]), posting), posting
+
+
+def posting_of(run: pd.Series) -> Posting:
+    """How a run posted its receives."""
+    return Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
 
 
 @lru_cache(maxsize=4)  # launches of one case follow each other, and have one program
-def _lowered(text: str, posting: Posting) -> Program:
+def program_in(text: str, posting: Posting) -> Program:
+    """The lowered program of a run's row."""
     return posting.lower(from_json(text))
 
 

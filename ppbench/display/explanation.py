@@ -42,6 +42,11 @@ def has_parts(run: pd.Series) -> bool:
     return not is_missing(run.get("bubble_structure"))
 
 
+def with_parts(runs: pd.DataFrame) -> pd.Series:
+    """Return for each of the runs whether it `has_parts`."""
+    return runs["bubble_structure"].notna()
+
+
 def parts_of(run: pd.Series) -> dict[str, float]:
     """Return the parts of the bubble as shares of rank-time; their sum is `bubble_mean`."""
     return {name: float(run[f"bubble_{name}"]) for name in PART_NAMES}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,7 @@ def milliseconds(duration_ns: object) -> str:
     return written(duration_ns, ",.1f", "ms", 1 / NS_PER_MS)
 
 
-def held_share(run: pd.Series) -> float | None:
+def held_share(run: Mapping[Hashable, Any] | pd.Series) -> float | None:
     """Return the activations held at once, as microbatches of a rank's whole share of the model.
 
     A run counts each stage of a rank by itself; the default is one stage per rank.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,6 +29,7 @@ Skip = Callable[[str], None]
 """A function that receives a problem as a line of text."""
 _MOST_RUNS_NAMED = 3
 _LONGEST_REASON = 200
+_FEW_ROWS = 100_000  # beyond which threads are worth their start
 MEASURE_AGAIN = "remove it, and measure again with: ppbench sweep FILE"
 """The fix for a file whose rows are lost."""
 
@@ -350,11 +352,11 @@ def _repeated(rows: pa.Table, table: str) -> pa.ChunkedArray | None:
     keys = [name for name in _KEYS[table] if name in rows.column_names]
     if keys != list(_KEYS[table]) or not keys or rows.num_rows < 2:
         return None
-    places = pa.array(range(rows.num_rows), pa.int64())
+    places = pa.array(np.arange(rows.num_rows))
     firsts = (
         rows.select(keys)
         .append_column("_place", places)
-        .group_by(keys)
+        .group_by(keys, use_threads=rows.num_rows > _FEW_ROWS)
         .aggregate([("_place", "min")])["_place_min"]
     )
     if len(firsts) == rows.num_rows:

@@ -5,14 +5,15 @@ So a damaged file of them costs no figure as long as the spans are readable.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pandas as pd
 
 from engine.plan.action import SEND_OPS, Op
-from engine.plan.program import Program
 from ppbench.analysis.attribution import Attribution, attribute
 from ppbench.analysis.metrics import step_figures
 from ppbench.analysis.transfers import edges, messages
-from ppbench.analysis.whatif import stored_program
+from ppbench.analysis.whatif import Posting, posting_of, program_in, stored_program
 from ppbench.store import Store
 
 _ENDS = ["source", "target"]
@@ -45,16 +46,18 @@ def is_complete(run: pd.Series, found: pd.DataFrame) -> bool:
     """Whether the edges have every channel of the run's program, each with its time."""
     if len(found) != int(found["moving_ns"].notna().sum()):
         return False
-    lowered, _ = stored_program(run)
-    return channels_of(lowered) <= set(found[_ENDS].itertuples(index=False, name=None))
+    there = set(found[_ENDS].itertuples(index=False, name=None))
+    return _channels(str(run["program"]), posting_of(run)) <= there
 
 
-def channels_of(lowered: Program) -> set[tuple[int, int]]:
+@lru_cache(maxsize=256)  # programs of a sweep, each of which several runs have
+def _channels(program: str, posting: Posting) -> frozenset[tuple[int, int]]:
     """Sending and receiving stages of a program's messages."""
+    lowered = program_in(program, posting)
     sends = [action for row in lowered.actions for action in row if action.op in SEND_OPS]
-    return {
+    return frozenset(
         (action.stage, action.stage + (1 if action.op is Op.SEND_F else -1)) for action in sends
-    }
+    )
 
 
 def attribution_of_run(store: Store, run: pd.Series) -> Attribution | None:

@@ -15,6 +15,7 @@ from chromium import Browser, Tab
 from screens import needs_browser
 
 from ppbench.config.case import Case
+from ppbench.display.cases import by_case
 from ppbench.report import charts
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.report import write_report
@@ -83,7 +84,8 @@ def test_titles_of_panels_side_by_side_do_not_overlap(tab: Tab) -> None:
     names = [f"organisation/model-{n}-with-a-very-long-name-as-they-are-found" for n in range(5)]
     cases = [replace(AFAB, model_preset=name, world_size=n) for name in names for n in (1, 2)]
     runs = pd.DataFrame([run_row(n, case) for n, case in enumerate(cases)])
-    drawn = go.Figure(charts.throughput(runs, ("world_size", "model_preset"))).to_json()
+    axes = ("world_size", "model_preset")
+    drawn = go.Figure(charts.throughput(by_case(runs, axes), axes)).to_json()
     titles, others = tab.evaluate(f"""(() => {{
       const chart = document.querySelector("#throughput .chart");
       chart.nextElementSibling.textContent = {json.dumps(drawn)};

@@ -236,8 +236,11 @@ def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> np.ndarray
 
 
 def _notes(cases: pd.DataFrame, *, with_spread: bool) -> pd.Series:
-    spread = [_spread_text(case) if with_spread else "" for case in cases.to_dict("records")]
-    return launch_notes(cases) + spread + caution_notes(cases)
+    notes = launch_notes(cases)
+    if with_spread:
+        ends = cases[["low", "high", "spread"]].to_dict("records")
+        notes += [_spread_text(case) for case in ends]
+    return notes + caution_notes(cases)
 
 
 def _spread_text(case: Mapping[Hashable, Any]) -> str:

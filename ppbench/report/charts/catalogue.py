@@ -29,38 +29,41 @@ class Chart:
 
 
 def charts_of(
-    store: Store, runs: pd.DataFrame, axes: Axes, captions: Mapping[str, str] | None = None
+    store: Store,
+    runs: pd.DataFrame,
+    cases: pd.DataFrame,
+    axes: Axes,
+    captions: Mapping[str, str] | None = None,
 ) -> list[Chart]:
     """Return the charts for which these runs (rows of `store.runs()`) have data.
 
-    `captions` has captions by the name of their chart.
+    `cases` are their rows of `by_case`; `captions` has captions by the name of their chart.
     """
     measured = ok_runs(runs)
     if measured.empty:
         return []
     drawn = [
-        _throughput(measured, axes),
-        *_scaling(measured, axes),
-        _bubble(measured, axes),
-        *_memory(store, measured, axes),
-        *_idle(measured, axes),
-        *_steps(store, measured, axes),
+        _throughput(cases, axes),
+        *_scaling(cases, axes),
+        _bubble(cases, axes),
+        *_memory(store, measured, cases, axes),
+        *_idle(measured, cases, axes),
+        *_steps(store, measured, cases, axes),
     ]
     return [replace(chart, caption=(captions or {}).get(chart.name, "")) for chart in drawn]
 
 
-def _throughput(runs: pd.DataFrame, axes: Axes) -> Chart:
+def _throughput(cases: pd.DataFrame, axes: Axes) -> Chart:
     return Chart(
         "throughput",
         "Throughput",
         "Tokens of a step divided by its full time, optimizer included. Lines: from the slowest to "
         "the fastest launch, or the 95 % interval of the median over the steps of a single launch.",
-        charts.throughput(runs, axes),
+        charts.throughput(cases, axes),
     )
 
 
-def _scaling(runs: pd.DataFrame, axes: Axes) -> list[Chart]:
-    cases = by_case(runs, axes)
+def _scaling(cases: pd.DataFrame, axes: Axes) -> list[Chart]:
     if not has_scaling(cases, axes):
         return []
     explanation = (
@@ -68,23 +71,25 @@ def _scaling(runs: pd.DataFrame, axes: Axes) -> list[Chart]:
         "settings are equal. Emulated ranks take a configured time each, so their model grows "
         "with their number; for them, total tokens/s are compared."
     )
-    return [Chart("scaling", "Scaling efficiency", explanation, charts.scaling(runs, axes))]
+    return [Chart("scaling", "Scaling efficiency", explanation, charts.scaling(cases, axes))]
 
 
-def _bubble(runs: pd.DataFrame, axes: Axes) -> Chart:
+def _bubble(cases: pd.DataFrame, axes: Axes) -> Chart:
     return Chart(
         "bubble",
         "Bubble",
         "Bars: the measured share of rank-time without compute. Diamonds: the share that the "
         "schedule leaves idle even with free transfers and equal (or the emulated) stages.",
-        charts.bubble(runs, axes),
+        charts.bubble(cases, axes),
     )
 
 
-def _memory(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
-    runs = runs[runs["peak_memory_bytes"].notna()]
-    if runs.empty:
+def _memory(store: Store, runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -> list[Chart]:
+    has_peak = runs["peak_memory_bytes"].notna()
+    if not has_peak.any():
         return []
+    if not has_peak.all():
+        runs, cases = runs[has_peak], by_case(runs[has_peak], axes)
     ranks = store.table("ranks", runs["run_id"])
     return [
         Chart(
@@ -92,7 +97,7 @@ def _memory(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
             "Peak memory",
             "Bars: the rank with the highest peak. Points: every rank, rank 0 first. Diamonds: the "
             "prediction for each rank from the program and the bytes of a few of its actions.",
-            charts.peak_memory(runs, ranks, axes),
+            charts.peak_memory(cases, runs, ranks, axes),
         ),
         Chart(
             "pareto",
@@ -100,22 +105,23 @@ def _memory(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
             "Ringed cases are Pareto-optimal: no other case is both faster and smaller. The line "
             "is the highest throughput within a given memory. Oversubscribed cases (open markers) "
             "are ignored unless all cases are oversubscribed.",
-            charts.pareto(runs, axes),
+            charts.pareto(cases, axes),
         ),
     ]
 
 
-def _idle(runs: pd.DataFrame, axes: Axes) -> list[Chart]:
+def _idle(runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -> list[Chart]:
     if runs.reindex(columns=list(PART_COLUMNS.values())).dropna().empty:
         return []
     explanation = (
         "Idle time as shares of rank-time, stacked by cause: what the schedule itself leaves idle, "
         "and what adds to it. A part to the left of zero saves time."
     )
-    return [Chart("idle", "Where the idle time went", explanation, charts.idle(runs, axes))]
+    drawn = charts.idle(cases, runs, axes)
+    return [Chart("idle", "Where the idle time went", explanation, drawn)]
 
 
-def _steps(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
+def _steps(store: Store, runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -> list[Chart]:
     steps = store.table("steps", runs["run_id"])
     if steps["step_with_optimizer_ns"].dropna().empty:
         return []
@@ -124,4 +130,5 @@ def _steps(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Chart]:
         "middle half of the steps, its whiskers all but the outliers. Each panel has its own "
         "scale, which need not start at zero."
     )
-    return [Chart("steps", "Step times", explanation, charts.step_times(runs, steps, axes))]
+    drawn = charts.step_times(cases, runs, steps, axes)
+    return [Chart("steps", "Step times", explanation, drawn)]

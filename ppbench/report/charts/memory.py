@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.display.cases import KNOBS, Axes, by_case, settings_text, work_axes
+from ppbench.display.cases import KNOBS, Axes, settings_text, work_axes
 from ppbench.display.colors import rank_color, schedule_colors
 from ppbench.display.fields import field_of
 from ppbench.display.units import NS_PER_MS, counted, is_missing, size_unit
@@ -50,13 +50,15 @@ _PREDICTED = {"symbol": "diamond-open", "size": 8, "line": {"width": 1.2}}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
 
 
-def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> Picture:
+def peak_memory(
+    cases: pd.DataFrame, runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes
+) -> Picture:
     """Draw the peak allocated memory of every ok case: the highest rank as a bar, each as a point.
 
     Points run from rank 0 on the left (or on top) to the last rank; diamonds are the predictions.
-    `runs` and `ranks` are rows of the store's tables, `axes` the varying settings.
+    `cases` are rows of `by_case`, `runs` and `ranks` of the store's tables, `axes` the varying
+    settings.
     """
-    cases = by_case(runs, axes)
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
     panels = arrange(cases.assign(peak=cases["peak_memory_bytes"] / unit_bytes), axes)
     figure = blank(panels, unit, shared_axis(panels, tickformat=",~r"))
@@ -76,19 +78,19 @@ def peak_memory(runs: pd.DataFrame, ranks: pd.DataFrame, axes: Axes) -> Picture:
     return with_hatch_key(figure, panels)
 
 
-def pareto(runs: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> Picture:
+def pareto(cases: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> Picture:
     """Draw the tokens/s of every ok case against the peak memory of its fullest rank.
 
     The Pareto front holds the cases that no other equals in both and beats in one. Oversubscribed
     cases count only if there are no others. A front compares cases that do the same work, so each
-    model, length, ... has its own panel and front. `runs` are rows of the store's `runs`, `axes`
-    the varying settings.
+    model, length, ... has its own panel and front. `cases` are rows of `by_case`, `axes` the
+    varying settings.
 
     For a page that hides cases: a trace with `meta.isFront` is the front of the other traces of its
     panel; their `meta.isSound` selects the points that count, their `text` names them. A front of
     more than `layout.meta.mostLabels` points shows no names.
     """
-    cases = by_case(runs, axes).dropna(subset=["peak_memory_bytes"])
+    cases = cases.dropna(subset=["peak_memory_bytes"])
     unit, unit_bytes = size_unit(cases["peak_memory_bytes"].max())
     cases = cases.assign(x=cases["peak_memory_bytes"] / unit_bytes)
     cases, titles = in_panels(cases, work_axes(axes))
@@ -126,7 +128,8 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[Trace]:
     colors, sizes = schedule_colors(panels.cases["schedule"]), _sizes(panels.cases)
     for schedule, panel, cases, is_first in by_schedule(panels):
         notes = launch_notes(cases) + caution_notes(cases)
-        symbols = [_symbol(sizes, case) for case in cases.to_dict("records")]
+        shown_by_symbol = cases[["world_size", "is_oversubscribed", "is_not_finite"]]
+        symbols = [_symbol(sizes, case) for case in shown_by_symbol.to_dict("records")]
         yield scatter(
             x=cases["x"].to_list(),  # plain: the page computes the front of some of them
             y=cases["tokens_per_s"].to_list(),
@@ -186,7 +189,7 @@ def _front(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
     knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
-    return [_label(case, knobs) for case in cases.to_dict("records")]
+    return [_label(case, knobs) for case in cases[knobs].to_dict("records")]
 
 
 def _label(case: Mapping[Hashable, Any], knobs: Sequence[str]) -> str:

@@ -129,7 +129,8 @@ def figure_lines(text: str) -> str:
 
 def in_panels(cases: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Add the `panel` of each case, one per combination of these settings; return their titles."""
-    titles = [settings_text(row, axes) for _, row in cases.iterrows()]
+    rows = cases[["case_id", *axes]].to_dict("records")
+    titles = [settings_text(row, axes) for row in rows]
     distinct = tuple(dict.fromkeys(titles))
     return cases.assign(panel=[distinct.index(title) for title in titles]), distinct
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ppbench.config.case import EMULATED
-from ppbench.display.cases import Axes, by_case, ok_runs
+from ppbench.display.cases import Axes, ok_runs
 from ppbench.display.colors import PART_COLORS, schedule_colors, translucent
 from ppbench.display.explanation import PART_NAMES
 from ppbench.display.fields import field_of
@@ -46,27 +46,26 @@ _QUARTILES = {"fastest": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "slowest": 
 _KINDS = ["schedule", "runtime"]
 
 
-def throughput(runs: pd.DataFrame, axes: Axes) -> Picture:
+def throughput(cases: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the tokens/s of every ok case, as the median over its launches.
 
     Error bars reach from the slowest to the fastest launch, or over the 95 % interval of the median
-    over the steps of a single launch. `runs` are rows of the store's `runs`, `axes` the varying
-    settings.
+    over the steps of a single launch. `cases` are rows of `by_case`, `axes` the varying settings.
     """
-    panels = arrange(by_case(runs, axes), axes)
+    panels = arrange(cases, axes)
     figure = blank(panels, field_of("tokens_per_s").heading, shared_axis(panels, tickformat=",~s"))
     shown = "%{value:,.0f} tokens/s"
     figure["data"] += bars(panels, "tokens_per_s", shown, with_spread=True)
     return with_hatch_key(figure, panels)
 
 
-def scaling(runs: pd.DataFrame, axes: Axes) -> Picture:
+def scaling(cases: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the scaling efficiency of every ok case against world size; see `efficiencies`.
 
-    `runs` are rows of the store's `runs`, `axes` the varying settings, of which `world_size` must
-    be one. Cases without a base to compare with are not drawn.
+    `cases` are rows of `by_case`, `axes` the varying settings, of which `world_size` must be one.
+    Cases without a base to compare with are not drawn.
     """
-    cases = efficiencies(by_case(runs, axes), axes).dropna(subset=["efficiency"])
+    cases = efficiencies(cases, axes).dropna(subset=["efficiency"])
     panels = arrange(cases, axes)
     scale = shared_axis(panels, tickformat=".0%", rangemode="normal")
     figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
@@ -181,17 +180,16 @@ def _ideal(panels: Panels) -> Iterator[Trace]:
         )
 
 
-def step_times(runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> Picture:
+def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the full times in ms of all steps of every ok case: boxes, or points for few steps.
 
     A box spans the first to the third quartile over the steps of all launches, with the median
     inside; its whiskers reach the fastest and the slowest step that is not an outlier; outliers are
-    points. Each panel has its own scale, which need not start at zero. `runs` and `steps` are rows
-    of the store's tables, `axes` the varying settings.
+    points. Each panel has its own scale, which need not start at zero. `cases` are rows of
+    `by_case`, `runs` and `steps` of the store's tables, `axes` the varying settings.
     """
     times = _step_times_of(ok_runs(runs), steps)
-    cases = by_case(runs, axes).merge(_boxes(times), on="case_id")
-    panels = arrange_rows(cases, axes)
+    panels = arrange_rows(cases.merge(_boxes(times), on="case_id"), axes)
     figure = blank(panels, "ms per step", {"tickformat": ",~r"})
     figure["data"] += [
         *_box_traces(panels),
@@ -315,13 +313,12 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
 
 
-def bubble(runs: pd.DataFrame, axes: Axes) -> Picture:
+def bubble(cases: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the measured `bubble_fraction` of every ok case as bars, its theory as markers.
 
-    Values are medians over launches. `runs` are rows of the store's `runs`, `axes` the varying
-    settings.
+    Values are medians over launches. `cases` are rows of `by_case`, `axes` the varying settings.
     """
-    panels = arrange(by_case(runs, axes), axes)
+    panels = arrange(cases, axes)
     figure = blank(
         panels, field_of("bubble_fraction").heading, shared_axis(panels, tickformat=".0%")
     )
@@ -335,17 +332,17 @@ def bubble(runs: pd.DataFrame, axes: Axes) -> Picture:
     return with_hatch_key(figure, panels)
 
 
-def idle(runs: pd.DataFrame, axes: Axes) -> Picture:
+def idle(cases: pd.DataFrame, runs: pd.DataFrame, axes: Axes) -> Picture:
     """Draw the idle time of every ok case by cause: the parts of its bubble, stacked.
 
     Values are means over launches, so that the parts still add up; negative parts lie left of zero.
-    Cases without stored parts are not drawn, nor are single ranks beside pipelines. `runs` are rows
-    of the store's `runs`, `axes` the varying settings.
+    Cases without stored parts are not drawn, nor are single ranks beside pipelines. `cases` are
+    rows of `by_case`, `runs` of the store's `runs`, `axes` the varying settings.
     """
     runs = ok_runs(runs).dropna(subset=list(PART_COLUMNS.values()))
     runs = runs[(runs["world_size"] > 1) | (runs["world_size"].max() == 1)]
     parts = runs.groupby("case_id")[[*PART_COLUMNS.values(), "bubble_mean"]].mean()
-    panels = arrange_rows(by_case(runs, axes).join(parts, on="case_id"), axes)
+    panels = arrange_rows(cases.join(parts, on="case_id", how="inner"), axes)
     figure = blank(panels, "share of rank-time", shared_axis(panels, tickformat=".0%"), "relative")
     for part in PART_NAMES:
         figure["data"] += _part_bars(panels, part)

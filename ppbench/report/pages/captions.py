@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ppbench.display.cases import by_case, ok_runs
+from ppbench.display.cases import ok_runs
 from ppbench.display.explanation import PART_NAMES
 from ppbench.display.units import counted, is_missing, percent, size
 from ppbench.report.charts.memory import pareto_front
@@ -27,12 +27,11 @@ class _Facts:
 
 def captions(runs: pd.DataFrame, judged: Judged, answer: str) -> Mapping[str, str]:
     """Return a sentence for each chart by its name; empty where there is nothing to say."""
-    measured = ok_runs(runs)
-    cases = by_case(measured, judged.axes) if len(measured) else pd.DataFrame()
+    cases = judged.of_runs
     if cases.empty or cases["is_not_finite"].all():
         return {}
     cases = cases[~cases["is_not_finite"]]
-    facts = _Facts(measured, alike(cases), judged, answer)
+    facts = _Facts(ok_runs(runs), alike(cases), judged, answer)
     return {name: text(facts) for name, text in _CAPTIONS.items()}
 
 

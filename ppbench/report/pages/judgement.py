@@ -130,6 +130,7 @@ class Judged:
     cases: pd.DataFrame  # all that were judged, without emulated ones beside measured ones
     evidence: Evidence
     axes: tuple[str, ...]
+    of_runs: pd.DataFrame  # `by_case` of all runs that are ok
 
     @property
     def first(self) -> Judgement | None:
@@ -179,8 +180,8 @@ def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
 
     `axes` are the settings that vary.
     """
-    cases = by_case(runs, axes)
-    cases = cases[cases["tokens_per_s"] > 0]
+    of_runs = by_case(runs, axes)
+    cases = of_runs[of_runs["tokens_per_s"] > 0]
     broken = cases[cases["is_not_finite"]]
     cases = cases[~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
@@ -194,7 +195,7 @@ def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
     ]
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
     compared = kinds[0] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, evidence, tuple(axes))
+    return Judged(ordered, broken, num_emulated, compared, evidence, tuple(axes), of_runs)
 
 
 def alike(cases: pd.DataFrame) -> pd.DataFrame:

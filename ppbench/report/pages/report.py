@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.display.cases import Axes, case_text, ok_runs, varying_axes
-from ppbench.display.explanation import has_parts, headline, what_if
+from ppbench.display.cases import Axes, by_case, case_text, ok_runs, varying_axes
+from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
@@ -42,6 +42,7 @@ from ppbench.report.pages.tables import (
 from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.store import Store
+from ppbench.store.once import ReadOnce
 from ppbench.store.recovery import edges_of_run
 from ppbench.store.sweeps import find_sweep_note
 
@@ -62,7 +63,7 @@ def render_report(
 
     `command` reproduces it; `sweep_text` is the sweep file; `live` is of a sweep that still runs.
     """
-    axes = varying_axes(runs)
+    axes, store = varying_axes(runs), ReadOnce(store, runs["run_id"])
     facts = {"title": title, "command": command, "sweep_text": sweep_text, "live": live}
     with drawn_beside(store, runs, axes) as drawn:
         content = _content(store, runs, axes, title, _measured_by(store, runs, command))
@@ -106,11 +107,11 @@ def _content(
         "failures": failure_groups(failures(store, runs, axes)),
         "failure_counts": failure_counts(runs),
         "summary": summary(runs, axes),
-        "charts": charts_of(store, runs, axes, texts),
+        "charts": charts_of(store, runs, judged.of_runs, axes, texts),
         "idle_parts": idle_parts(ok_runs(runs), axes),
         "idle_answers": _idle_answers(store, ok_runs(runs), judged),
         "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
-        "names": {run["run_id"]: case_text(run, axes) for _, run in runs.iterrows()},
+        "names": {run["run_id"]: case_text(run, axes) for run in runs.to_dict("records")},
         "bubbles": bubbles(ok_runs(runs), axes),
         "environments": environments(runs),
         "verifications": verifications(runs),
@@ -184,7 +185,7 @@ def _measures_peak(runs: pd.DataFrame) -> bool:
 
 def _idle_answers(store: Store, runs: pd.DataFrame, judged: Judged) -> list[str]:
     """Explain the idle time of the best case that stores its causes."""
-    explained = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
+    explained = runs[with_parts(runs)]
     known = set(explained["case_id"])
     cases = [case_id for own in judged.judgements for case_id in own.case_ids if case_id in known]
     if not cases:
@@ -214,7 +215,7 @@ def _pictures(
     own = own[own["case_id"].isin(first.case_ids) & own["peak_memory_bytes"].notna()]
     front = None
     if len(own["case_id"].unique()) > 1:
-        front = charts.pareto(own, first.axes, panel_px=_FRONT_PX)
+        front = charts.pareto(by_case(own, first.axes), first.axes, panel_px=_FRONT_PX)
     return Pictures(front, strips(store, runs, first), captions.get("pareto", ""))
 
 

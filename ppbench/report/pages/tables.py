@@ -11,8 +11,8 @@ from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN, VARIABLE
-from ppbench.display.cases import INTERVAL, Axes, case_text, cautions_of
-from ppbench.display.explanation import PART_NAMES, has_parts
+from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
+from ppbench.display.explanation import PART_NAMES, with_parts
 from ppbench.display.fields import field_of, meaning_of
 from ppbench.display.units import MISSING, counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
@@ -78,7 +78,7 @@ class Column:
     heading: str
     meaning: str
     is_number: bool
-    cell: Callable[[pd.Series], Cell]
+    cell: Callable[[Row], Cell]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Cautioned:
 
 def summary(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return a row per run: its varying settings, and the figures that any run has."""
-    columns = _identity(runs, axes)
+    columns, rows = _identity(runs, axes), runs.to_dict("records")
     columns.append(_words("status", lambda run: str(run["status"])))
     figures = [
         column
         for name in _SUMMARY
         for column in (_figure(name), *([_INTERVAL] if name == "tokens_per_s" else []))
-        if any(column.cell(run).number is not None for _, run in runs.iterrows())
+        if any(column.cell(run).number is not None for run in rows)
     ]
     cautions = _words("cautions", lambda run: ", ".join(cautions_of(run)))
     return _table([*columns, *figures, cautions], runs)
@@ -127,7 +127,7 @@ def _identity(runs: pd.DataFrame, axes: Axes) -> list[Column]:
 
 def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the causes of idle time of the runs that store them, and the modelled step."""
-    explained = runs.loc[[index for index, run in runs.iterrows() if has_parts(run)]]
+    explained = runs[with_parts(runs)]
     mean_ns = explained["modelled_step_ns"] * (1 + explained["model_residual"])
     columns = [*_identity(runs, axes), *map(_figure, _PARTS)]
     return _table(columns, explained.assign(mean_step_ns=mean_ns))
@@ -136,7 +136,7 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
 def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
     """Return every caution that a run carries, with its remedy, in order of severity."""
     carriers: dict[str, dict[tuple[str, str], None]] = {}
-    for _, run in runs.iterrows():
+    for run in runs[runs["cautions"].fillna("").ne("")].to_dict("records"):
         for name in cautions_of(run):
             case = str(run["case_id"]), case_text(run, axes)
             carriers.setdefault(name, {})[case] = None
@@ -153,7 +153,8 @@ def _remedy(name: str) -> str:
 
 
 def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
-    rows = tuple(tuple(column.cell(run) for column in columns) for _, run in runs.iterrows())
+    records = runs.to_dict("records")
+    rows = tuple(tuple(column.cell(run) for column in columns) for run in records)
     ids = (tuple(runs[name].astype(str)) for name in ("run_id", "case_id"))
     return Table(tuple(columns), rows, *ids)
 
@@ -161,13 +162,13 @@ def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
 def _setting(axis: str, runs: pd.DataFrame) -> Column:
     has_numbers = all(place_of(value) is not None for value in runs[axis])
 
-    def cell(run: pd.Series) -> Cell:
+    def cell(run: Row) -> Cell:
         return Cell(str(run[axis]), place_of(run[axis]))
 
     return Column(field_of(axis).heading, axis, has_numbers, cell)
 
 
-def _words(name: str, text: Callable[[pd.Series], str]) -> Column:
+def _words(name: str, text: Callable[[Row], str]) -> Column:
     field = field_of(name)
     return Column(field.heading, meaning_of(name), field.is_number, lambda run: Cell(text(run)))
 
@@ -176,7 +177,7 @@ def _figure(name: str) -> Column:
     """Return a column of figures; a cell sorts by its value."""
     field = field_of(name)
 
-    def cell(run: pd.Series) -> Cell:
+    def cell(run: Row) -> Cell:
         value = held_share(run) if name == "held" else run[name]
         if is_missing(value):
             return Cell(MISSING)
@@ -185,7 +186,7 @@ def _figure(name: str) -> Column:
     return Column(field.heading, meaning_of(name), field.is_number, cell)
 
 
-def _interval_cell(run: pd.Series) -> Cell:
+def _interval_cell(run: Row) -> Cell:
     ends = [run.get(name) for name in INTERVAL]
     if is_missing(ends[0]):
         return Cell("")
@@ -236,7 +237,7 @@ def case_list(runs: pd.DataFrame, axes: Axes) -> list[Mapping[str, object]]:
     cases = runs.drop_duplicates("case_id")
     return [
         {"case_id": str(case["case_id"]), "axes": {axis: value_text(case[axis]) for axis in axes}}
-        for _, case in cases.iterrows()
+        for case in cases[["case_id", *axes]].to_dict("records")
     ]
 
 
@@ -337,7 +338,7 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
     texts = in_words(table)
     rows = (
         tuple(_flight_cell(str(name), value) for name, value in row.items())
-        for _, row in texts.iterrows()
+        for row in texts.to_dict("records")
     )
     return Flight(tuple(field_of(str(name)).heading for name in texts), tuple(rows))
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
@@ -19,7 +20,6 @@ from ppbench.display.cases import (
     case_text,
     is_not_finite,
     is_oversubscribed,
-    ok_runs,
     settings_text,
 )
 from ppbench.display.explanation import has_parts, headline
@@ -303,44 +303,73 @@ class Timelines:
     groups: Sequence[Group]
 
 
+@dataclass(frozen=True)
+class Rivals:
+    """Runs that differ only in schedule or launch, and those of them that share a figure.
+
+    These are the launches of median throughput of each case.
+    """
+
+    title: str
+    runs: pd.DataFrame
+    together: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The timelines of rivals: of each that has spans, and of those that share a figure."""
+
+    by_run: Mapping[str, Timeline]
+    together: Timeline | None
+
+
 def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
-    """Draw the median step of each run by itself and beside its rivals; its marks are made once.
+    """Draw the median step of each run by itself and beside its rivals.
 
     Runs without stored spans are left out.
     """
+    rivals = rivals_of(runs, axes)
+    return joined(rivals, [draw_rivals(store, own, axes) for own in rivals])
+
+
+def rivals_of(runs: pd.DataFrame, axes: Axes) -> list[Rivals]:
+    """Return the runs by their rivals, those that are most worth comparing first."""
+    others = [axis for axis in axes if axis != "schedule"]
+    settings = runs[["case_id", *others]].to_dict("records")
+    titles = np.array([settings_text(run, others) for run in settings], object)
+    is_ok = (runs["status"] == "ok").to_numpy(bool)
+    speeds = runs[is_ok].groupby("case_id", sort=False)["tokens_per_s"]
+    is_median = is_ok.copy()
+    is_median[is_ok] = speeds.transform(_is_median).to_numpy(bool)
+    rivals = [
+        Rivals(title, runs[titles == title], runs[(titles == title) & is_median])
+        for title in dict.fromkeys([*titles[is_median], *titles])
+    ]
+    return sorted(rivals, key=lambda own: _worth_of(own.together), reverse=True)
+
+
+def draw_rivals(store: Store, rivals: Rivals, axes: Axes) -> Drawn:
+    """Draw the median step of each run by itself and beside its rivals; its marks are made once."""
     drawable: dict[str, _RunSteps] = {}
-    for _, run in runs.iterrows():
+    for _, run in rivals.runs.iterrows():
         with contextlib.suppress(StoreError, UsageError):
             steps = _steps_of_run(store, run, case_text(run, axes), MEDIAN, has_plan=False)
             drawable[steps.run_id] = steps
     explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
     by_run = {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
-    return Timelines(by_run, _groups(drawable, explanations, runs, axes))
+    beside = zip(rivals.together["run_id"], rivals.together["schedule"], strict=True)
+    own = [drawable[i].named(axis_text("schedule", name)) for i, name in beside if i in drawable]
+    return Drawn(by_run, _drawn(own, explanations) if own else None)
 
 
-def _groups(
-    drawable: Mapping[str, _RunSteps],
-    explanations: Mapping[str, str],
-    runs: pd.DataFrame,
-    axes: Axes,
-) -> list[Group]:
-    """Return the timelines of all cases; groups worth comparing come first, the first ones open.
-
-    A case with several launches is drawn by its launch of median throughput.
-    """
-    measured = ok_runs(runs)
-    is_median = measured.groupby("case_id", sort=False)["tokens_per_s"].transform(_is_median)
-    measured = measured[is_median.astype(bool)]
-    others = [axis for axis in axes if axis != "schedule"]
-    titles = pd.Series([settings_text(r, others) for _, r in measured.iterrows()], measured.index)
-    members = {title: measured[titles == title] for title in dict.fromkeys(titles)}
-    ordered = sorted(members, key=lambda title: _worth_of(members[title]), reverse=True)
-    drawn: list[Group] = []
-    for title in ordered:
-        rows = [row for _, row in members[title].iterrows() if row["run_id"] in drawable]
-        if own := [drawable[r["run_id"]].named(axis_text("schedule", r["schedule"])) for r in rows]:
-            drawn.append(Group(title, _drawn(own, explanations), is_open=len(drawn) < NUM_OPEN))
-    return drawn
+def joined(rivals: Sequence[Rivals], drawn: Sequence[Drawn]) -> Timelines:
+    """Return the timelines of all rivals; the first groups are open."""
+    by_run = {run_id: line for each in drawn for run_id, line in each.by_run.items()}
+    pairs = zip(rivals, drawn, strict=True)
+    groups = [(own.title, each.together) for own, each in pairs if each.together is not None]
+    return Timelines(
+        by_run, [Group(title, line, n < NUM_OPEN) for n, (title, line) in enumerate(groups)]
+    )
 
 
 def _is_median(values: pd.Series) -> pd.Series:
@@ -351,9 +380,12 @@ def _is_median(values: pd.Series) -> pd.Series:
 
 def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
     """Rank a group: sound runs first, then more schedules, then larger cases."""
+    if members.empty:
+        return False, 0, 0, 0
     first = members.iloc[0]
     is_sound = not any(
-        is_oversubscribed(run) or is_not_finite(run) for _, run in members.iterrows()
+        is_oversubscribed(run) or is_not_finite(run)
+        for run in members[["cautions"]].to_dict("records")
     )
     num_schedules = int(members["schedule"].nunique())
     return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])

@@ -38,7 +38,7 @@ def test_a_second_process_draws_the_same_timelines_and_tells_of_damage_once(
     with_threads = report_runs(store, [], tmp_path / "this.html", tmp_path / "reports")
     assert with_threads.read_text("utf-8") == page
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(beside, "_timelines_and_damage", end_at_once)
+    monkeypatch.setattr(beside, "_draw", end_at_once)
     after_a_kill = report_runs(store, [], tmp_path / "killed.html", tmp_path / "reports")
     assert after_a_kill.read_text("utf-8") == page
 

@@ -16,15 +16,21 @@ from ppbench.config.case import Case
 from ppbench.display.cases import by_case, varying_axes
 from ppbench.display.colors import PART_COLORS
 from ppbench.report import charts as plain
-from ppbench.report.charts.catalogue import charts_of
+from ppbench.report.charts.catalogue import Chart, charts_of
 from ppbench.report.charts.panels import Panels, arrangement, panels_meta
 from ppbench.report.charts.speed import has_scaling
 from ppbench.store import Store
 
 
-def read_by_plotly(name: str, *arguments) -> go.Figure:
-    """A chart as plotly reads it, which checks every setting."""
-    return go.Figure(getattr(plain, name)(*arguments))
+def read_by_plotly(name: str, runs: pd.DataFrame, *tables_and_axes) -> go.Figure:
+    """A chart of runs as plotly reads it, which checks every setting."""
+    *tables, axes = tables_and_axes
+    of_runs = [runs] if tables or name == "idle" else []
+    return go.Figure(getattr(plain, name)(by_case(runs, axes), *of_runs, *tables, axes))
+
+
+def drawn_of(store: Store, runs: pd.DataFrame, axes: tuple[str, ...]) -> list[Chart]:
+    return charts_of(store, runs, by_case(runs, axes), axes)
 
 
 charts = SimpleNamespace(**{name: partial(read_by_plotly, name) for name in plain.__all__})
@@ -261,7 +267,7 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
 
 
 def test_the_front_says_which_cases_do_not_count(demo: Store) -> None:
-    (front,) = (c for c in charts_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
+    (front,) = (c for c in drawn_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
     assert "Oversubscribed cases (open markers) are ignored unless all" in front.explanation
 
 
@@ -335,7 +341,7 @@ def test_a_box_holds_the_quartiles_and_outliers_stand_outside_its_whiskers() -> 
 def test_every_point_of_a_case_names_it_and_no_two_points_have_one_name(demo: Store) -> None:
     runs = demo.runs()
     known = set(runs["case_id"])
-    for chart in charts_of(demo, runs, varying_axes(runs)):
+    for chart in drawn_of(demo, runs, varying_axes(runs)):
         for trace in (t for t in go.Figure(chart.figure).data if t.ids is not None):
             values = trace.median if trace.type == "box" else trace.x
             assert len(trace.ids) == len(set(trace.ids)) == len(values)
@@ -344,12 +350,12 @@ def test_every_point_of_a_case_names_it_and_no_two_points_have_one_name(demo: St
 
 def test_a_report_of_measured_cases_has_the_charts_that_it_can_fill(demo: Store) -> None:
     runs = demo.runs()
-    names = [chart.name for chart in charts_of(demo, runs, varying_axes(runs))]
+    names = [chart.name for chart in drawn_of(demo, runs, varying_axes(runs))]
     assert names == ["throughput", "scaling", "bubble", "memory", "pareto", "steps"]
     emulated = runs.assign(peak_memory_bytes=None, world_size=2)
-    names = [chart.name for chart in charts_of(demo, emulated, ("schedule",))]
+    names = [chart.name for chart in drawn_of(demo, emulated, ("schedule",))]
     assert names == ["throughput", "bubble", "steps"]
-    assert charts_of(demo, runs[runs["status"] != "ok"], ()) == []
+    assert drawn_of(demo, runs[runs["status"] != "ok"], ()) == []
 
 
 def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None:

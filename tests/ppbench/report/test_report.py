@@ -16,7 +16,7 @@ from stored_runs import NASTY, concluded, demo_store, run_row, store_failed, sto
 
 from engine.plan.action import Op
 from ppbench.config.case import Case
-from ppbench.display.cases import axis_text, varying_axes
+from ppbench.display.cases import axis_text, by_case, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
 from ppbench.display.units import held
 from ppbench.errors import StoreError, UsageError
@@ -124,7 +124,7 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
     cases = [Case(seq_len=length) for length in (512, "variable", 64)]
     store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
     runs = store.runs()
-    figure = charts.throughput(runs, varying_axes(runs))
+    figure = charts.throughput(by_case(runs, varying_axes(runs)), varying_axes(runs))
     assert list(figure["layout"]["xaxis"]["ticktext"]) == [
         "512 tokens",
         "variable length",
