@@ -97,14 +97,12 @@ class Trials:
         """What is wrong with launches that the finding stands on."""
         concerned = [0] if regret.rival is None else [0, regret.rival]
         parts = [
-            f"{name} in {num} of {counted(int(self.frame['num_launches'][at]), 'launch')} of "
-            f"{name_of(self.frame, at)}"
-            for at in concerned
-            if self.cautions
-            for name, num in self.cautions[at].items()
+            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
+            for at, found in enumerate(self.cautions)
+            if found and at in concerned
         ]
         if parts:
-            yield f"Mind its cautions: {', '.join(parts)}."
+            yield f"Mind the cautions of launches of {'; of '.join(parts)}."
 
 
 def _range(regret: Regret) -> str:
@@ -146,7 +144,8 @@ def measure(
     rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
     frame = table_of(proposals)
     outcome = race(rounds.steps, len(cases), most, lambda one: note(set_aside_text(frame, one)))
-    forget_rerun(whole, store)
+    if outcome.is_over(most):  # else the workers could not go on, and the same command can
+        forget_rerun(whole, store)
     return trials_of(frame, outcome, rounds.runs)
 
 

@@ -74,6 +74,11 @@ class Outcome:
     set_aside: tuple[SetAside, ...]
     regret: Regret | None
 
+    def is_over(self, most: int) -> bool:
+        """Whether it is decided, cannot be, or has all launches that it may have."""
+        is_open = self.regret is not None and self.regret.finding is Finding.undecided
+        return not is_open or max(map(len, self.steps)) >= most
+
 
 def race(
     measured: Callable[[Sequence[int], int], Steps],

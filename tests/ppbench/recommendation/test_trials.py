@@ -4,6 +4,7 @@ import json
 
 import pandas as pd
 import pytest
+from command import printed
 
 import ppbench
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
@@ -110,8 +111,8 @@ def test_cautions_are_said_of_launches_that_the_finding_stands_on():
     assert "caution" not in measured([[110, 110], [100, 100]]).sentence
     sentence = measured([[110, 110], [100, 100]], cautions="busy_machine").sentence
     assert sentence.endswith(
-        "Mind its cautions: busy_machine in 1 of 2 launches of the first choice, "
-        "busy_machine in 1 of 2 launches of 1f1b (number 2)."
+        "Mind the cautions of launches of the first choice: 1 busy_machine; of 1f1b (number 2): "
+        "1 busy_machine."
     )
 
 
@@ -145,9 +146,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("warm_starts")
-def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch, caplog):
+def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    caplog.set_level("INFO")
     plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
 
     def stopped(measured, *_):
@@ -157,13 +157,16 @@ def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch, caplog)
     with monkeypatch.context() as patched, pytest.raises(SweepInterruptedError):
         patched.setattr(trials, "race", stopped)
         trials.measure(plan, sweep, 1, 2, folder / "results")
-    found = trials.measure(plan, sweep, 1, 2, folder / "results")
-    assert "2 launches of trials that were stopped are kept" in caplog.messages
-    assert list(found.frame["num_launches"]) == [2, 2]
+    words = "mine.toml", "--run", 1, "--launches", 2, "--effort", 0.05, "--format", "json"
+    done = printed("plan", *words)
+    assert "2 launches of trials that were stopped are kept" in done.notes
+    found = json.loads(done.text)
+    assert [row["num_launches"] for row in found["trials"]] == [2, 2]
+    assert found["regret"]["low"] <= found["regret"]["estimate"]
     store = Store(folder / "results")
     runs = store.table("runs", store.runs(["run_id"])["run_id"])
     assert len(runs) == 4
     assert set(runs["status"]) == {"ok"}
-    of_first = runs[runs["schedule"] == found.frame["schedule"][0]]["step_with_optimizer_ns"]
-    mean = found.frame["measured_step_ns"][0]
-    assert of_first.min() <= mean <= of_first.max()
+    of_first = runs[runs["schedule"] == found["trials"][0]["schedule"]]["step_with_optimizer_ns"]
+    assert of_first.min() <= found["trials"][0]["measured_step_ns"] <= of_first.max()
+    assert not list((folder / "results" / "locks").glob("rerun-*"))

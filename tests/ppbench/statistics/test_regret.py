@@ -96,6 +96,7 @@ def test_one_that_failed_is_set_aside_and_a_failed_first_choice_ends_it():
     assert (done.set_aside[0].arm, done.set_aside[0].longer) == (1, None)
     failed = race(lambda *_: [[], [100, 101]], 2, 6)
     assert failed.regret is None
+    assert failed.is_over(6)
     assert failed.set_aside == ()
 
 
@@ -106,8 +107,11 @@ def test_launches_that_cannot_be_made_end_it_without_a_decision():
         calls.append(count)
         return [[100, 104], [101, 98]]
 
-    assert race(measured, 2, 6).regret.finding is Finding.undecided
+    done = race(measured, 2, 6)
+    assert done.regret.finding is Finding.undecided
     assert calls == [2, 3]
+    assert not done.is_over(6)
+    assert done.is_over(2)
 
 
 def test_one_launch_of_each_decides_nothing():
