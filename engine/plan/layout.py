@@ -12,8 +12,9 @@ rank may own several, from anywhere in the model, and holds what they hold:
    that helps.
 3. A search through all cuts looks for a heaviest rank with less to do, until there is none or it
    has taken too long. Of the last stage of a rank it need only try the most layers that fit: with
-   fewer, others have more. So it is exact, and takes no time, with one stage on each rank.
-4. What is left is evened out as in 2, and refined by a judge, such as simulation, if there is one.
+   fewer, others have more, unless they must have some. So it is exact, and takes next to no time,
+   with one stage on each rank.
+4. What is left is evened out as in 2.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ from engine.plan.program import Placement
 MOST_CUTS = 20_000
 """Cuts that the search tries after each success: about a tenth of a second."""
 
-MOST_JUDGED = 200
-"""Partitions that a judge is asked about."""
-
 Counts = tuple[int, ...]
 """The number of layers of each stage."""
+Partition = tuple[range, ...]
+"""The layers of each stage."""
 
 
 class NoPartitionError(ValueError):
@@ -52,28 +52,47 @@ def solve_partition(
     *,
     limits: Sequence[int] | None = None,
     num_held: Sequence[int] | None = None,
-    is_split: bool = False,
-    judge: Callable[[list[range]], float] | None = None,
-) -> list[range]:
-    """The layers of each stage, in order; a stage may have none.
+    least: Sequence[int] | None = None,
+    most_cuts: int = MOST_CUTS,
+) -> Partition:
+    """The layers of each stage, in order; at least as many as `least` says (none if not given).
 
     `costs` are one for all stages, or by stage where they differ, as with recompute. A load is the
-    time of F and B of one microbatch, with `is_split` of F, I and W. A rank takes, of at most
-    `limits` bytes, the static bytes of its stages, the bytes held by `num_held` microbatches (by
-    stage; 0 if not given) and the largest transient of any layer. `judge` returns what is to be
-    least in the end, such as a simulated step in nanoseconds.
+    time of F and B of one microbatch, or of F, I and W where these are quicker. A rank takes, of
+    at most `limits` bytes, the static bytes of its stages, the bytes held by `num_held`
+    microbatches (by stage; 0 if not given) and the largest transient of any layer. With
+    `most_cuts` of 0 there is no search through cuts: stages are then more even, ranks less.
 
-    Raises ValueError where there are not as many as stages or ranks, NoPartitionError where no
-    partition within the limits is found.
+    Raises ValueError where there are not as many as stages or ranks, or too few layers,
+    NoPartitionError where no partition within the limits is found.
     """
-    layout = _Layout(costs, placement, limits, num_held, is_split=is_split)
-    counts = min((layout.settled(start) for start in layout.starts()), key=layout.rank_of)
-    counts = layout.settled(layout.searched(counts))
-    if layout.rank_of(counts)[0] > 0:
-        raise NoPartitionError(layout.given_limits, layout.needed_bytes(counts))
-    if judge is not None:
-        counts = layout.judged(counts, judge)
-    return _ranges(counts)
+    loads = Loads(costs, placement, limits, num_held, least)
+    counts = min((loads.settled(start) for start in loads.starts()), key=loads.excess_of)
+    counts = loads.settled(loads.searched(counts, most_cuts))
+    if loads.excess_of(counts)[0] > 0:
+        raise NoPartitionError(loads.given_limits, loads.needed_bytes(counts))
+    return partition_of(counts)
+
+
+def partition_of(counts: Sequence[int]) -> Partition:
+    """The layers of each stage from their numbers."""
+    ends = list(itertools.accumulate(counts))
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def moves(
+    counts: Sequence[int], stage: int, least: Sequence[int], *, is_far: bool
+) -> Iterator[Counts]:
+    """A layer less on a stage, and one more on the next one or the one before, or on any."""
+    if counts[stage] <= least[stage]:
+        return
+    stages = range(len(counts))
+    for other in stages if is_far else stages[max(0, stage - 1) : stage + 2]:
+        if other != stage:
+            changed = list(counts)
+            changed[stage] -= 1
+            changed[other] += 1
+            yield tuple(changed)
 
 
 class _Weights(NamedTuple):
@@ -86,44 +105,47 @@ class _Weights(NamedTuple):
         return self.upto[stage][end] - self.upto[stage][begin]
 
 
-class _Layout:
+class Loads:
     """A model's loads, in picoseconds, and bytes, for a placement; and the search for counts."""
 
     def __init__(
         self,
         costs: ModelCosts | Sequence[ModelCosts],
         placement: Placement,
-        limits: Sequence[int] | None,
-        num_held: Sequence[int] | None,
-        *,
-        is_split: bool,
+        limits: Sequence[int] | None = None,
+        num_held: Sequence[int] | None = None,
+        least: Sequence[int] | None = None,
     ) -> None:
+        """Take what `solve_partition` takes, and raise its ValueError."""
         num_stages, num_ranks = placement.num_stages, placement.world_size
         models = [costs] * num_stages if isinstance(costs, ModelCosts) else list(costs)
         held = [0] * num_stages if num_held is None else list(num_held)
+        self.least = [0] * num_stages if least is None else list(least)
         if len({len(model.layers) for model in models}) > 1:
             raise ValueError("the costs of all stages must be of the same layers")
-        if (len(models), len(held)) != (num_stages, num_stages):
+        given = [len(models), len(held), len(self.least)]
+        if given != [num_stages] * 3:
             raise ValueError(
-                f"expected costs and held microbatches of {num_stages} stages, got {len(models)} "
-                f"and {len(held)}"
+                f"expected costs, held microbatches and least layers of {num_stages} stages, "
+                f"got {given}"
             )
         if limits is not None and len(limits) != num_ranks:
             raise ValueError(f"expected the limits of {num_ranks} ranks, got {len(limits)}")
         self.ranks, self.num_layers = placement.ranks, len(models[0].layers)
+        if sum(self.least) > self.num_layers:
+            raise ValueError(f"{self.num_layers} layers are too few for {sum(self.least)}")
         self.stages = [placement.stages_of(rank) for rank in range(num_ranks)]
-        per_action = (3 if is_split else 2) * 1000
 
         def load(layer: LayerCosts, _: int) -> int:
-            halves = layer.input_ns + layer.weight_ns if is_split else layer.backward_ns
-            return round(1000 * (layer.forward_ns + halves))
+            backward = min(layer.backward_ns, layer.input_ns + layer.weight_ns)
+            return round(1000 * (layer.forward_ns + backward))
 
         def num_bytes(layer: LayerCosts, stage: int) -> int:
             return layer.static_bytes + held[stage] * layer.held_after_forward
 
         self.load = self._weights(models, load)
         for stage, model in enumerate(models):
-            self.load.fixed[self.ranks[stage]] += round(per_action * model.action_ns)
+            self.load.fixed[self.ranks[stage]] += round(2000 * model.action_ns)
         self.bytes = self._weights(models, num_bytes)
         self.transient = [self._transient(models, rank) for rank in range(num_ranks)]
         self.given_limits = list(limits or [])
@@ -149,7 +171,7 @@ class _Layout:
 
     # what a partition is worth
 
-    def totals(self, weights: _Weights, counts: Counts) -> list[int]:
+    def totals(self, weights: _Weights, counts: Sequence[int]) -> list[int]:
         """By rank."""
         totals, begin = [*weights.fixed], 0
         for stage, count in enumerate(counts):
@@ -160,7 +182,7 @@ class _Layout:
     def needed_bytes(self, counts: Counts) -> list[int]:
         return list(map(int.__add__, self.totals(self.bytes, counts), self.transient))
 
-    def rank_of(self, counts: Counts) -> tuple[int, ...]:
+    def excess_of(self, counts: Counts) -> tuple[int, ...]:
         """The smaller, the better: bytes too many, the heaviest rank, then how uneven all are."""
         over, loads = 0, self.totals(self.load, counts)
         if self.limits is not None:
@@ -178,13 +200,13 @@ class _Layout:
             yield self._dealt(self.bytes)
 
     def _dealt(self, weights: _Weights) -> Counts:
-        counts, middle = [0] * len(self.ranks), (len(self.stages) - 1) / 2
-        begin = [*weights.fixed]
+        counts, middle = [*self.least], (len(self.stages) - 1) / 2
+        begin = self.totals(weights, self.least)
         if weights is self.bytes and self.limits is not None:
             begin = list(map(int.__sub__, begin, self.limits))
         queue = [(begin[r], abs(r - middle), r) for r, stages in enumerate(self.stages) if stages]
         heapq.heapify(queue)
-        for _ in range(self.num_layers):
+        for _ in range(self.num_layers - sum(self.least)):
             load, distance, rank = queue[0]
             stage = min(self.stages[rank], key=lambda stage: (counts[stage], -stage))
             counts[stage] += 1
@@ -196,12 +218,12 @@ class _Layout:
 
     def settled(self, counts: Counts) -> Counts:
         """The counts after all moves of a layer that help, the best first."""
-        worth = self.rank_of(counts)
+        worth = self.excess_of(counts)
         while True:
-            better = min(self._moved(counts), key=self.rank_of, default=counts)
-            if self.rank_of(better) >= worth:
+            better = min(self._moved(counts), key=self.excess_of, default=counts)
+            if self.excess_of(better) >= worth:
                 return counts
-            counts, worth = better, self.rank_of(better)
+            counts, worth = better, self.excess_of(better)
 
     def _moved(self, counts: Counts) -> Iterator[Counts]:
         """A layer less on a stage, and one more on the next one or the one before.
@@ -213,36 +235,23 @@ class _Layout:
         if self.limits is not None:
             room = list(map(int.__sub__, self.limits, self.totals(self.bytes, counts)))
             worst.add(room.index(min(room)))
-        stages = range(len(counts))
-        for stage in stages:
-            near = stages[max(0, stage - 1) : stage + 2]
-            yield from self._moved_from(
-                counts, stage, stages if self.ranks[stage] in worst else near
-            )
-
-    @staticmethod
-    def _moved_from(counts: Counts, stage: int, others: range) -> Iterator[Counts]:
-        for other in others if counts[stage] else ():
-            if other != stage:
-                changed = list(counts)
-                changed[stage] -= 1
-                changed[other] += 1
-                yield tuple(changed)
+        for stage, rank in enumerate(self.ranks):
+            yield from moves(counts, stage, self.least, is_far=rank in worst)
 
     # 3. all cuts
 
-    def searched(self, counts: Counts) -> Counts:
+    def searched(self, counts: Counts, most_cuts: int) -> Counts:
         """Counts with the least load of the heaviest rank within the limits, if it can be proved.
 
         Else the best found.
         """
-        worth = self.rank_of(counts)
+        worth = self.excess_of(counts)
         while worth[0] > 0 or worth[1] > self.least_load():
             below = worth[1] if worth[0] == 0 else sum(self.totals(self.load, counts)) + 1
-            better = _Cuts(self, below).found()
+            better = _Cuts(self, below, most_cuts).found()
             if better is None:
                 break
-            counts, worth = better, self.rank_of(better)
+            counts, worth = better, self.excess_of(better)
         return counts
 
     def least_load(self) -> int:
@@ -256,38 +265,18 @@ class _Layout:
             heapq.heapreplace(loads, loads[0] + lightest)
         return max(-(-total // len(owners)), *loads)
 
-    # 4. a judge
-
-    def judged(self, counts: Counts, judge: Callable[[list[range]], float]) -> Counts:
-        """The counts after moves of a layer between stages by which a judge's figure gets less."""
-        best, num_left = judge(_ranges(counts)), MOST_JUDGED - 1
-        improved = True
-        while improved and num_left > 0:
-            improved = False
-            for stage, other in _near_first(len(counts)):
-                if counts[stage] == 0 or num_left == 0:
-                    continue
-                changed = list(counts)
-                changed[stage], changed[other] = changed[stage] - 1, changed[other] + 1
-                if self.rank_of(tuple(changed))[0] > 0:
-                    continue
-                num_left -= 1
-                figure = judge(_ranges(tuple(changed)))
-                if figure < best:
-                    best, counts, improved = figure, tuple(changed), True
-        return counts
-
 
 class _Cuts:
     """A search, stage by stage, for counts whose heaviest rank has less to do than a load."""
 
-    def __init__(self, layout: _Layout, below: int) -> None:
-        self.layout, self.below, self.num_tried = layout, below, 0
-        self.loads, self.bytes = [*layout.load.fixed], [*layout.bytes.fixed]
-        self.left = [len(stages) for stages in layout.stages]
+    def __init__(self, of: Loads, below: int, most_cuts: int) -> None:
+        self.of, self.below, self.num_left = of, below, most_cuts
+        self.loads, self.bytes = [*of.load.fixed], [*of.bytes.fixed]
+        self.left = [len(stages) for stages in of.stages]
         self.counts: list[int] = []
-        least = _least_each(layout.load.upto)
-        self.least_left = [*itertools.accumulate(reversed(least), initial=0)][::-1]
+        self.failed: set[tuple[int, ...]] = set()
+        self.least_left = _sums_from(_least_each(of.load.upto))
+        self.needed = _sums_from(of.least)
 
     def found(self) -> Counts | None:
         """The first such counts; None if there are none, or none is found in time."""
@@ -296,30 +285,27 @@ class _Cuts:
         return tuple(self.counts) if self._fill(0, 0) else None
 
     def _fits_bytes(self, num_bytes: Sequence[int]) -> bool:
-        limits = self.layout.limits
+        limits = self.of.limits
         return limits is None or all(map(int.__le__, num_bytes, limits))
 
     def _fill(self, stage: int, begin: int) -> bool:
         """Give layers from `begin` on to stages from `stage` on; whether that succeeds."""
-        layout = self.layout
-        if stage == len(layout.ranks):
-            return begin == layout.num_layers
-        rank = layout.ranks[stage]
-        room = sum(
-            self.below - 1 - load for load, left in zip(self.loads, self.left, strict=True) if left
-        )
-        if self.least_left[begin] > room or self.num_tried > MOST_CUTS:
+        of = self.of
+        if stage == len(of.ranks):
+            return begin == of.num_layers
+        rank = of.ranks[stage]
+        owners = [rank for rank, left in enumerate(self.left) if left]
+        room = sum(self.below - 1 - self.loads[rank] for rank in owners)
+        if self.least_left[begin] > room or self.num_left <= 0:
             return False
-        ends = list(
-            itertools.takewhile(
-                lambda end: self._is_room(stage, begin, end), range(begin, layout.num_layers + 1)
-            )
-        )
-        ends = ends[-1:] if self.left[rank] == 1 else self._ordered(ends, rank)
+        state = stage, begin, *(weight[r] for weight in (self.loads, self.bytes) for r in owners)
+        if state in self.failed:
+            return False
+        ends = self._ends(stage, begin)
         self.left[rank] -= 1
         for end in ends:
-            self.num_tried += 1
-            load, num_bytes = layout.load.of(stage, begin, end), layout.bytes.of(stage, begin, end)
+            self.num_left -= 1
+            load, num_bytes = of.load.of(stage, begin, end), of.bytes.of(stage, begin, end)
             self.loads[rank] += load
             self.bytes[rank] += num_bytes
             self.counts.append(end - begin)
@@ -329,32 +315,33 @@ class _Cuts:
             self.loads[rank] -= load
             self.bytes[rank] -= num_bytes
         self.left[rank] += 1
+        self.failed.add(state)
         return False
 
-    def _is_room(self, stage: int, begin: int, end: int) -> bool:
-        layout, rank = self.layout, self.layout.ranks[stage]
-        if self.loads[rank] + layout.load.of(stage, begin, end) >= self.below:
-            return False
-        taken = self.bytes[rank] + layout.bytes.of(stage, begin, end)
-        return layout.limits is None or taken <= layout.limits[rank]
-
-    def _ordered(self, ends: list[int], rank: int) -> list[int]:
-        """Those first that leave each of the rank's stages its part."""
-        part = len(ends) // self.left[rank]
+    def _ends(self, stage: int, begin: int) -> list[int]:
+        """Where the stage may end, what promises most first."""
+        last, left = self.of.num_layers - self.needed[stage + 1], self.left[self.of.ranks[stage]]
+        possible = range(begin + self.of.least[stage], last + 1)
+        ends = list(itertools.takewhile(lambda end: self._is_room(stage, begin, end), possible))
+        if left == 1:
+            return ends[::-1] if self.needed[stage + 1] else ends[-1:]
+        part = len(ends) // left  # each of the rank's stages gets its part
         return sorted(ends, key=lambda end: abs(end - ends[0] - part))
+
+    def _is_room(self, stage: int, begin: int, end: int) -> bool:
+        of, rank = self.of, self.of.ranks[stage]
+        if self.loads[rank] + of.load.of(stage, begin, end) >= self.below:
+            return False
+        taken = self.bytes[rank] + of.bytes.of(stage, begin, end)
+        return of.limits is None or taken <= of.limits[rank]
+
+
+def _sums_from(numbers: Sequence[int]) -> list[int]:
+    """Return by place the sum of the numbers from it on, 0 at the end."""
+    return [*itertools.accumulate(reversed(numbers), initial=0)][::-1]
 
 
 def _least_each(upto: Sequence[Sequence[int]]) -> list[int]:
     """Return the least weight of each layer, on whichever stage."""
     every = itertools.pairwise(zip(*upto, strict=True))
     return [min(map(int.__sub__, after, before)) for before, after in every]
-
-
-def _near_first(num_stages: int) -> list[tuple[int, int]]:
-    pairs = itertools.permutations(range(num_stages), 2)
-    return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
-
-
-def _ranges(counts: Counts) -> list[range]:
-    ends = list(itertools.accumulate(counts))
-    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from engine.plan.layout import Partition
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.program import Program
 from engine.plan.simulate import TransferModel, simulate_all
@@ -28,8 +29,6 @@ from ppbench.planning.stages import (
 
 MOST_CHOSEN_FREELY = 4
 """Stages of a rank of which any may recompute; of more, the last ones do."""
-
-Partition = tuple[range, ...]
 
 
 class Layout(NamedTuple):

@@ -40,7 +40,9 @@ def candidates_elsewhere(search: Search) -> Iterator[Candidate]:
         return
     wanted = []
     for climb in search.climbs:
-        partition = climb.best.layout.partition if climb.best else search.partition(climb.fit.shape)
+        partition = (
+            climb.best.layout.partition if climb.best else search.partitions(climb.fit.shape)[0]
+        )
         limits = [*(round(level * memory) for level in LEVELS), None]
         laid = [climb.fit.layout(partition, limit) for limit in limits]
         layouts = dict.fromkeys(layout for layout, short in laid if short.most == 0)
@@ -77,7 +79,8 @@ def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
 def least_of(search: Search) -> Candidate | None:
     """The candidate that needs the least memory; of equal ones the quickest."""
     known = list(shapes(search.request, search.costs))
-    climbs = [search.climb(shape, 0) for shape in known if shape.schedule != AUTO]
+    families = [shape for shape in known if shape.schedule != AUTO]
+    climbs = [climb for shape in families for climb in search.climbs_of(shape, 0)]
     climb_all(climbs, 0)
     layouts = [(climb, climb.fit.layout(climb.lightest, 0)[0]) for climb in climbs]
     found = simulated([(climb.fit, [layout]) for climb, layout in layouts])
@@ -85,7 +88,7 @@ def least_of(search: Search) -> Candidate | None:
     for shape in known:
         if shape.schedule == AUTO:
             table = search.table(shape.microbatch_size)
-            partitions = [search.partition(shape)]
+            partitions = [*search.partitions(shape)]
             partitions += [
                 one.layout.partition
                 for one in candidates

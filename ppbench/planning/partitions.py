@@ -1,4 +1,7 @@
-"""Finds the layers of each stage: begins with equal times, then moves layers while that helps.
+"""Moves layers between stages while that makes the simulated step shorter.
+
+It begins from partitions of `engine.plan.layout`, whose heaviest rank has least to do. That says
+nothing of how long ranks wait for each other, nor of what must be recomputed: simulation does.
 
 A move takes one layer from a stage and gives it to another, the stages between them passing one on.
 All moves of a round are simulated at once, and the best is made. Where nothing fits yet, the
@@ -8,11 +11,9 @@ best is the one after which ranks are short of the fewest bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 
-from engine.plan.model_costs import LayerCosts, ModelCosts
-from engine.plan.program import Placement
-from ppbench.planning.fitting import Candidate, Fit, Layout, Partition, Shortage, simulated
+from engine.plan.layout import Loads, Partition, moves, partition_of
+from ppbench.planning.fitting import Candidate, Fit, Layout, Shortage, simulated
 
 MOST_PAIRS = 250
 """Pairs of stages between which a layer may be moved at once; of more, those of neighbours."""
@@ -20,89 +21,21 @@ MOST_WIDENED, NUM_WIDE = 16, 300
 """Stages of which two layers may be moved at once, and how many such moves are tried."""
 
 
-def partition_of(counts: Sequence[int]) -> Partition:
-    """The layers of each stage from their numbers."""
-    ends = list(accumulate(counts))
-    return tuple(range(end - num, end) for num, end in zip(counts, ends, strict=True))
-
-
-def evened(model: ModelCosts, least: Sequence[int]) -> Partition:
-    """Contiguous layers, each stage's time as near to the mean as cuts allow.
-
-    `least` is how many layers each stage has at least.
-    """
-    upto = list(accumulate(map(_time, model.layers), initial=_time(model.before)))
-    total, num_stages = upto[-1] + _time(model.after), len(least)
-    cuts = [0]
-    for stage in range(1, num_stages):
-        aim = total * stage / num_stages
-        low = cuts[-1] + least[stage - 1]
-        high = len(model.layers) - sum(least[stage:])
-        cuts.append(min(range(low, high + 1), key=lambda cut: abs(upto[cut] - aim)))
-    cuts.append(len(model.layers))
-    return tuple(range(a, b) for a, b in pairwise(cuts))
-
-
-def levelled(model: ModelCosts, placement: Placement, least: Sequence[int]) -> Partition:
-    """Contiguous layers, the heaviest rank as light as moves from an even spread make it."""
-    loads = Loads(model, placement)
-    best = evened(model, least)
-    lightest = loads(best)
-    while around := list(moves(best, least)):
-        found = min(around, key=loads)
-        if loads(found) >= lightest:
-            break
-        best, lightest = found, loads(found)
-    return best
-
-
-class Loads:
-    """How heavy the ranks of a partition are, so that lighter ones are tried first."""
-
-    def __init__(self, model: ModelCosts, placement: Placement) -> None:
-        """Take the costs of a microbatch and the ranks of the stages."""
-        self._upto = list(accumulate(map(_time, model.layers), initial=0.0))
-        self._besides = _time(model.before), _time(model.after)
-        self._placement = placement
-
-    def __call__(self, partition: Partition) -> tuple[float, float]:
-        """The heaviest rank, and the sum of squares, so that the others are levelled as well."""
-        by_rank, ranks = [0.0] * self._placement.world_size, self._placement.ranks
-        for layers, rank in zip(partition, ranks, strict=True):
-            by_rank[rank] += self._upto[layers.stop] - self._upto[layers.start]
-        by_rank[ranks[0]] += self._besides[0]
-        by_rank[ranks[-1]] += self._besides[1]
-        return max(by_rank), sum(load * load for load in by_rank)
-
-
-def _counts(partition: Partition) -> tuple[int, ...]:
-    return tuple(map(len, partition))
-
-
-def _time(layer: LayerCosts) -> float:
-    """A forward and a backward, whole or in halves, whichever is quicker."""
-    return layer.forward_ns + min(layer.backward_ns, layer.input_ns + layer.weight_ns)
-
-
-def moves(
+def around(
     partition: Partition, least: Sequence[int], sources: Sequence[int] = ()
 ) -> Iterator[Partition]:
     """The partitions that moving one layer makes; of many stages, between neighbours.
 
     With `sources`, those that take a layer from these stages to any other.
     """
-    counts, num = [len(layers) for layers in partition], len(partition)
-    is_small = num * (num - 1) <= MOST_PAIRS or bool(sources)
+    counts, num = _counts(partition), len(partition)
+    is_far = num * (num - 1) <= MOST_PAIRS or bool(sources)
     for source in sources or range(num):
-        if counts[source] <= least[source]:
-            continue
-        near = [stage for stage in (source - 1, source + 1) if 0 <= stage < num]
-        for target in range(num) if is_small else near:
-            if target != source:
-                changed = list(counts)
-                changed[source] -= 1
-                changed[target] += 1
-                yield partition_of(changed)
+        yield from map(partition_of, moves(counts, source, least, is_far=is_far))
+
+
+def _counts(partition: Partition) -> tuple[int, ...]:
+    return tuple(map(len, partition))
 
 
 class Climb:
@@ -149,14 +82,16 @@ class Climb:
         """Go on, where nothing near is better, with the lightest of what two moves lead to."""
         if self.best is None or len(self._least) > MOST_WIDENED:
             return
-        near = set(moves(self.best.layout.partition, self._least))
-        far = {each for one in near for each in moves(one, self._least)} - self._seen
-        self._next = sorted(far, key=lambda each: (loads(each), _counts(each)))[:NUM_WIDE]
+        near = set(around(self.best.layout.partition, self._least))
+        far = {_counts(each) for one in near for each in around(one, self._least)}
+        far -= set(map(_counts, self._seen))
+        lightest = sorted(far, key=lambda each: (loads.excess_of(each), each))[:NUM_WIDE]
+        self._next = [partition_of(each) for each in lightest]
         self.is_over = not self._next
 
     def _around(self, partition: Partition, sources: Sequence[int] = ()) -> list[Partition]:
-        around = moves(partition, self._least, sources)
-        return [each for each in around if each not in self._seen]
+        every = around(partition, self._least, sources)
+        return [each for each in every if each not in self._seen]
 
 
 def climb_all(climbs: Sequence[Climb], most_actions: int) -> int:

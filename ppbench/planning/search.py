@@ -9,16 +9,18 @@ every machine.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from engine.plan.layout import Loads, Partition, solve_partition
 from engine.plan.model_costs import ModelCosts
 from engine.plan.program import Placement, Program
 from engine.plan.schedules.registry import build_program
-from ppbench.planning.fitting import Candidate, Fit, Layout, Partition
-from ppbench.planning.partitions import Climb, Loads, climb_all, levelled, moves
+from ppbench.planning.fitting import Candidate, Fit, Layout
+from ppbench.planning.partitions import Climb, around, climb_all
 from ppbench.planning.request import AUTO, Costs, PlanRequest
 from ppbench.planning.solving import least_makespan_of, least_memory, solved
 from ppbench.planning.space import (
@@ -69,7 +71,7 @@ class Search:
         self.climbs: list[Climb] = []
         self._tables: dict[int, StageTable] = {}
         self._programs: dict[tuple[str, Placement, int], Program] = {}
-        self._partitions: dict[tuple[Placement, int], Partition] = {}
+        self._partitions: dict[tuple[Placement, int], list[Partition]] = {}
 
     def run(self) -> None:
         """Fill `found` with candidates of families, and of the solver where it is asked for."""
@@ -127,18 +129,22 @@ class Search:
         table = self.table(shape.microbatch_size)
         return Fit(shape, self._programs[key], table, self.costs.link, self.request.recompute)
 
-    def partition(self, shape: Shape) -> Partition:
-        """The partition with the lightest heaviest rank."""
+    def partitions(self, shape: Shape) -> list[Partition]:
+        """The partition with the lightest heaviest rank, and one with more even stages."""
         key = shape.placement, shape.microbatch_size
         if key not in self._partitions:
-            self._partitions[key] = levelled(self.model(shape), shape.placement, self.least(shape))
+            solve = functools.partial(
+                solve_partition, self.model(shape), shape.placement, least=self.least(shape)
+            )
+            self._partitions[key] = list(dict.fromkeys([solve(), solve(most_cuts=0)]))
         return self._partitions[key]
 
-    def climb(self, shape: Shape, memory_bytes: int | None) -> Climb:
-        """A climb within some memory that has done its first round."""
-        climb = Climb(self.fit(shape), self.least(shape), memory_bytes, self.partition(shape))
-        climb_all([climb], 0)
-        return climb
+    def climbs_of(self, shape: Shape, memory_bytes: int | None) -> list[Climb]:
+        """Climbs within some memory that have done their first rounds, one from each partition."""
+        fit, least = self.fit(shape), self.least(shape)
+        climbs = [Climb(fit, least, memory_bytes, start) for start in self.partitions(shape)]
+        climb_all(climbs, 0)
+        return climbs
 
     def _start(self, families: list[Shape]) -> None:
         """Try each family that may be better than what is known, its ranks levelled."""
@@ -147,9 +153,9 @@ class Search:
             if best is not None and self.bound_ns(shape) >= best.step_ns:
                 break  # the bounds of all others are larger still
             self.say("simulating schedules", done, len(families))
-            climb = self.climb(shape, self.request.memory_bytes)
-            self._keep([climb.best])
-            self.climbs.append(climb)
+            climbs = self.climbs_of(shape, self.request.memory_bytes)
+            self._keep(climb.best for climb in climbs)
+            self.climbs += climbs
 
     def _within(self, factor: float) -> list[Climb]:
         """The climbs whose step is at most so many times the best of all."""
@@ -174,9 +180,11 @@ class Search:
             if found is None or found is best:
                 break
             best = found
-            around = moves(best.layout.partition, self.least(best.shape))
-            kept = best.layout.recompute
-            tasks = self._tasks(best.shape, (Layout(partition, kept) for partition in around))
+            kept, near = (
+                best.layout.recompute,
+                around(best.layout.partition, self.least(best.shape)),
+            )
+            tasks = self._tasks(best.shape, (Layout(partition, kept) for partition in near))
         if best is not None:
             self._keep([best])
             if self.num_solutions([best.shape]) == NUM_FIRST:
@@ -199,7 +207,7 @@ class Search:
             if candidate.shape.placement == shape.placement
             and candidate.shape.microbatch_size == shape.microbatch_size
         ][:2]
-        partitions = dict.fromkeys([self.partition(shape), *(one.partition for one in known)])
+        partitions = dict.fromkeys([*self.partitions(shape), *(one.partition for one in known)])
         num, kinds = shape.placement.num_stages, self.table(shape.microbatch_size).models
         patterns = [(on,) * num for on in kinds]
         patterns += [one.recompute for one in known]
