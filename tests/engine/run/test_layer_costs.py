@@ -32,8 +32,8 @@ def opened(name, shape=SHAPE):
     return open_model(ModelSpec(name, "float32"), shape, CPU)
 
 
-def costs_of(name, shape=SHAPE, budget_s=0.0, **settings) -> ModelCosts:
-    return measure_model_costs(opened(name, shape), shape, CPU, budget_s=budget_s, **settings)
+def costs_of(name, shape=SHAPE, **settings) -> ModelCosts:
+    return measure_model_costs(opened(name, shape), shape, CPU, budget_s=0.2, **settings)
 
 
 def parts_of(name, partition, shape=SHAPE, **settings):
@@ -69,7 +69,7 @@ def test_a_round_has_each_parts_times_in_the_order_of_a_step():
     [("llama-tiny-tied", False), ("models:tied_sequential", True)],
 )
 def test_every_part_has_costs(preset, recompute):
-    costs = costs_of(preset, budget_s=0.2, recompute=recompute)
+    costs = costs_of(preset, recompute=recompute)
     model = opened(preset)
     assert len(costs.layers) == model.num_layers
     assert costs.action_ns >= 0
@@ -147,7 +147,7 @@ def test_the_peak_of_a_run_is_what_its_layers_hold(schedule, num_held, recompute
 
 
 def test_a_layer_that_takes_longer_than_its_like_keeps_its_own_times():
-    layers = costs_of("models:uneven_sequential", budget_s=0.2).layers
+    layers = costs_of("models:uneven_sequential").layers
     light, heavy = layers[1], layers[3]
     assert heavy.forward_ns > 3 * light.forward_ns
     assert heavy.held_after_forward > 10 * light.held_after_forward
