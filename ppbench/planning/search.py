@@ -35,7 +35,7 @@ from ppbench.planning.stages import StageTable, never_quicker
 OnProgress = Callable[[str, int, int], None]
 """Gets what is being done, how many of its parts are done, and how many there are."""
 
-CLIMBED_ACTIONS = 300_000_000
+CLIMBED_ACTIONS = 200_000_000
 """Actions that are simulated while layers are moved."""
 PROMISING, CLOSE = 1.3, 1.08
 """Layers are moved on shapes whose first step is at most so many times the best; two at once on
