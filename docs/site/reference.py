@@ -31,7 +31,7 @@ from ppbench.config.case import (
     Torchrun,
     settings_in,
 )
-from ppbench.config.schema import TrackSection, known_keys
+from ppbench.config.schema import TrackSection, checked, known_keys
 from ppbench.config.shipped import shipped_sweeps
 from ppbench.display.tables import escaped
 from ppbench.errors import ExitCode, PpbenchError
@@ -153,7 +153,7 @@ def _row(key: str, declared: Setting, *, is_axis: bool) -> Sequence[str]:
 
 def _values(kind: Any) -> str:
     """The values that a setting takes, as its error or its schema has them."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter: TypeAdapter[Any] = TypeAdapter(checked(kind))
     try:
         adapter.validate_python(_IMPOSSIBLE, strict=True)
     except ValidationError as problem:

@@ -49,11 +49,11 @@ def _fields(owner: type, section: str = "") -> dict[str, Any]:
         prefix = name.partition("_")[0]
         is_inside = prefix == section if section else prefix not in _SECTIONS
         if declared.kind is not None and is_inside:
-            fields[name.removeprefix(f"{section}_")] = (_checked(declared.kind), declared.in_file)
+            fields[name.removeprefix(f"{section}_")] = (checked(declared.kind), declared.in_file)
     return fields
 
 
-def _checked(kind: object) -> object:
+def checked(kind: object) -> object:
     """A type as pydantic takes it, with its checks."""
     if not isinstance(kind, Kind):
         return kind

@@ -17,7 +17,7 @@ from stored_runs import concluded, run_row, store_with
 from tracked import STEADY, SWEEP, add_launches, store_in
 
 from ppbench.config.case import Case
-from ppbench.display.cases import NOT_FINITE, without_not_finite
+from ppbench.display.cases import NOT_FINITE, by_case, without_not_finite
 from ppbench.report.charts.memory import pareto
 from ppbench.report.pages.report import render_report
 from ppbench.run.records import LOSS, NotFinite, first_of
@@ -118,6 +118,15 @@ def runs_of(*rows: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def front_of(runs: pd.DataFrame) -> list[float]:
+    """The speeds on the front of memory and throughput, in the order of its line."""
+    axes = ("schedule",)
+    [front] = [
+        trace for trace in pareto(by_case(runs, axes), axes)["data"] if trace["name"] == "front"
+    ]
+    return list(front["y"])
+
+
 def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
     rows = [
         run_row(1, AFAB, tokens_per_s=9000.0, peak_memory_bytes=2**20, **BROKEN),
@@ -129,8 +138,7 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
     assert answer.startswith("Nothing to compare. 1f1b reaches 1,000 tokens/s")
     assert any("1 case in which a loss or gradient was NaN" in note for note in conclusions.notes)
     assert "afab" not in answer
-    [front] = [trace for trace in pareto(runs, ("schedule",))["data"] if trace["name"] == "front"]
-    assert list(front["y"]) == [1000.0]
+    assert front_of(runs) == [1000.0]
     store = store_with(tmp_path, rows)
     page = render_report(store, store.every_run(), title="t", command="c", sweep_text=None)
     assert "not_finite" in page
@@ -146,8 +154,7 @@ def test_where_every_case_broke_down_nothing_is_fastest():
         "Nothing to compare. Every loss or gradient was NaN"
     )
     assert not conclusions.tiles
-    [front] = [trace for trace in pareto(runs, ("schedule",))["data"] if trace["name"] == "front"]
-    assert list(front["y"]) == []
+    assert front_of(runs) == []
 
 
 def test_one_launch_that_broke_down_spoils_its_case():
