@@ -47,14 +47,24 @@ class Arm(NamedTuple):
     """A runtime with a schedule, whose steps are timed.
 
     `single` is the unsplit model on one rank while the other does nothing, `both` is the unsplit
-    model on each of the two at the same time.
+    model on each of the two at the same time. `layers` are counts by stage, () an even spread.
     """
 
     runtime: str
     schedule: str
+    microbatch_size: int = 1
+    layers: tuple[int, ...] = ()
+    recompute: tuple[bool, ...] = ()
 
     def __str__(self) -> str:
-        return _NAMES.get(self.runtime, f"{self.schedule} on {self.runtime}")
+        if self.runtime in _NAMES:
+            return _NAMES[self.runtime]
+        _, _, schedule = self.schedule.rpartition("/")  # without the folder of a file
+        parts = [f"{schedule} on {self.runtime}"]
+        parts += [f"microbatches of {self.microbatch_size}"] * (self.microbatch_size > 1)
+        parts += [f"layers {'-'.join(map(str, self.layers))}"] * bool(self.layers)
+        parts += ["recomputing"] * any(self.recompute)
+        return ", ".join(parts)
 
 
 UNSPLIT = Arm("single", SINGLE)
@@ -70,7 +80,10 @@ _BUILDS: dict[str, Build | None] = {
 
 @dataclass(frozen=True)
 class Regime:
-    """A model and its data. `model` is a preset, or the arguments of a LlamaConfig."""
+    """A model and its data. `model` is a preset, or the arguments of a LlamaConfig.
+
+    A step has `num_microbatches` sequences, each a microbatch unless an arm has larger ones.
+    """
 
     name: str
     model: str | tuple[tuple[str, int], ...]
@@ -80,11 +93,17 @@ class Regime:
 
     def config(self, arm: Arm, folder: Path) -> TrainerConfig:
         name = self.model if isinstance(self.model, str) else str(folder)
+        size = arm.microbatch_size
         return TrainerConfig(
-            ModelSpec(name, weights="random"),
-            DataSpec(seq_len=self.seq_len, num_microbatches=self.num_microbatches),
+            ModelSpec(name, weights="random", partition=arm.layers or "uniform"),
+            DataSpec(
+                seq_len=self.seq_len,
+                microbatch_size=size,
+                num_microbatches=self.num_microbatches // size,
+            ),
             arm.schedule,
             1 if arm.runtime in _NAMES else WORLD_SIZE,
+            recompute=arm.recompute or False,
         )
 
     def limit(self, schedule: str) -> float:
