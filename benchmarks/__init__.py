@@ -15,6 +15,8 @@ BENCHMARKS: tuple[str, ...] = (
     "simulate",
     "core",
     "solver",
+    "planning",
+    "worlds",
     "split_backward",
     "report",
     "reports",
