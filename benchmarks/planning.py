@@ -16,6 +16,7 @@ for the same microbatches and layers.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,11 +91,10 @@ class Trial:
         self.first = _arm_of(self.plan.first, folder)
         baseline = [self.plan.baseline] if self.plan.baseline is not None else []
         proposed = [_arm_of(one, folder) for one in [*self.plan.proposals, *baseline]]
-        evenly = [
-            Arm("engine", name, size) for name in SCHEDULES for size in world.microbatch_sizes
-        ]
+        evenly = [self._even(name, size) for name in SCHEDULES for size in world.microbatch_sizes]
         self.others = [arm for arm in dict.fromkeys([*evenly, *proposed]) if arm != self.first]
         self.relative: dict[Arm, float] = {}
+        self.finalists: list[Arm] = []
         self.finals = self.split = Turns({})
 
     def run(self, part: float) -> None:
@@ -110,10 +110,12 @@ class Trial:
                 ratio = turns.ratio("", str(arm), str(self.first))
                 self.relative[arm] = ratio.median
                 print(f"    {arm}: {ratio.median:.3f} of the first choice's step", flush=True)
-        best = sorted(self.others, key=self.relative.__getitem__)[:NUM_FINALISTS]
-        if (registered := self._best_registered()) not in [*best, self.first]:
-            best.append(registered)
-        self.finals = measure(self.world.regime, [self.first, *best], num_finals)
+        ranked = [self.first, *sorted(self.others, key=self.relative.__getitem__)]
+        chosen = ranked[: 1 + NUM_FINALISTS]
+        for is_auto in (True, False):
+            chosen += [arm for arm in ranked if _is_auto(arm) is is_auto][:1]
+        self.finalists = list(dict.fromkeys(chosen))
+        self.finals = measure(self.world.regime, self.finalists, num_finals)
         self.split = measure(self.world.regime, [self._split(name) for name in BASE], num_finals)
 
     def ratios(self) -> Iterator[Ratio]:
@@ -125,10 +127,12 @@ class Trial:
         count = len(self.others) + 1
         name = f"{model}: first choice over the best other of {count} ({worst.name})"
         yield Ratio(name, worst.values, goal=Goal(at_most=1.02))
-        if self.plan.first.configuration.schedule == AUTO:
-            best = str(self._best_registered())
+        ranked = sorted(self.finalists, key=lambda arm: statistics.median(steps.values[str(arm)]))
+        autos = [arm for arm in ranked if _is_auto(arm)]
+        best = next(arm for arm in ranked if not _is_auto(arm))
+        for auto in autos[:1]:
             name = f"{model}: auto over the best schedule ({best})"
-            yield steps.ratio(name, str(self.first), best, Goal(at_most=1))
+            yield steps.ratio(name, str(auto), str(best), Goal(at_most=1))
         whole, *split = map(self._split, BASE)
         for arm in split:
             said = self._simulated_ns(whole) / self._simulated_ns(arm)
@@ -168,9 +172,10 @@ class Trial:
         makespan_ns = simulate(program, durations_of(stages), transfers).makespan_ns
         return makespan_ns + slowest_optimizer_ns(stages, program.placement.ranks)
 
-    def _best_registered(self) -> Arm:
-        registered = [arm for arm in [self.first, *self.others] if arm.schedule in SCHEDULES]
-        return min(registered, key=lambda arm: self.relative.get(arm, 1.0))
+
+def _is_auto(arm: Arm) -> bool:
+    """Whether an arm runs a program of the solver."""
+    return arm.schedule.startswith(CSV_PREFIX)
 
 
 def _planned(world: World, folder: Path) -> Plan:
