@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from ppbench.planning.fitting import Candidate, Layout, simulated
@@ -9,7 +10,7 @@ from ppbench.planning.partitions import climb_all
 from ppbench.planning.plan import FrontierPoint
 from ppbench.planning.request import AUTO
 from ppbench.planning.search import FIRST_EFFORT, NUM_FIRST, Search, preference
-from ppbench.planning.solving import least_memory, solved
+from ppbench.planning.solving import solved
 from ppbench.planning.space import shapes
 
 LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0)
@@ -78,30 +79,9 @@ def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
 
 def least_of(search: Search) -> Candidate | None:
     """The candidate that needs the least memory; of equal ones the quickest."""
-    known = list(shapes(search.request, search.costs))
-    families = [shape for shape in known if shape.schedule != AUTO]
-    climbs = [climb for shape in families for climb in search.climbs_of(shape, 0)]
+    known = shapes(search.request, search.costs)
+    climbs = [climb for shape in known for climb in search.climbs_of(shape, 0)]
     climb_all(climbs, 0)
-    layouts = [(climb, climb.fit.layout(climb.lightest, 0)[0]) for climb in climbs]
-    found = simulated([(climb.fit, [layout]) for climb, layout in layouts])
-    candidates = [one for of_fit in found for one in of_fit]
-    for shape in known:
-        if shape.schedule == AUTO:
-            table = search.table(shape.microbatch_size)
-            partitions = [*search.partitions(shape)]
-            partitions += [
-                one.layout.partition
-                for one in candidates
-                if one.shape.placement == shape.placement
-                and one.shape.microbatch_size == shape.microbatch_size
-            ]
-            num = shape.placement.num_stages
-            layouts_of = [Layout(each, (on,) * num) for each in partitions for on in table.models]
-            layout = min(
-                layouts_of,
-                key=lambda one: least_memory(shape.placement, table.of_all(*one)),
-            )
-            need = least_memory(shape.placement, table.of_all(*layout))
-            solution = solved(shape, layout, table, search.costs.link, need, 0)
-            candidates += [solution] if solution is not None else []
+    layouts = [(climb.fit, [climb.fit.layout(climb.lightest, 0)[0]]) for climb in climbs]
+    candidates = itertools.chain.from_iterable(simulated(layouts))
     return min(candidates, key=lambda one: (one.most_bytes, *preference(one)), default=None)

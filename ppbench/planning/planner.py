@@ -12,7 +12,8 @@ from dataclasses import replace
 from engine.plan.bounds import lower_bound
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.simulate import Simulation, simulate, simulate_all
-from ppbench.display.units import milliseconds, size
+from engine.plan.sizes import exact_text, size_text
+from ppbench.display.units import milliseconds
 from ppbench.planning.configuration import Proposal
 from ppbench.planning.fitting import Candidate
 from ppbench.planning.frontier import candidates_elsewhere, frontier_of, least_of, point_of
@@ -132,14 +133,14 @@ def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:
 def _nothing_fits(search: Search) -> NoPlanError:
     """The error with the least memory that would do, and what it costs."""
     memory, least = search.request.memory_bytes or 0, least_of(search)
-    text = f"no pipeline fits into {size(memory)} per rank"
+    text = f"no pipeline fits into {exact_text(memory)} per rank"
     if least is None:
         return NoPlanError("memory", f"{text}; raise it")
     point = point_of(least)
     step = milliseconds(least.step_ns)
     return NoPlanError(
         "memory",
-        f"{text}; the least that would do is {size(point.memory_bytes)}, for "
+        f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
         f"{least.shape.schedule} with a step of {step}; raise it, or allow more ranks",
         point,
     )
@@ -159,7 +160,7 @@ class _Finisher:
             models = self.search.table(shape.microbatch_size).models
             self._draws[shape.microbatch_size] = Draws(models, link)
         interval = interval_of(candidate, self._draws[shape.microbatch_size], link)
-        problem = problem_of(shape, candidate.stages, link, request.memory_bytes)
+        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
         tokens = request.global_batch * request.seq_len
         return Proposal(
             candidate.configuration,

@@ -22,7 +22,7 @@ from engine.plan.schedules.registry import build_program
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.partitions import Climb, around, climb_all
 from ppbench.planning.request import AUTO, Costs, PlanRequest
-from ppbench.planning.solving import least_makespan_of, least_memory, solved
+from ppbench.planning.solving import least_makespan_of, least_memory, one_by_one, solved
 from ppbench.planning.space import (
     Shape,
     least_layers,
@@ -120,12 +120,10 @@ class Search:
         return self._tables[size]
 
     def fit(self, shape: Shape) -> Fit:
-        """A shape with the program of its family, which is built once."""
+        """A shape with its program, built once; for the solver, that which needs least memory."""
         key = shape.schedule, shape.placement, shape.num_microbatches
         if key not in self._programs:
-            self._programs[key] = build_program(
-                shape.schedule, shape.ranks, shape.num_microbatches, shape.stages_per_rank
-            )
+            self._programs[key] = _program_of(shape)
         table = self.table(shape.microbatch_size)
         return Fit(shape, self._programs[key], table, self.costs.link, self.request.recompute)
 
@@ -173,6 +171,11 @@ class Search:
     def _solve(self, wanted: list[Shape]) -> None:
         """Let the solver try what promises most, and what moves of its layers lead to."""
         tasks = [task for shape in wanted for task in self._tasks(shape, self._layouts(shape))]
+        memory = self.request.memory_bytes
+        if not tasks and self.best() is None:  # layers that are level do not fit
+            climbs = [climb for shape in wanted for climb in self.climbs_of(shape, memory)]
+            layouts = [(climb.fit.shape, climb.best.layout) for climb in climbs if climb.best]
+            tasks = [task for shape, layout in layouts for task in self._tasks(shape, [layout])]
         best: Candidate | None = None
         for _ in range(NUM_ROUNDS if self.num_solutions(wanted) == NUM_FIRST else 1):
             solutions = [*self._solutions(tasks, FIRST_EFFORT), *([best] if best else [])]
@@ -237,6 +240,12 @@ class Search:
             one = solved(shape, layout, table, self.costs.link, memory, effort * self.effort)
             found += [one] if one is not None else []
         return found
+
+
+def _program_of(shape: Shape) -> Program:
+    if shape.schedule == AUTO:
+        return one_by_one(shape.placement, shape.num_microbatches)
+    return build_program(shape.schedule, shape.ranks, shape.num_microbatches, shape.stages_per_rank)
 
 
 def preference(candidate: Candidate) -> tuple[int, bool, int]:

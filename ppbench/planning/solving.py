@@ -1,12 +1,20 @@
-"""Lets the solver make the program of a shape, within what each rank has left for activations."""
+"""Lets the solver make the program of a shape, within what each rank has left for activations.
+
+Problems reserve the most that any action of a rank takes while it runs. Where that leaves too
+little, one microbatch after the other still fits: that program needs the least memory of all.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from operator import add
 
+from engine.plan.action import Action, Op
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.problem import NoProgramError, Problem
-from engine.plan.program import Placement
+from engine.plan.program import Placement, Program
+from engine.plan.simulate import simulate
 from engine.plan.solver import solve
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.memory import message_bytes, static_bytes
@@ -21,11 +29,13 @@ def problem_of(
     memory_bytes: int | None,
     *,
     is_cautious: bool = False,
+    is_for_bound: bool = False,
 ) -> Problem:
     """The problem of a shape's stages; its limits are what is left of a rank's memory.
 
     Where layers recompute, the half of a backward leaves more than the forward took, which no
-    problem knows: it counts too little, or, if it is cautious, too much.
+    problem knows: it counts too little, or, if it is cautious, too much. For a bound, the limits
+    are such that every program that fits keeps within them.
     """
     forward = [stage.held_after_forward for stage in stages]
     after_input = [stage.held_after_input for stage in stages]
@@ -36,7 +46,7 @@ def problem_of(
         placement,
         shape.num_microbatches,
         durations_of(stages),
-        _limits(shape, stages, memory_bytes),
+        _limits(shape, stages, memory_bytes, is_for_bound=is_for_bound),
         tuple(forward),
         tuple(map(min, forward, after_input)),
         transfers_of(link, stages),
@@ -44,37 +54,60 @@ def problem_of(
 
 
 def _limits(
-    shape: Shape, stages: Sequence[StageCosts], memory_bytes: int | None
+    shape: Shape, stages: Sequence[StageCosts], memory_bytes: int | None, *, is_for_bound: bool
 ) -> tuple[int, ...]:
     """By rank, the bytes that activations may take; without a limit, what all of them take."""
     limits = []
     besides = bytes_besides(shape.placement, stages)
+    transients = _transients(shape.placement, stages, is_least=is_for_bound)
+    reserved = list(map(add, besides, transients))
     for rank in range(shape.ranks):
         own = [stages[stage] for stage in shape.placement.stages_of(rank)]
         held = (max(stage.held_after_forward, stage.held_after_input) for stage in own)
         everything = shape.num_microbatches * sum(held)
-        limit = everything if memory_bytes is None else memory_bytes - besides[rank]
+        limit = everything if memory_bytes is None else memory_bytes - reserved[rank]
         limits.append(min(limit, everything))
     return tuple(limits)
 
 
 def bytes_besides(placement: Placement, stages: Sequence[StageCosts]) -> list[int]:
-    """By rank, what its memory has besides activations, at most."""
+    """By rank, what its memory has besides activations and actions that run, at most."""
     messages = message_bytes(placement, stages)
-    besides = []
-    for rank in range(placement.world_size):
-        own = [stages[stage] for stage in placement.stages_of(rank)]
-        transient = max(stage.transient_bytes for stage in own)
-        besides.append(static_bytes(own) + transient + messages[rank][1])
-    return besides
+    return [
+        static_bytes([stages[stage] for stage in placement.stages_of(rank)]) + most
+        for rank, (_, most) in enumerate(messages)
+    ]
+
+
+def _transients(placement: Placement, stages: Sequence[StageCosts], *, is_least: bool) -> list[int]:
+    """By rank, what an action takes while it runs: the most of any stage, or the least."""
+    of_ranks = (
+        [stages[stage].transient_bytes for stage in placement.stages_of(rank)]
+        for rank in range(placement.world_size)
+    )
+    return [min(own) if is_least else max(own) for own in of_ranks]
 
 
 def least_memory(placement: Placement, stages: Sequence[StageCosts]) -> int:
-    """The memory of every rank with which the solver has a program: for one microbatch at once."""
+    """The memory of every rank with which there is a program: for one microbatch at once."""
     besides = bytes_besides(placement, stages)
-    for stage, rank in enumerate(placement.ranks):
-        besides[rank] += max(stages[stage].held_after_forward, stages[stage].held_after_input)
-    return max(besides)
+    held, peaks = [0] * placement.world_size, [0] * placement.world_size
+    for stage, rank in zip(stages, placement.ranks, strict=True):
+        again = max(0, stage.held_after_input - stage.held_after_forward)
+        held[rank] += stage.held_after_forward
+        peaks[rank] = max(peaks[rank], held[rank] + again + stage.transient_bytes)
+    return max(map(sum, zip(besides, peaks, strict=True)))
+
+
+def one_by_one(placement: Placement, num_microbatches: int) -> Program:
+    """The program that needs the least memory: one microbatch is done before the next begins."""
+    rows = []
+    for rank in range(placement.world_size):
+        own = placement.stages_of(rank)
+        way = [(Op.F, stage) for stage in own] + [(Op.B, stage) for stage in reversed(own)]
+        numbered = itertools.product(range(num_microbatches), way)
+        rows.append(tuple(Action(stage, op, number) for number, (op, stage) in numbered))
+    return Program("solved", placement, num_microbatches, tuple(rows))
 
 
 def solved(
@@ -87,17 +120,22 @@ def solved(
 ) -> Candidate | None:
     """The candidate with the solver's program, or None where no program fits."""
     stages = table.of_all(*layout)
+
+    def candidate(program: Program, makespan_ns: int) -> Candidate | None:
+        one = Fit(shape, program, table, link, "none").candidate(layout, stages, makespan_ns)
+        return one if memory_bytes is None or one.most_bytes <= memory_bytes else None
+
     for is_cautious in (False, True):
         problem = problem_of(shape, stages, link, memory_bytes, is_cautious=is_cautious)
         try:
             solution = solve(problem, effort)
         except NoProgramError:
-            return None
-        fit = Fit(shape, solution.program, table, link, "none")
-        candidate = fit.candidate(layout, stages, solution.makespan_ns)
-        if memory_bytes is None or candidate.most_bytes <= memory_bytes:
-            return candidate
-    return None
+            break
+        if (found := candidate(solution.program, solution.makespan_ns)) is not None:
+            return found
+    program = one_by_one(shape.placement, shape.num_microbatches)
+    simulation = simulate(program, durations_of(stages), transfers_of(link, stages))
+    return candidate(program, simulation.makespan_ns)
 
 
 def least_makespan_of(shape: Shape, stages: Sequence[StageCosts]) -> int:

@@ -6,8 +6,9 @@ import pytest
 from worlds import FAMILIES, MIB, Costs, world
 
 from engine.plan.lower import lower
-from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
 from engine.plan.rules import check
+from engine.plan.sizes import size_text
 from ppbench.planning.plan import NoPlanError
 from ppbench.planning.planner import make_plan
 from ppbench.planning.request import PlanRequest
@@ -121,6 +122,32 @@ def test_where_nothing_fits_the_least_memory_is_said_and_it_does():
     assert plan(memory_bytes=least.memory_bytes).first.step_ns <= least.step_ns
     with pytest.raises(NoPlanError):
         plan(memory_bytes=least.memory_bytes - 1)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "interleaved_1f1b"])
+@pytest.mark.parametrize("left", [4 * MIB, 20 * MIB])
+def test_stages_whose_actions_take_unequal_memory_fit_into_the_least_that_is_said(schedule, left):
+    first = replace(LAYER, held_after_input=left, transient_bytes=30 * MIB)
+    model = ModelCosts(NOTHING, (first, LAYER, LAYER, LAYER), NOTHING)
+    costs = Costs({(1, False): model}, LinkCosts())
+    request = PlanRequest((2,), MIB, 4, 128, (schedule,), (2,), (1,))
+    with pytest.raises(NoPlanError) as refused:
+        make_plan(request, costs, effort=EFFORT)
+    least = refused.value.least.memory_bytes
+    assert f"the least that would do is {size_text(least)}, for {schedule}" in str(refused.value)
+    first_choice = make_plan(replace(request, memory_bytes=least), costs, effort=EFFORT).first
+    assert max(first_choice.peak_high_bytes) <= least
+    assert first_choice.bound_ns <= first_choice.step_ns
+    with pytest.raises(NoPlanError):
+        make_plan(replace(request, memory_bytes=least - 1), costs, effort=EFFORT)
+
+
+def test_layers_are_moved_for_the_solver_where_level_ones_do_not_fit():
+    full = replace(LAYER, static_bytes=400 * MIB)
+    model = ModelCosts(NOTHING, (full, full, full, *(LAYER,) * 3), NOTHING)  # level: 3 and 3
+    costs = Costs({(1, False): model}, LinkCosts())
+    request = PlanRequest((2,), 880 * MIB, 4, 128, ("auto",), (1,), (1,))
+    assert max(make_plan(request, costs, effort=EFFORT).first.peak_high_bytes) <= 880 * MIB
 
 
 @pytest.mark.parametrize(
