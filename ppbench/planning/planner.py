@@ -29,6 +29,10 @@ NUM_PROPOSALS = 5
 LEAST_GAIN = 0.005
 """The part of a step by which more memory must shorten it to be worth a word."""
 BASELINE = "1f1b"
+MOST_NS, MOST_BYTES = 1e17, 2**60
+"""Three years and 1 EiB: sums of more do not fit into the integers of simulation and solver."""
+LEAST_NS = 4
+"""What all layers take at least, so that no step takes 0 ns once each action is rounded."""
 
 
 def make_plan(
@@ -111,6 +115,43 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
             f"{' or '.join(map(str, request.stages_per_rank))} stages per rank for a model of "
             f"{layers} layers and a global batch of {request.global_batch}; allow others",
         )
+    for size in sizes_of(request, costs):
+        _check_amounts(request, costs, size)
+
+
+def _check_amounts(request: PlanRequest, costs: Costs, size: int) -> None:
+    """Raise NoPlanError for costs with which no step can be computed in whole ns and bytes."""
+    for recompute in (False, True):
+        if (model := costs.by_setting.get((size, recompute))) is None:
+            continue
+        num, parts = request.global_batch // size, (model.before, *model.layers, model.after)
+        backwards = [max(part.backward_ns, part.input_ns + part.weight_ns) for part in parts]
+        busy = sum(part.forward_ns + more for part, more in zip(parts, backwards, strict=True))
+        message = max(part.message_bytes for part in parts)
+        moved = costs.link.latency_ns + message / costs.link.bytes_per_s * 1e9
+        moved *= 1 + 10 * costs.link.error
+        busy *= 1 + 10 * max(part.error for part in parts)
+        steps = 2 * max(request.ranks) * max(request.stages_per_rank)
+        num_bytes = sum(
+            part.static_bytes
+            + num * max(part.held_after_forward, part.held_after_input)
+            + part.transient_bytes
+            for part in parts
+        )
+        least = sum(
+            part.forward_ns + min(part.backward_ns, part.input_ns + part.weight_ns)
+            for part in model.layers
+        )
+        for is_wrong, what in (
+            (
+                not num * (busy + steps * (moved + model.action_ns)) < MOST_NS,
+                "a step would take years: times, their errors or the link are out of range",
+            ),
+            (num_bytes + steps * message > MOST_BYTES, "a step would need more than 1 EiB"),
+            (least < LEAST_NS, "the layers take no whole nanosecond"),
+        ):
+            if is_wrong:
+                raise NoPlanError("costs", f"{what} for microbatches of {size}; correct the costs")
 
 
 def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:

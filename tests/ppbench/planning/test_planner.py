@@ -165,6 +165,23 @@ def test_what_contradicts_itself_is_refused_with_the_key(changes, key, words):
     assert refused.value.key == key
 
 
+@pytest.mark.parametrize(
+    ("changes", "link", "words"),
+    [
+        ({"forward_ns": 1e300}, LinkCosts(), "would take years"),
+        ({"error": 1e300}, LinkCosts(), "would take years"),
+        ({}, LinkCosts(0, 1e-300), "would take years"),
+        ({"held_after_forward": 2**62}, LinkCosts(), "more than 1 EiB"),
+        ({"forward_ns": 0, "backward_ns": 0.3, "input_ns": 0.3}, LinkCosts(), "whole nanosecond"),
+    ],
+)
+def test_costs_out_of_range_are_refused(changes, link, words):
+    model = ModelCosts(NOTHING, (replace(LAYER, weight_ns=0, **changes),) * 2, NOTHING)
+    with pytest.raises(NoPlanError, match=words) as refused:
+        make_plan(REQUEST, Costs({(1, False): model}, link), effort=EFFORT)
+    assert refused.value.key == "costs"
+
+
 def test_missing_costs_are_named():
     notes = plan(microbatch_sizes=(1, 4)).notes
     assert notes == ("There are no costs for microbatches of 4: left out.",)
