@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import pandas as pd
@@ -131,8 +132,8 @@ def measure(
     case, measured = sweep.cases[0]
     (folder / "plans").mkdir(parents=True, exist_ok=True)
     cases = [
-        case_of(proposal, case, folder / "plans" / f"{sweep.name}-{number}.csv")
-        for number, proposal in enumerate(proposals, 1)
+        case_of(proposal, case, folder / "plans" / f"{sweep.name}-{_digest(proposal)}.csv")
+        for proposal in proposals
     ]
     planned = tuple((one, replace(measured, launches=most)) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
@@ -203,6 +204,11 @@ def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
         train_recompute=any(one.recompute),
         train_recompute_stages=one.recompute if is_mixed else (),
     )
+
+
+def _digest(proposal: Proposal) -> str:
+    """What names a program's file: no other plan writes another program under that name."""
+    return sha256(program_text(proposal.program).encode()).hexdigest()[:12]
 
 
 def table_of(proposals: Sequence[Proposal]) -> pd.DataFrame:
