@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from engine.model.descriptions import CostRequest, Problem
 from ppbench.config.case import Case, Measure, PlanSettings, setting_of
-from ppbench.config.programs import identity_of
+from ppbench.config.programs import identity_of, is_plain_preset
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
@@ -39,7 +40,7 @@ from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.run.machine.environment import default_device, read_environment
 from ppbench.run.machine.measuring_code import code_hash
-from ppbench.store import Store
+from ppbench.store import Store, check_writable
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
@@ -83,11 +84,10 @@ def plan(
 
 def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file that a plan can be made for. Raises SweepFileError."""
-    path = Path(file)
-    sweep = read_sweep(path, overrides, default_device())
+    sweep = read_sweep(Path(file), overrides, default_device())
     problem = next(problems_of_plan(sweep), None)
     if problem is not None:
-        raise located(path, overrides, problem)
+        raise located(Path(sweep.file), overrides, problem)
     return sweep
 
 
@@ -173,6 +173,7 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if case.is_emulated:
         yield Problem("device", '"emulated" has no layers to plan for; expected "cpu" or "cuda"')
+    yield from _ambiguities(sweep)
     batch, sizes = batch_of(case, settings), settings.microbatch_sizes
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
@@ -180,6 +181,18 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.microbatch_sizes", f"{text}; give a divisor of it")
     if settings.recompute == "all" and case.train_compile:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
+
+
+def _ambiguities(sweep: Sweep) -> Iterator[Problem]:
+    """What `[plan]` leaves to the cases, which do not agree on it."""
+    settings = sweep.plan
+    ranks = {case.world_size for case, _ in sweep.cases}
+    if not settings.ranks and len(ranks) > 1:
+        yield Problem("plan.ranks", f"is left out, and the grid has {len(ranks)}; give them here")
+    batches = {batch_of(case, settings) for case, _ in sweep.cases}
+    if len(batches) > 1:
+        text = f"is left out, and the grid has {len(batches)}; a plan is for one: give it here"
+        yield Problem("plan.global_batch", text)
 
 
 def costs_of(
@@ -213,10 +226,11 @@ def _measured(
         *(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer, case.device),
         settings=tuple(Setting(*setting) for setting in wanted.settings),
         fingerprint=machine,
-        code=code_hash(),
+        code=_way_of(wanted),
     )
     if not remeasure and (costs := stored_cost_set(store, stored)) is not None:
         return costs
+    check_writable(store.folder, "--results")  # before the work of measuring
     on_progress("measuring the costs of layers", 0, 1)
     lines = 0
 
@@ -226,8 +240,21 @@ def _measured(
         on_progress(line, lines, 0)
 
     costs = measure_costs(wanted, tell)
-    store_costs(store, costs, fingerprint=machine, code=code_hash())
+    store_costs(store, costs, fingerprint=machine, code=stored.code)
     return costs
+
+
+def _way_of(wanted: CostRequest) -> str:
+    """A short hash of all that costs depend on and no column of theirs says: code and options.
+
+    Of a model in a folder, its files' sizes and times count: it may be another one under that name.
+    """
+    folder = Path(wanted.identity.model)
+    files = sorted(folder.glob("*")) if not is_plain_preset(wanted.identity) else []
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    options = sorted(wanted.optimizer.items())
+    everything = code_hash(), wanted.identity, states, wanted.autocast, options, wanted.num_threads
+    return sha256(repr(everything).encode()).hexdigest()[:12]
 
 
 def _cost_request(case: Case, request: PlanRequest) -> CostRequest:

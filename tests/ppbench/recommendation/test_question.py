@@ -1,14 +1,22 @@
 """`ppbench plan` and `ppbench.plan`: from a sweep file to what to run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from command import inside
 
 import ppbench
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.errors import SweepFileError, UsageError
-from ppbench.planning.costs import CostSet, Setting, write_costs_file
+from ppbench.errors import StoreError, SweepFileError, UsageError
+from ppbench.planning.costs import (
+    MEASURED,
+    CostSet,
+    Setting,
+    read_costs_file,
+    write_costs_file,
+)
+from ppbench.recommendation import question
 
 MIB = 2**20
 LAYER = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
@@ -61,7 +69,7 @@ def test_the_command_prints_a_table_and_sentences_or_json_or_csv(folder):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"200 MiB"', '"20 MiB"', "mine.toml:7: plan.memory: no pipeline fits into 20.0 MiB"),
+        ('"200 MiB"', '"20 MiB"', "mine.toml:7: plan.memory: no pipeline fits into 20 MiB"),
         ('"200 MiB"', '"much"', "mine.toml:7: plan.memory: expected a size with its unit"),
         ('"1f1b", ', '"1f1c", ', 'mine.toml:8: plan.schedules: unknown schedule "1f1c"'),
         ("ranks = [2]", "ranks = [0]", "mine.toml:6: plan.ranks: expected a whole number"),
@@ -86,6 +94,7 @@ def test_a_mistake_is_located(folder, old, new, message):
         ("seq_len=32", "seq_len is 64, but the plan is for 32"),
         ("grid.seq_len=[32,64]", "seq_len: has 2 values in the grid"),
         ("plan.memory=20MiB", "mine.toml: plan.memory: no pipeline fits"),
+        ("grid.num_microbatches=[4,8]", "plan.global_batch: is left out, and the grid has 2"),
     ],
 )
 def test_costs_of_something_else_and_other_settings_are_refused(folder, override, message):
@@ -97,3 +106,36 @@ def test_costs_of_something_else_and_other_settings_are_refused(folder, override
 def test_a_plan_is_no_axis(folder):
     with pytest.raises(UsageError, match="cannot be an axis"):
         ppbench.plan("mine.toml", ["grid.plan.memory=1 GiB"])
+
+
+def test_ranks_that_the_cases_do_not_agree_on_are_asked_for(folder):
+    (folder / "mine.toml").write_text(TEXT.replace("ranks = [2]\n", ""))
+    with pytest.raises(SweepFileError, match=r"plan\.ranks: is left out, and the grid has 2"):
+        ppbench.plan("mine.toml", ["grid.world_size=[2,4]"], effort=0.05)
+
+
+def test_nothing_is_measured_for_a_folder_that_takes_no_files(folder, monkeypatch):
+    (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
+    (folder / "results").write_text("a file")
+    monkeypatch.setattr(question, "measure_costs", lambda *_: pytest.fail("measured in vain"))
+    with pytest.raises(StoreError, match="results: cannot be written to"):
+        ppbench.plan("mine.toml", effort=0.05)
+
+
+def test_costs_are_measured_again_for_another_way_to_train(folder, monkeypatch):
+    (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
+    costs, asked = read_costs_file(folder / "costs.toml"), []
+
+    def measured(wanted, _tell):
+        asked.append(wanted)
+        models = {Setting(*one): costs.by_setting[1, False] for one in wanted.settings}
+        return replace(costs, origin=MEASURED, by_setting=models)
+
+    monkeypatch.setattr(question, "measure_costs", measured)
+    for override in ([], [], ["train.autocast=bfloat16"], ["train.momentum=0.5"], []):
+        ppbench.plan("mine.toml", ["plan.microbatch_sizes=[1]", *override], effort=0.05)
+    assert [(one.autocast, one.optimizer["momentum"]) for one in asked] == [
+        ("none", 0.0),
+        ("bfloat16", 0.0),
+        ("none", 0.5),
+    ]
