@@ -50,9 +50,11 @@ def make_plan(
     check_request(request, costs)
     search = Search(request, costs, on_progress, effort)
     search.run()
-    best = search.best()
-    if best is None:
-        raise _nothing_fits(search)
+    if search.best() is None:
+        least = least_of(search)
+        if least is None or not search.fits(least):
+            raise _nothing_fits(search, least)
+        search.found.append(least)
     others = list(candidates_elsewhere(search))
     search.found += others
     chosen = _best_of_shapes([one for one in search.found if search.fits(one)])
@@ -171,9 +173,9 @@ def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _nothing_fits(search: Search) -> NoPlanError:
+def _nothing_fits(search: Search, least: Candidate | None) -> NoPlanError:
     """The error with the least memory that would do, and what it costs."""
-    memory, least = search.request.memory_bytes or 0, least_of(search)
+    memory = search.request.memory_bytes or 0
     text = f"no pipeline fits into {exact_text(memory)} per rank"
     if least is None:
         return NoPlanError("memory", f"{text}; raise it")

@@ -12,6 +12,7 @@ from engine.plan.sizes import size_text
 from ppbench.planning.plan import NoPlanError
 from ppbench.planning.planner import make_plan
 from ppbench.planning.request import PlanRequest
+from ppbench.planning.search import Search
 from ppbench.planning.words import as_dict
 
 LAYER = LayerCosts(
@@ -122,6 +123,16 @@ def test_where_nothing_fits_the_least_memory_is_said_and_it_does():
     assert plan(memory_bytes=least.memory_bytes).first.step_ns <= least.step_ns
     with pytest.raises(NoPlanError):
         plan(memory_bytes=least.memory_bytes - 1)
+
+
+def test_what_needs_the_least_memory_is_proposed_though_the_search_misses_it(monkeypatch):
+    with pytest.raises(NoPlanError) as refused:
+        plan(memory_bytes=30 * MIB)
+    least = refused.value.least.memory_bytes
+    monkeypatch.setattr(Search, "run", lambda _search: None)
+    assert max(plan(memory_bytes=least).first.peak_high_bytes) <= least
+    with pytest.raises(NoPlanError):
+        plan(memory_bytes=least - 1)
 
 
 @pytest.mark.parametrize("schedule", ["auto", "interleaved_1f1b"])
