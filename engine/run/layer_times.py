@@ -25,6 +25,8 @@ TARGET_ERROR = 0.02
 """The relative standard error of a part's times below which no more rounds are run."""
 WARM_UP_ROUNDS = 2
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
+FEWEST_LONG_ROUNDS = 3
+"""Rounds at least where the first alone takes more time than there is: long ones scatter less."""
 SIGNIFICANCE_Z = 2.326  # of 1 %, one-sided
 
 _Interval = tuple[Mark, Mark]
@@ -53,13 +55,18 @@ def sample(parts: Sequence[LoneStage], clock: Clock, budget_s: float) -> list[li
     """Every part's times, one sample per round.
 
     Goes on until the medians of all parts are within TARGET_ERROR or the time is over, but takes at
-    least FEWEST_ROUNDS. Every part has run afterwards as often as another.
+    least FEWEST_ROUNDS, or FEWEST_LONG_ROUNDS after a single one to warm up where that took longer.
+    Every part has run afterwards as often as another.
     """
-    for _ in range(WARM_UP_ROUNDS):
+    began_s = time.monotonic()
+    run_round(parts, clock)
+    is_long = time.monotonic() - began_s > budget_s
+    for _ in range(0 if is_long else WARM_UP_ROUNDS - 1):
         run_round(parts, clock)
+    fewest = FEWEST_LONG_ROUNDS if is_long else FEWEST_ROUNDS
     end_s = time.monotonic() + budget_s
     rounds: list[list[PartTimes]] = []
-    while len(rounds) < FEWEST_ROUNDS or (
+    while len(rounds) < fewest or (
         len(rounds) < MOST_ROUNDS and time.monotonic() < end_s and not _are_known(rounds)
     ):
         rounds.append(run_round(parts, clock))

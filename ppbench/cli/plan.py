@@ -149,6 +149,8 @@ def _handed_over(found: Plan, sweep: Sweep, folder: Path) -> Iterator[str]:
     handover = hand_over(found, sweep, folder)
     for form in handover.forms:
         yield f"{form.name}: {form.path or f'not written: {form.refusal}'}"
+    if (written := handover.form("sweep").path) is not None:
+        yield f"to train it: ppbench sweep {shlex.quote(str(written))}"
 
 
 def _write_page(found: Plan, file: Path, output: Path) -> None:
@@ -160,8 +162,11 @@ def _write_page(found: Plan, file: Path, output: Path) -> None:
         drawn.append(found.baseline)
     name = shlex.quote(str(file))
     commands = [
-        ("Measure the best three, and 1F1B:", f"ppbench plan {name} --run 3"),
-        ("Write it for a sweep, torchtitan, Megatron-LM:", f"ppbench plan {name} --hand-over plan"),
+        ("Measure the best two, and 1F1B:", f"ppbench plan {name} --run 2"),
+        (
+            "Write it for a sweep, torchtitan, Megatron-LM:",
+            f"ppbench plan {name} --hand-over chosen",
+        ),
     ]
     steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
     origin = found.costs.origin
@@ -185,15 +190,20 @@ def _trials(found: Plan, sweep: Sweep, num: int, launches: int, results: Path) -
 
 @contextmanager
 def _progress() -> Iterator[OnProgress]:
-    """Show on a terminal what a plan is doing; elsewhere nothing."""
+    """Show on a terminal what a plan is doing; elsewhere, line by line, what is measured."""
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True)
+    console, said = Console(stderr=True), ""
     with console.status("reading the sweep file") as status:
 
         def show(what: str, done: int, num: int) -> None:
+            nonlocal said
             share = f" ({done + 1} of {num})" if num > 1 else ""
             status.update(escape(f"{what}{share}"))
+            measured = what.partition(":")[0]
+            if num == 0 and not console.is_terminal and measured != said:
+                said = measured
+                print(f"measuring {measured}", file=sys.stderr)
 
         yield show

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from engine.plan.program import loop_placement
 from ppbench.display.fields import Field, field_of, number
 from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent, size
 from ppbench.planning.configuration import Configuration, Proposal
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SHOWN: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
-    "recomputed_stages": number("recomputed", ".0f"),
+    "recomputed_stages": number("stages recomputed", ".0f"),
     "step_ns": field_of("step_ns"),
     "step_low_ns": number("low", ",.1f", MS),
     "step_high_ns": number("high", ",.1f", MS),
@@ -44,6 +45,8 @@ LEAST_LOSS = 0.005
 """The part of a step below which nothing is said to limit it."""
 LEAST_SAID = 0.0005
 """A smaller part of a step would be written as 0.0 %."""
+MOST_RANKS = 8
+"""Of more ranks it is not said one by one what they have."""
 
 
 def frame_of(plan: Plan) -> pd.DataFrame:
@@ -83,8 +86,8 @@ def row_of(proposal: Proposal) -> dict[str, object]:
 
 def sentences_of(plan: Plan) -> list[str]:
     """What to run, what that gains, what limits it, what more would bring, what was left out."""
-    parts = _choice(plan), _gain(plan), _registered(plan), _left(plan), _limit(plan), _more(plan)
-    return [*itertools.chain(*parts), *plan.notes]
+    parts = _choice, _places, _gain, _registered, _left, _limit, _more
+    return [*itertools.chain.from_iterable(part(plan) for part in parts), *plan.notes]
 
 
 def _choice(plan: Plan) -> Iterator[str]:
@@ -115,6 +118,32 @@ def pipeline_text(one: Configuration) -> str:
     return f"{text}, of which stages {', '.join(recomputed)} recompute" if recomputed else text
 
 
+def _places(plan: Plan) -> Iterator[str]:
+    """Which rank has which layers; of many ranks, how the stages lie on them."""
+    one = plan.first.configuration
+    if one.ranks > MOST_RANKS:
+        is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
+        yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."
+    elif one.ranks > 1:
+        yield " ".join(f"Rank {rank}: {_owned(one, rank)}." for rank in range(one.ranks))
+
+
+def _owned(one: Configuration, rank: int) -> str:
+    """The stages of a rank, with what is on each."""
+    last = len(one.layers) - 1
+    texts = []
+    for stage in one.placement.stages_of(rank):
+        layers = one.partition[stage]
+        parts = ["embedding"] * (stage == 0)
+        if len(layers) == 1:
+            parts.append(f"layer {layers.start}")
+        elif layers:
+            parts.append(f"layers {layers.start} to {layers.stop - 1}")
+        parts += ["head"] * (stage == last)
+        texts.append(f"stage {stage} ({', '.join(parts)})")
+    return ", ".join(texts)
+
+
 def _gain(plan: Plan) -> Iterator[str]:
     gain = plan.gain
     if gain is None:
@@ -134,8 +163,10 @@ def _registered(plan: Plan) -> Iterator[str]:
     loss = plan.registered_loss
     if plan.first.configuration.schedule == AUTO and plan.registered and loss is not None:
         longer = f"{percent(loss)} longer" if loss >= LEAST_SAID else "as long"
-        name = plan.registered.configuration.schedule
-        yield f"{name}, which needs no program of its own, takes {longer}."
+        name, need = plan.registered.configuration.schedule, max(plan.registered.peak_high_bytes)
+        yield f"{name}, which needs no program of its own, takes {longer}, in {size(need)}."
+        if plan.registered.step_low_ns <= plan.first.step_high_ns:
+            yield "The errors of the costs are larger than what is between these two."
 
 
 def _left(plan: Plan) -> Iterator[str]:

@@ -92,13 +92,13 @@ def _tiles(plan: Plan) -> list[Tile]:
     if baseline is not None and baseline.configuration != first.configuration:
         rivals = [
             f"1F1B {baseline.tokens_per_s:,.0f}",
-            f"1F1B {size(max(baseline.peak_bytes))}",
+            f"1F1B {size(max(baseline.peak_high_bytes))}",
             f"1F1B {percent(baseline.bubble_fraction)}",
         ]
     limit = "" if memory is None else f"of {size(memory)}"
     return [
         Tile("tokens/s", f"{first.tokens_per_s:,.0f}", milliseconds(first.step_ns), rivals[0]),
-        Tile("peak memory, fullest rank", size(max(first.peak_bytes)), limit, rivals[1]),
+        Tile("peak memory, fullest rank", size(max(first.peak_high_bytes)), limit, rivals[1]),
         Tile("bubble", percent(first.bubble_fraction), "", rivals[2]),
     ]
 
@@ -148,7 +148,7 @@ def _row(proposal: Proposal, plan: Plan) -> _Row:
         _interval_text(proposal),
         f"{proposal.tokens_per_s:,.0f}",
         percent(proposal.bubble_fraction),
-        ", ".join(map(size, proposal.peak_bytes)),
+        ", ".join(map(size, proposal.peak_high_bytes)),
         proposal == plan.baseline,
     )
 

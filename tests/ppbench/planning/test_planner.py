@@ -7,8 +7,10 @@ from worlds import FAMILIES, MIB, Costs, world
 
 from engine.plan.lower import lower
 from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
+from engine.plan.program import loop_placement, v_placement
 from engine.plan.rules import check
 from engine.plan.sizes import size_text
+from ppbench.display.units import size as size_of
 from ppbench.planning.plan import NoPlanError
 from ppbench.planning.planner import make_plan
 from ppbench.planning.request import PlanRequest
@@ -235,8 +237,11 @@ def test_the_words_say_how_near_a_registered_schedule_and_the_best_possible_are(
     longer = 100 * (registered.step_ns / found.first.step_ns - 1)
     name = registered.configuration.schedule
     assert name in ("1f1b", "zb_h1")
-    expected = f"{name}, which needs no program of its own, takes {longer:.1f} % longer."
+    need = size_of(max(registered.peak_high_bytes))
+    expected = f"{name}, which needs no program of its own, takes {longer:.1f} % longer, in {need}."
     assert expected in found.sentences
+    tied = "The errors of the costs are larger than what is between these two."
+    assert (tied in found.sentences) == (registered.step_low_ns <= found.first.step_high_ns)
     fields = as_dict(found)
     assert fields["registered"]["step_ns"] == registered.step_ns
     assert fields["registered_loss"] == pytest.approx(longer / 100)
@@ -252,3 +257,26 @@ def test_a_registered_first_choice_is_itself_the_best_registered_one():
     assert found.registered == found.first
     assert "no program of its own" not in " ".join(found.sentences)
     assert plan(schedules=("auto",)).registered is None
+
+
+def told_with(found, **changes):
+    """The sentences of a plan whose first choice has another configuration."""
+    first = replace(found.first, configuration=replace(found.first.configuration, **changes))
+    return replace(found, proposals=(first, *found.proposals[1:])).sentences
+
+
+def test_the_words_say_which_rank_has_which_layers():
+    found = plan(schedules=("zbv",), stages_per_rank=(2,))
+    assert (
+        "Rank 0: stage 0 (embedding), stage 3 (layer 7, head). "
+        "Rank 1: stage 1 (layers 0 to 3), stage 2 (layers 4 to 6)."
+    ) in told_with(found, layers=(0, 4, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [(loop_placement(9, 2), "round the ranks"), (v_placement(9), "down the ranks and back up")],
+)
+def test_of_many_ranks_the_words_say_how_stages_lie_on_them(placement, words):
+    nine = {"ranks": 9, "stages_per_rank": 2, "placement": placement, "layers": (1,) * 18}
+    assert f"Stages go {words}." in told_with(plan(), **nine)
