@@ -415,7 +415,7 @@ def program_of_file(path: Path, max_held: int | None = None) -> Program:
     Raises UsageError, which marks an action that breaks a rule at its place in the file.
     """
     try:
-        program = replace(read_csv(path), schedule=str(path))
+        program = replace(read_csv(path).without_collectives(), schedule=str(path))
         with no_garbage():
             check(program, max_held)
     except ProgramError as error:

@@ -24,38 +24,53 @@ class Op(StrEnum):
     SEND_B = "SEND_B"  # hand the input gradient to the previous stage; never blocks
     RECV_B = "RECV_B"  # post the receive of the output gradient; never blocks, its B or I waits
     OPT = "OPT"  # optimizer step of a rank; belongs to no stage and no microbatch
+    UNSHARD = "UNSHARD"  # begin to gather a stage's parameters; never blocks, its computations wait
+    RESHARD = "RESHARD"  # free what was gathered; sends nothing
+    REDUCE_GRAD = "REDUCE_GRAD"  # begin to sum a stage's gradients over replicas; never blocks
 
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
 RECV_OPS = frozenset({Op.RECV_F, Op.RECV_B})
+COLLECTIVE_OPS = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
+"""What the replicas of a stage do about its parameters and gradients."""
 
-OPS = tuple(Op)
+OPS = tuple(op for op in Op if op not in COLLECTIVE_OPS)
+"""The ops that a table holds: every other one than those of replicas."""
 CODES = {op: code for code, op in enumerate(OPS)}
 """Ops as small integers: the place of each among `OPS`."""
 
 NO_INDEX = -1
-"""Stage and microbatch of an action that belongs to none (`OPT`)."""
+"""Stage and microbatch of an action that belongs to none: `OPT`; of collectives, the microbatch."""
 
 
 class Action(NamedTuple):
-    """One unit of a program. Its text form is torch's: `2F0` is stage 2, forward, microbatch 0."""
+    """One unit of a program. Its text form is torch's: `2F0` is stage 2, forward, microbatch 0.
+
+    A collective is of a stage and no microbatch: `2UNSHARD`.
+    """
 
     stage: int
     op: Op
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.op.value}{self.microbatch}"
+        microbatch = "" if self.op in COLLECTIVE_OPS else self.microbatch
+        return f"{self.stage}{self.op.value}{microbatch}"
 
 
 _ACTION = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,9})", re.ASCII)
-_OF_SHARDED_PARAMETERS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*", re.ASCII)
+_COLLECTIVE = re.compile(r"(\d{1,9})(UNSHARD|RESHARD|REDUCE_GRAD)\d*", re.ASCII)
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 def parse_action(text: str) -> Action:
-    """Read `2F0`, `1SEND_F3` and the like; raises ValueError on anything else."""
+    """Read `2F0`, `1SEND_F3`, `0UNSHARD` and the like; raises ValueError on anything else.
+
+    A number behind a collective means nothing.
+    """
+    if collective := _COLLECTIVE.fullmatch(text.strip()):
+        return Action(int(collective[1]), Op(collective[2]), NO_INDEX)
     match = _ACTION.fullmatch(text.strip())
     if match is None:
         shown = json.dumps(text[:40])  # one line, whatever a file holds
@@ -67,11 +82,11 @@ def parse_action(text: str) -> Action:
 def parse_cell(text: str) -> tuple[Action, ...]:
     """Read one cell of torch's CSV form; raises ValueError on anything that it cannot hold.
 
-    An empty cell is an idle slot. What concerns sharded parameters (`0UNSHARD`) means nothing here.
-    A pair that may overlap, `(0F3;3B1)OVERLAP_F_B`, is run in its order.
+    An empty cell is an idle slot. A pair that may overlap, `(0F3;3B1)OVERLAP_F_B`, is run in its
+    order.
     """
     text = text.strip()
-    if not text or _OF_SHARDED_PARAMETERS.fullmatch(text):
+    if not text:
         return ()
     if pair := _OVERLAPPED.fullmatch(text):
         return tuple(parse_action(one) for one in pair[1].split(";"))

@@ -95,9 +95,9 @@ def lower(
 
     `look_ahead` is how many compute actions ahead of its consumer `early` posts a receive. Receives
     of one channel keep the order in which its sender produces them. A program that has transfers of
-    its own keeps them. Raises ProgramError if the result could hang.
+    its own keeps them, but no collectives. Raises ProgramError if the result could hang.
     """
-    lowered = program
+    lowered = program = program.without_collectives()
     if not program.has_transfers:
         check_facts(program)
         ahead = min(look_ahead, program.table.num_actions) if policy is Policy.EARLY else 0
@@ -144,6 +144,7 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     here ends on every transport. A hang is reported as the circle of waits. Visits each action
     once.
     """
+    lowered = lowered.without_collectives()
     arrays, width = columns_of(lowered)
     _check_places_of_transfers(lowered, arrays, width)
     num_actions, num_ranks = lowered.table.num_actions, lowered.world_size
@@ -284,6 +285,7 @@ def check_delivery_between_ranks(lowered: Program) -> None:
     torch.distributed.pipelining does: there the next receive takes the next message, whatever it is
     meant for. Only transfers count; nothing else of the program is checked.
     """
+    lowered = lowered.without_collectives()
     ranks = lowered.placement.ranks
     sent: dict[tuple[int, int], list[Action]] = {}
     posted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # rank and position of each

@@ -18,7 +18,15 @@ from functools import cached_property
 
 from engine.arrays import run
 from engine.plan import kernels
-from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, parse_action, parse_cell
+from engine.plan.action import (
+    CODES,
+    COLLECTIVE_OPS,
+    COMPUTE_OPS,
+    OPS,
+    Action,
+    parse_action,
+    parse_cell,
+)
 from engine.plan.table import Table
 
 _COMPUTE_CODES = bytes(CODES[op] for op in COMPUTE_OPS)
@@ -59,7 +67,8 @@ def v_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
 class Program:
     """The actions of one step, by rank, in the order in which each rank issues them.
 
-    Made of rows of actions or of a table of them; kept as a table.
+    Made of rows of actions or of a table of them; kept as a table. `actions` are computations and
+    transfers; `rows` has the collectives of replicas too.
     """
 
     schedule: str
@@ -85,6 +94,27 @@ class Program:
         assert isinstance(self.actions, Table)
         return self.actions
 
+    @property
+    def rows(self) -> tuple[tuple[Action, ...], ...]:
+        """The actions by rank, collectives among them."""
+        return self.table.whole_rows
+
+    @property
+    def has_collectives(self) -> bool:
+        return bool(self.table.collectives)
+
+    def without_collectives(self) -> Program:
+        """The same program for one replica whose parameters are whole."""
+        if not self.has_collectives:
+            return self
+        return replace(self, actions=self.table.without_collectives())
+
+    def part(self, rank: int, first: int = 0, last: int | None = None) -> tuple[Action, ...]:
+        """The actions of a rank from one position in `rows` to before another."""
+        if self.has_collectives:
+            return self.rows[rank][first:last]
+        return self.table.part(rank, first, last)
+
     @cached_property
     def num_computations(self) -> int:
         """The number of actions that are not transfers."""
@@ -102,9 +132,9 @@ class Program:
         return counts
 
     def compute_only(self) -> Program:
-        """The same program without its transfers."""
+        """The same program without its transfers and collectives."""
         if not self.has_transfers:
-            return self
+            return self.without_collectives()
         offset, *columns = self.table.arrays
         kept = bytes(code <= kernels.W for code in columns[0])
         ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(offset))
@@ -118,34 +148,36 @@ def to_csv(program: Program) -> str:
     """torch's form: a row per rank, a cell per action."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        [str(action) for action in program.table.part(rank)] for rank in range(len(program.table))
+        [str(action) for action in program.part(rank)] for rank in range(len(program.table))
     )
     return text.getvalue()
 
 
 def from_csv(text: str, name: str) -> Program:
-    """The program that a CSV text describes, with or without transfers; `name` is for messages.
+    """The program that a CSV text describes, transfers and collectives included.
 
-    The number of ranks, stages and microbatches and the placement follow from the cells; whether
-    the program is legal is for the rules to say. Raises ValueError naming the row and column of a
-    cell that is not an action, or what is missing altogether.
+    `name` is for messages.
+
+    The number of ranks, stages and microbatches and the placement follow from the cells that are
+    not collectives; whether the program is legal is for the rules to say. Raises ValueError naming
+    the row and column of a cell that is not an action, or what is missing altogether.
     """
-    rows = actions_from_csv(text)
+    table = Table.of(actions_from_csv(text))
     seen: dict[int, Counter[int]] = {}  # by stage, how often on each rank
-    for rank, row in enumerate(rows):
+    for rank, row in enumerate(table):
         for action in row:
             seen.setdefault(action.stage, Counter())[rank] += 1
     owners = {stage: on.most_common(1)[0][0] for stage, on in seen.items()}
     if not owners:
         raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
-    microbatches = {action.microbatch for row in rows for action in row}
+    microbatches = set(table.microbatch)
     _check_none_is_missing("stage", owners.keys())
     _check_none_is_missing("microbatch", microbatches)
-    for rank, row in enumerate(rows):
+    for rank, row in enumerate(table):
         if not row:
             raise ValueError(f"rank {rank} has no actions; every rank needs a stage")
-    placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(rows))
-    return Program(name, placement, len(microbatches), rows)
+    placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(table))
+    return Program(name, placement, len(microbatches), table)
 
 
 def _check_none_is_missing(what: str, numbers: Collection[int]) -> None:
@@ -165,8 +197,8 @@ def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
         rows.append(
             tuple(a for column, cell in enumerate(cells) for a in _cell(rank, column, cell))
         )
-    while rows and not rows[-1]:  # blank lines at the end
-        rows.pop()
+    while rows and COLLECTIVE_OPS.issuperset(action.op for action in rows[-1]):
+        rows.pop()  # a line at the end in which nothing is computed
     return tuple(rows)
 
 
@@ -191,7 +223,7 @@ def to_json(program: Program) -> str:
             "schedule": program.schedule,
             "num_microbatches": program.num_microbatches,
             "placement": list(program.placement.ranks),
-            "actions": [[str(action) for action in row] for row in program.actions],
+            "actions": [[str(action) for action in row] for row in program.rows],
         }
     )
 

@@ -40,7 +40,7 @@ class ProgramError(ValueError):
     """A program that breaks a rule: which rank, position and action, and why, with the grid."""
 
     def __init__(self, program: Program, rank: int, position: int, reason: str) -> None:
-        found = program.table.part(rank, position, position + 1)
+        found = program.part(rank, position, position + 1)
         action = str(found[0]) if found else "end of program"
         self.rank, self.position, self.action, self.reason = rank, position, action, reason
         super().__init__(
@@ -185,6 +185,7 @@ def columns_of(program: Program, *, is_proved: bool = False) -> tuple[Arrays, in
     A microbatch is its own column, unless an action is of one that there is not. Raises
     ProgramError where a stage is not on its rank, unless that is still to be proved.
     """
+    program = program.without_collectives()
     table, arrays, width = program.table, program.table.arrays, program.num_microbatches
     nothing = filled(0, 0, "b")
     if _find_illegal(program, arrays, width, nothing) != kernels.NONE:

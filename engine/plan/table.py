@@ -5,6 +5,9 @@
     stage         0  0  0   1  1  1
     microbatch    0  1  0   0  0  1
 
+Collectives lie beside the arrays, each with the position before which it stands: what loops over
+the arrays, and who reads a table as rows, sees computations and transfers only.
+
 Loops over arrays can be compiled (`engine.arrays`). Whoever wants actions reads a table as
 a sequence of rows, each a tuple of them, made when they are asked for.
 """
@@ -16,10 +19,17 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import gt, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.arrays import Arrays, Maker, listed
-from engine.plan.action import CODES, OPS, Action
+from engine.plan.action import CODES, COLLECTIVE_OPS, OPS, Action
+
+
+class Placed(NamedTuple):
+    """A collective, and the position in its row of a table before which it stands."""
+
+    position: int
+    action: Action
 
 
 class Table(Sequence[tuple[Action, ...]]):
@@ -31,17 +41,23 @@ class Table(Sequence[tuple[Action, ...]]):
         self, offset: array[int], op: array[int], stage: array[int], microbatch: array[int]
     ) -> None:
         self.offset, self.op, self.stage, self.microbatch = offset, op, stage, microbatch
+        self.collectives: tuple[tuple[Placed, ...], ...] = ()  # by rank; nothing without any
         self.legal_in: object = None  # the placement and microbatches that its facts are proved for
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Action]]) -> Table:
         """The table of some rows of actions."""
         table = cls(array("q", [0]), array("b"), array("i"), array("i"))
-        for row in rows:
+        collectives = []
+        for given in rows:
+            row, placed = _without_collectives(given)
+            collectives.append(placed)
             table.stage.extend(map(itemgetter(0), row))
             table.op.extend(map(CODES.__getitem__, map(itemgetter(1), row)))
             table.microbatch.extend(map(itemgetter(2), row))
             table.offset.append(len(table.op))
+        if any(collectives):
+            table.collectives = tuple(collectives)
         return table
 
     @classmethod
@@ -98,6 +114,19 @@ class Table(Sequence[tuple[Action, ...]]):
     def _rows(self) -> tuple[tuple[Action, ...], ...]:
         return tuple(map(self.part, range(len(self))))
 
+    @cached_property
+    def whole_rows(self) -> tuple[tuple[Action, ...], ...]:
+        """The rows with their collectives."""
+        if not self.collectives:
+            return self._rows
+        return tuple(map(_merged, self._rows, self.collectives))
+
+    def without_collectives(self) -> Table:
+        """The same arrays, and what was proved of them, alone."""
+        table = Table(*self.arrays)
+        table.legal_in = self.legal_in
+        return table
+
     def __len__(self) -> int:
         return len(self.offset) - 1
 
@@ -106,7 +135,7 @@ class Table(Sequence[tuple[Action, ...]]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Table):
-            return self.arrays == other.arrays
+            return self.arrays == other.arrays and self.collectives == other.collectives
         return self._rows == other
 
     def __hash__(self) -> int:
@@ -114,3 +143,26 @@ class Table(Sequence[tuple[Action, ...]]):
 
     def __repr__(self) -> str:
         return repr(self._rows)
+
+
+def _without_collectives(row: Sequence[Action]) -> tuple[Sequence[Action], tuple[Placed, ...]]:
+    if COLLECTIVE_OPS.isdisjoint(map(itemgetter(1), row)):
+        return row, ()
+    kept: list[Action] = []
+    placed: list[Placed] = []
+    for action in row:
+        if action.op in COLLECTIVE_OPS:
+            placed.append(Placed(len(kept), action))
+        else:
+            kept.append(action)
+    return kept, tuple(placed)
+
+
+def _merged(row: tuple[Action, ...], placed: tuple[Placed, ...]) -> tuple[Action, ...]:
+    merged: list[Action] = []
+    done = 0
+    for position, action in placed:
+        merged += row[done:position]
+        merged.append(action)
+        done = position
+    return (*merged, *row[done:])

@@ -135,8 +135,21 @@ def draw(
     if html is not None:
         _write_page(html, prediction)
     print(text)
+    if collectives := _collectives_of(name):
+        print(f"\nwith the collectives of replicas, in order:\n{collectives}")
     if html is not None:
         print(html)
+
+
+def _collectives_of(name: str) -> str:
+    """Draw the order of a file's actions if collectives are among them; empty where none are."""
+    from engine.plan.drawing import draw
+    from engine.plan.schedules.registry import CSV_PREFIX, read_csv
+
+    if not name.startswith(CSV_PREFIX):
+        return ""
+    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
+    return draw(program) if program.has_collectives else ""
 
 
 def _write_page(path: Path, prediction: Prediction) -> None:

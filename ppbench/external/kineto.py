@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.plan.action import NO_INDEX, RECV_OPS, SEND_OPS, Action, Op, parse_cell
+from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op, parse_cell
 from ppbench.errors import UsageError
 
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -244,9 +244,10 @@ def _of_actions(trace: Trace, outer: Interval) -> Iterator[Named]:
         yield Named(outer, Op.OPT, NO_INDEX, NO_INDEX, may_wait=False)
         return
     try:
-        actions = parse_cell(outer.name.removeprefix(_TORCH))
+        cell = parse_cell(outer.name.removeprefix(_TORCH))
     except ValueError:
         return
+    actions = [action for action in cell if action.op not in COLLECTIVE_OPS]
     parts = _split(trace, outer) if len(actions) == 2 else [outer] * len(actions)
     for within, action in zip(parts, actions, strict=True):
         yield Named(within, action.op, action.stage, action.microbatch, may_wait=is_torch)

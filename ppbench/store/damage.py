@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.plan.action import Op
+from engine.plan.action import OPS
 from engine.plan.lower import Policy
 from engine.plan.program import from_json
 from engine.plan.spans import Lane
@@ -152,8 +152,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
 """Columns that are unique together."""
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "runs": {"status": STATUSES, "transfer_policy": tuple(Policy)},
-    "spans": {"op": tuple(Op), "lane": tuple(Lane)},
-    "planned": {"op": tuple(Op), "lane": tuple(Lane)},
+    "spans": {"op": OPS, "lane": tuple(Lane)},
+    "planned": {"op": OPS, "lane": tuple(Lane)},
     "costs": {"place": ("before", "layer", "after")},
 }
 _LOSSES = frozenset({"loss", "first_loss", "last_loss"})  # may be infinite: training diverged
@@ -326,7 +326,7 @@ def _is_object(text: str) -> bool:
 def _are_costs(text: str) -> bool:
     """Whether a text is an object of ops, each with the cost of every stage or null."""
     costs = json.loads(text)
-    ops = set(map(Op, costs))
+    ops = set(map(OPS.index, costs))
     values = [value for by_stage in costs.values() for value in by_stage]
     return bool(ops) and all(value is None or _is_number(value) for value in values)
 

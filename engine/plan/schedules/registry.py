@@ -266,9 +266,9 @@ def build_program(
 ) -> Program:
     """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
 
-    A file's program is as its author wrote it, and may hold transfers; `check` tells whether it is
-    legal. Raises UnknownScheduleError; ShapeError where the schedule or file is not made for these
-    numbers; ProgramFileError.
+    A file's program is as its author wrote it, and may hold transfers, but has no collectives;
+    `check` tells whether it is legal. Raises UnknownScheduleError; ShapeError where the schedule or
+    file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
         return _program_of_file(name, world_size, num_microbatches, stages_per_rank)
@@ -282,7 +282,7 @@ def build_program(
 def _program_of_file(
     name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None
 ) -> Program:
-    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
+    program = read_csv(Path(name.removeprefix(CSV_PREFIX))).without_collectives()
     checks: list[tuple[str, float, int | None]] = [
         ("world_size", program.world_size, world_size),
         ("stages_per_rank", program.num_stages / program.world_size, stages_per_rank),

@@ -380,7 +380,7 @@ def program_of(schedule: Any) -> Program | None:
     rows = [
         tuple(a for cell in table[rank] for a in parse_cell(str(cell))) for rank in sorted(table)
     ]
-    return program_from(schedule, rows)
+    return program_from(schedule, rows).without_collectives()
 
 
 def program_from(schedule: Any, rows: Sequence[Sequence[Action]]) -> Program:

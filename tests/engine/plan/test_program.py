@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from engine.plan.action import Action, Op, parse_action, parse_cell
+from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, OPS, Action, Op, parse_action, parse_cell
 from engine.plan.drawing import draw
 from engine.plan.lower import lower
 from engine.plan.program import (
@@ -20,11 +22,19 @@ def cells(*texts):
     return tuple(parse_action(text) for text in texts)
 
 
-@pytest.mark.parametrize("op", [op for op in Op if op is not Op.OPT])
+@pytest.mark.parametrize("op", [op for op in OPS if op is not Op.OPT])
 def test_the_text_form_of_an_action_reads_back(op):
     action = Action(12, op, 345)
     assert str(action) == f"12{op.value}345"
     assert parse_action(str(action)) == action
+    assert parse_cell(f" {action} ") == (action,)
+
+
+@pytest.mark.parametrize("op", sorted(COLLECTIVE_OPS))
+def test_a_collective_has_no_microbatch_whatever_stands_behind_it(op):
+    action = Action(12, op, NO_INDEX)
+    assert str(action) == f"12{op.value}"
+    assert parse_action(str(action)) == parse_action(f"{action}7") == action
     assert parse_cell(f" {action} ") == (action,)
 
 
@@ -39,7 +49,7 @@ def test_the_text_form_of_an_action_reads_back(op):
         "0F1.5",
         "0OPT0",
         "0F0 1F1",
-        "0UNSHARD",
+        "UNSHARD",
         "٥F0",
         "0F" + 5000 * "9",
     ],
@@ -49,10 +59,8 @@ def test_text_that_is_no_action_is_refused(text):
         parse_action(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "  ", "0UNSHARD", "1RESHARD", "2REDUCE_GRAD", "2REDUCE_GRAD0"]
-)
-def test_a_cell_may_hold_nothing_that_concerns_a_schedule(text):
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_cell_may_hold_nothing(text):
     assert parse_cell(text) == ()
 
 
@@ -106,6 +114,45 @@ def test_a_program_without_its_transfers_is_what_was_lowered():
     assert program.compute_only() is program
 
 
+WITH_COLLECTIVES = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1F0,1UNSHARD,1B0\n"
+
+
+def test_collectives_stand_in_the_rows_and_not_in_the_table():
+    program = from_csv(WITH_COLLECTIVES, "mine")
+    assert to_csv(program) == WITH_COLLECTIVES
+    assert from_json(to_json(program)) == program
+    assert program.rows[1] == cells("1F0", "1UNSHARD", "1B0")
+    assert program.part(0, 1, 4) == cells("0F0", "0B0", "0REDUCE_GRAD")
+    assert program.actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
+    assert program.table.num_actions == program.num_computations == 4
+    assert draw(program, (1, 1)).splitlines()[1] == "rank 1: 1F0          [1UNSHARD]   1B0"
+    assert replace(program, schedule="other").has_collectives
+
+
+def test_a_program_is_read_without_its_collectives():
+    program = from_csv(WITH_COLLECTIVES, "mine")
+    plain = program.without_collectives()
+    assert not plain.has_collectives
+    assert plain != program
+    assert plain.rows == plain.actions == program.actions
+    assert plain is plain.without_collectives()
+    assert program.compute_only() == plain
+    assert lower(program) == lower(plain)
+    assert lower(plain).rows == lower(plain).actions
+
+
+def test_what_is_proved_of_a_table_stays_proved_without_collectives():
+    table = from_csv(WITH_COLLECTIVES, "mine").table
+    table.legal_in = loop_placement(2), 1
+    assert table.without_collectives().legal_in == table.legal_in
+
+
+def test_collectives_say_nothing_of_ranks_stages_and_microbatches():
+    program = from_csv("0F0,7UNSHARD,1F0,1B0,0B0\n,9RESHARD\n\n", "mine")
+    assert (program.placement, program.num_microbatches) == (Placement((0, 0), 1), 1)
+    assert program.rows == (cells("0F0", "7UNSHARD", "1F0", "1B0", "0B0"),)
+
+
 def test_ranks_stages_and_microbatches_follow_from_the_cells():
     program = from_csv("0F0,3F0,,3B0,0B0\n1F0,2F0,2B0,1B0\n", "mine")
     assert program.placement == Placement((0, 1, 1, 0), 2)
@@ -138,6 +185,7 @@ def test_a_file_may_come_from_any_editor(tmp_path, data):
     path = tmp_path / "program.csv"
     path.write_bytes(data)
     assert read_csv(path).actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
+    assert build_program(f"csv:{path}", 2, 1).rows == read_csv(path).actions
 
 
 @pytest.mark.parametrize(

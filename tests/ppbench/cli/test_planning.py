@@ -383,6 +383,13 @@ def test_a_bound_on_memory_is_a_rule(tmp_path):
 def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
     (tmp_path / "torch.csv").write_text("0UNSHARD,0F0,,,0B0\n,1F0,1B0,1REDUCE_GRAD,\n")
     assert "2 ranks, 2 stages" in output_of(planning.check, tmp_path / "torch.csv", None)
+    drawn = output_of(planning.draw, f"csv:{tmp_path / 'torch.csv'}")
+    assert drawn.endswith(
+        "with the collectives of replicas, in order:\n"
+        "rank 0: 0UNSHARD     0F0          0B0\n"
+        "rank 1: 1F0          1B0          1REDUCE_GRAD\n"
+    )
+    assert "UNSHARD" not in drawn.partition("with the collectives")[0]
 
 
 # refusals

@@ -1,0 +1,205 @@
+"""Adds to a program what the replicas of its stages do together: a pass beside lowering.
+
+With D replicas of a pipeline, rank r of all of them holds the same stages. Where parameters are
+sharded, each keeps 1/D of a stage; UNSHARD gathers the whole and RESHARD frees it again. Gradients
+are summed by REDUCE_GRAD once they are complete. Two stages on one rank, one of them unsharded at
+most, and the same with one stage of look-ahead:
+
+    residency 1   0UNSHARD 0F0 0RESHARD 2UNSHARD 2F0 2B0 2REDUCE_GRAD 2RESHARD 0UNSHARD 0B0 ...
+    residency 2   0UNSHARD 2UNSHARD 0F0 2F0 2B0 2REDUCE_GRAD 2RESHARD 0B0 0REDUCE_GRAD 0RESHARD
+
+UNSHARD and REDUCE_GRAD only begin what they name. A rank's collectives are done in its order, by
+the same rank of all replicas: `engine.plan.replicas` proves that these cannot hang.
+
+ZeRO's stages are those of arXiv 1910.02054; DDP is arXiv 2006.15704, FSDP arXiv 2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.program import Program
+from engine.plan.table import Table
+
+
+@dataclass(frozen=True)
+class NoCollectives:
+    """Replicas share nothing, or there is one."""
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Gradients are summed once for a stage, after its last B or W (DDP, arXiv 2006.15704)."""
+
+
+@dataclass(frozen=True)
+class Zero1:
+    """As `DataParallel`: only the optimizer is sharded, and its step is no part of a program."""
+
+
+@dataclass(frozen=True)
+class Zero2:
+    """Gradients are sharded: summed after every B or W of a stage, or after its last alone."""
+
+    every_backward: bool = True
+
+
+@dataclass(frozen=True)
+class Zero3:
+    """Parameters are sharded too; ZeRO-3, or FSDP (arXiv 2304.11277).
+
+    At most `residency` stages of a rank are unsharded. While a stage is computed on, the next
+    `look_ahead` stages are too, or are being. Where there is no room, the stage that is needed
+    last is resharded: with no look-ahead, no order has fewer UNSHARDs (Belady 1966,
+    doi 10.1147/sj.52.0078).
+    """
+
+    residency: int = 2
+    look_ahead: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.look_ahead < self.residency:
+            raise ValueError(
+                f"look_ahead must be at least 0 and below the residency, since a stage ahead is "
+                f"resident too; got look_ahead {self.look_ahead}, residency {self.residency}"
+            )
+
+
+@dataclass(frozen=True)
+class TorchWindow:
+    """Parameters are sharded as torch.distributed.pipelining does it (`_add_unshard_reshard`).
+
+    Before each computation exactly the `max_active_stages` stages that are needed next are
+    unsharded. Several that are resharded at once come in the order of a Python set, as there.
+    """
+
+    max_active_stages: int = 3
+
+    def __post_init__(self) -> None:
+        if self.max_active_stages < 1:
+            raise ValueError(f"max_active_stages must be at least 1, got {self.max_active_stages}")
+
+
+CollectivePolicy = NoCollectives | DataParallel | Zero1 | Zero2 | Zero3 | TorchWindow
+
+
+def most_unsharded(policy: CollectivePolicy) -> int | None:
+    """How many stages of a rank may be unsharded at once; None if parameters are never sharded."""
+    match policy:
+        case Zero3():
+            return policy.residency
+        case TorchWindow():
+            return policy.max_active_stages
+        case _:
+            return None
+
+
+def reduces_every_backward(policy: CollectivePolicy) -> bool:
+    """Whether gradients are summed after each B or W, not once for a stage."""
+    return isinstance(policy, Zero2) and policy.every_backward
+
+
+def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
+    """The program with the collectives of a policy instead of those that it has.
+
+    Computations and transfers keep their order. An UNSHARD comes directly before the computation
+    that it is added for, a REDUCE_GRAD behind the SEND of its backward.
+    """
+    rows = (_with_collectives(row, policy) for row in program.actions)
+    return replace(program, actions=Table.of(rows))
+
+
+def _with_collectives(row: Sequence[Action], policy: CollectivePolicy) -> list[Action]:
+    computations = [action for action in row if action.op in COMPUTE_OPS]
+    reductions = _reductions(computations, policy)
+    around = _shards_around([action.stage for action in computations], policy)
+    out: list[Action] = []
+    waiting: list[Action] = []  # until what the computation made is sent
+    for action in row:
+        if action.op not in SEND_OPS:
+            out += waiting
+            waiting = []
+        if action.op in COMPUTE_OPS:
+            unsharded, resharded = next(around)
+            out += unsharded
+            waiting = [*next(reductions), *resharded]
+        out.append(action)
+    return out + waiting
+
+
+def _reductions(
+    computations: Sequence[Action], policy: CollectivePolicy
+) -> Iterator[tuple[Action, ...]]:
+    """What follows each computation: a REDUCE_GRAD where gradients are complete."""
+    makes_gradients = [action.op in (Op.B, Op.W) for action in computations]
+    stages = [action.stage for action in computations]
+    last = {stage: at for at, stage in enumerate(stages) if makes_gradients[at]}
+    is_every, is_none = reduces_every_backward(policy), isinstance(policy, NoCollectives)
+    for at, stage in enumerate(stages):
+        is_due = makes_gradients[at] and not is_none and (is_every or last[stage] == at)
+        yield (_collective(stage, Op.REDUCE_GRAD),) if is_due else ()
+
+
+def _collective(stage: int, op: Op) -> Action:
+    return Action(stage, op, NO_INDEX)
+
+
+_Around = tuple[list[Action], list[Action]]
+"""The collectives before and after a computation."""
+
+
+def _shards_around(stages: Sequence[int], policy: CollectivePolicy) -> Iterator[_Around]:
+    """The UNSHARDs and RESHARDs around each computation of a rank, on these stages."""
+    match policy:
+        case Zero3():
+            return _with_residency(stages, policy.residency, policy.look_ahead)
+        case TorchWindow():
+            return _in_window(stages, policy.max_active_stages)
+        case _:
+            return (([], []) for _ in stages)
+
+
+def _upcoming(stages: Sequence[int]) -> Iterator[list[int]]:
+    """Before each computation the stages that are still needed, the next one first."""
+    uses: dict[int, deque[int]] = {}
+    for at, stage in enumerate(stages):
+        uses.setdefault(stage, deque()).append(at)
+    for stage in stages:
+        yield sorted(uses, key=lambda one: uses[one][0])
+        uses[stage].popleft()
+        if not uses[stage]:
+            del uses[stage]
+
+
+def _with_residency(stages: Sequence[int], residency: int, look_ahead: int) -> Iterator[_Around]:
+    unsharded: set[int] = set()
+    last = {stage: at for at, stage in enumerate(stages)}
+    for at, upcoming in enumerate(_upcoming(stages)):
+        wanted = upcoming[: look_ahead + 1]
+        missing = [stage for stage in wanted if stage not in unsharded]
+        others = [s for s in reversed(upcoming) if s in unsharded and s not in wanted]
+        evicted = others[: max(0, len(unsharded) + len(missing) - residency)]
+        unsharded = unsharded.difference(evicted).union(missing)
+        before = [_collective(stage, Op.RESHARD) for stage in evicted]
+        before += [_collective(stage, Op.UNSHARD) for stage in missing]
+        is_over = last[stages[at]] == at
+        unsharded -= {stages[at]} if is_over else set()
+        yield before, [_collective(stages[at], Op.RESHARD)] if is_over else []
+
+
+def _in_window(stages: Sequence[int], size: int) -> Iterator[_Around]:
+    active: set[int] = set()  # whose order depends on what was added and removed, one by one
+    for at, upcoming in enumerate(_upcoming(stages)):
+        wanted, before = upcoming[:size], []
+        for stage in [one for one in active if one not in wanted]:
+            active.remove(stage)
+            before.append(_collective(stage, Op.RESHARD))
+        for stage in wanted:
+            if stage not in active:
+                active.add(stage)
+                before.append(_collective(stage, Op.UNSHARD))
+        is_end = at + 1 == len(stages)
+        yield before, [_collective(stage, Op.RESHARD) for stage in active] if is_end else []

@@ -1,0 +1,230 @@
+"""Where a policy puts collectives, against torch's own passes and against all orders of a cache."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_reduce_grad,
+    _add_unshard_reshard,
+)
+from torch_schedules import OUR_NAMES, runtime
+
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
+from engine.plan.collective_rules import check_collectives
+from engine.plan.collectives import (
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+    add_collectives,
+)
+from engine.plan.lower import lower
+from engine.plan.program import from_csv, from_json, to_csv, to_json
+from engine.plan.rules import ProgramError
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+
+POLICIES = (
+    NoCollectives(),
+    DataParallel(),
+    Zero1(),
+    Zero2(),
+    Zero2(every_backward=False),
+    *(Zero3(most, ahead) for most in (1, 2, 3) for ahead in range(most)),
+    *map(TorchWindow, (1, 2, 3)),
+)
+
+
+def rows_of(program):
+    return [" ".join(map(str, row)) for row in program.rows]
+
+
+def torchs(row, window, num_microbatches):
+    actions = _add_unshard_reshard([_Action.from_str(str(action)) for action in row], window)
+    return [str(action) for action in _add_reduce_grad(actions, num_microbatches)]
+
+
+def shapes(is_thorough):
+    """Every (schedule, p, v, m) of six schedules, or a few of them."""
+    sizes = itertools.product(
+        range(1, 9) if is_thorough else (1, 4), range(1, 5) if is_thorough else (1, 2, 4)
+    )
+    for (p, v), name in itertools.product(sizes, OUR_NAMES.values()):
+        for m in {1, p, p + 1, 2 * p, 3 * p} if is_thorough else (2 * p,):
+            yield name, p, v, m
+
+
+def test_torchs_window_and_reductions_are_reproduced_action_for_action(is_thorough):
+    num_programs = num_rows = 0
+    for name, p, v, m in shapes(is_thorough):
+        try:
+            program = build_program(name, p, m, v)
+        except ShapeError:
+            continue
+        num_programs += 1
+        for window in range(1, 6):
+            placed = add_collectives(program, TorchWindow(window))
+            for row, plain in zip(placed.rows, program.actions, strict=True):
+                assert list(map(str, row)) == torchs(plain, window, m), (name, p, v, m, window)
+                num_rows += 1
+    assert num_rows > (10_000 if is_thorough else 100)
+    assert num_programs > (400 if is_thorough else 12)
+
+
+@cache
+def program_of(name):
+    v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
+    return build_program(name, 2, 4, v)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_policy_changes_neither_computations_nor_transfers_and_obeys_its_rules(name, policy):
+    for program in (program_of(name), lower(program_of(name))):
+        placed = add_collectives(program, policy)
+        check_collectives(placed, policy)
+        assert placed.without_collectives() == program
+        assert add_collectives(placed, policy) == placed
+        assert from_csv(to_csv(placed), name) == placed
+        assert from_json(to_json(placed)) == placed
+        without_transfers = [
+            [a for a in row if a.op in COMPUTE_OPS | COLLECTIVE_OPS] for row in placed.rows
+        ]
+        assert without_transfers == list(
+            map(list, add_collectives(program.compute_only(), policy).rows)
+        )
+
+
+@pytest.mark.parametrize("name", ["interleaved_zb", "zbv"])
+def test_torch_loads_a_program_with_collectives_and_transfers_and_writes_it_back(tmp_path, name):
+    program = add_collectives(lower(build_program(name, 2, 4, 2)), Zero3(1, 0))
+    path, back = tmp_path / "ours.csv", tmp_path / "torchs.csv"
+    path.write_text(to_csv(program))
+    loaded = runtime(2, 4, 2)
+    loaded._load_csv(path, "compute_comms")
+    loaded._dump_csv(back)
+    assert from_csv(back.read_text(), name) == program
+
+
+def test_each_policy_is_drawn():
+    program = build_program("interleaved_1f1b", 1, 1, 2)
+    computed = "0F0 1F0 1B0 0B0"
+    drawn = {policy: rows_of(add_collectives(program, policy))[0] for policy in POLICIES}
+    reduced = "0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD"
+    assert drawn[NoCollectives()] == computed
+    assert {drawn[policy] for policy in (DataParallel(), Zero1(), Zero2())} == {reduced}
+    assert drawn[Zero3(1, 0)] == (
+        "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1REDUCE_GRAD 1RESHARD "
+        "0UNSHARD 0B0 0REDUCE_GRAD 0RESHARD"
+    )
+    assert drawn[Zero3(2, 0)] == (
+        "0UNSHARD 0F0 1UNSHARD 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 0RESHARD"
+    )
+    assert drawn[Zero3(2, 1)] == (
+        "0UNSHARD 1UNSHARD 0F0 1F0 1B0 1REDUCE_GRAD 1RESHARD 0B0 0REDUCE_GRAD 0RESHARD"
+    )
+
+
+def test_gradients_are_summed_after_each_w_or_after_the_last():
+    program = from_csv("0F0,0F1,0I0,0I1,0W1,0W0\n", "split")
+    assert rows_of(add_collectives(program, Zero2())) == [
+        "0F0 0F1 0I0 0I1 0W1 0REDUCE_GRAD 0W0 0REDUCE_GRAD"
+    ]
+    assert rows_of(add_collectives(program, Zero2(every_backward=False))) == [
+        "0F0 0F1 0I0 0I1 0W1 0W0 0REDUCE_GRAD"
+    ]
+
+
+def test_what_a_backward_made_is_sent_before_its_gradients_are_summed():
+    placed = add_collectives(lower(build_program("1f1b", 2, 1)), Zero3(1, 0))
+    assert rows_of(placed)[1] == ("1RECV_F0 1UNSHARD 1F0 1B0 1SEND_B0 1REDUCE_GRAD 1RESHARD")
+
+
+def least_unshards(stages, residency):
+    """The fewest UNSHARDs of any order, by trying all that may be resharded."""
+    costs = {frozenset(): 0}
+    for stage in stages:
+        following = {}
+        for held, cost in costs.items():
+            for size in range(min(residency - 1, len(held - {stage})) + 1):
+                for kept in itertools.combinations(sorted(held - {stage}), size):
+                    after = frozenset({*kept, stage})
+                    total = cost + (stage not in held)
+                    following[after] = min(total, following.get(after, total))
+        costs = following
+    return min(costs.values())
+
+
+@pytest.mark.parametrize("residency", [1, 2, 3])
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "looped_bfs", "interleaved_zb"])
+def test_without_look_ahead_no_order_has_fewer_unshards(name, residency):
+    for row in add_collectives(build_program(name, 2, 6, 4), Zero3(residency, 0)).rows:
+        stages = [action.stage for action in row if action.op in COMPUTE_OPS]
+        unshards = [action for action in row if action.op is Op.UNSHARD]
+        assert len(unshards) == least_unshards(stages, residency)
+
+
+def test_settings_that_cannot_be_kept_are_refused():
+    for residency, look_ahead in ((0, 0), (1, 1), (2, 3), (1, -1)):
+        with pytest.raises(ValueError, match=f"got look_ahead {look_ahead}, residency {residency}"):
+            Zero3(residency, look_ahead)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        TorchWindow(0)
+
+
+# rules
+
+
+@pytest.mark.parametrize(
+    ("row", "policy", "position", "reason"),
+    [
+        ("0F0,0UNSHARD,0B0,0REDUCE_GRAD,0RESHARD", Zero3(), 0, "is unsharded only later"),
+        ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD", Zero3(), 3, "is not unsharded again"),
+        ("0UNSHARD,0F0,0UNSHARD,0B0", Zero3(), 2, "stage 0 is unsharded already"),
+        ("0UNSHARD,0RESHARD,0RESHARD,0F0,0B0", Zero3(), 2, "stage 0 is not unsharded"),
+        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD", Zero3(), 4, "stage 0 is still unsharded"),
+        ("0UNSHARD,1UNSHARD,0F0,1F0,1B0,0B0", Zero3(1, 0), 1, "unsharded are stages 0; at most 1"),
+        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD", Zero2(), 0, "shards no parameters"),
+        ("0F0,0B0,2REDUCE_GRAD", Zero2(), 2, "there are 1 stages"),
+        ("0F0,0B0", DataParallel(), 2, "the gradients of stage 0 are not summed"),
+        ("0F0,0REDUCE_GRAD,0B0", DataParallel(), 1, "has no gradients to sum"),
+        ("0F0,0B0,0REDUCE_GRAD", NoCollectives(), 2, "has no gradients to sum"),
+        ("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD", Zero1(), 3, "has no gradients to sum"),
+        ("0F0,0F1,0B0,0REDUCE_GRAD,0B1", Zero1(), 3, "comes before the last backward of stage 0"),
+        ("0F0,0F1,0B0,0B1,0REDUCE_GRAD", Zero2(), 3, "before it are not summed"),
+    ],
+)
+def test_a_collective_out_of_place_is_refused_by_rank_position_and_action(
+    row, policy, position, reason
+):
+    program = from_csv(f"{row}\n", "mine")
+    with pytest.raises(ProgramError) as caught:
+        check_collectives(program, policy)
+    error = caught.value
+    actions = [*row.split(","), "end of program"]
+    assert (error.rank, error.position, error.action) == (0, position, actions[position])
+    assert reason in error.reason
+    assert position == len(actions) - 1 or f"[{error.action}]" in str(error)
+
+
+def test_a_collective_belongs_to_the_rank_of_its_stage():
+    program = from_csv("0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD,0REDUCE_GRAD\n", "mine")
+    with pytest.raises(ProgramError, match="rank 1, position 3, 0REDUCE_GRAD: stage 0 is placed"):
+        check_collectives(program, Zero1())
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_the_optimizer_is_the_last_of_its_rank(at):
+    placed = add_collectives(build_program("1f1b", 1, 1), DataParallel())
+    row = list(placed.rows[0])
+    row.insert(at, Action(NO_INDEX, Op.OPT, NO_INDEX))
+    changed = replace(placed, actions=[row])
+    if at == len(row) - 1:
+        check_collectives(changed, DataParallel())
+        return
+    with pytest.raises(ProgramError, match=r"comes after the optimizer|are not summed"):
+        check_collectives(changed, DataParallel())
