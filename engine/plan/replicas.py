@@ -5,11 +5,14 @@ which it issues them; one is done when it is at the head of the lane of rank r i
 None blocks its rank. A computation waits until its stage's UNSHARD is done, and for its message;
 a step is over when all lanes are empty. RESHARD sends nothing.
 
-So what could hang is what the order of one rank lets another one wait for:
+Lanes of different orders never empty. Lanes of one order can hang too, through messages, and
+although no replica would alone. Here 0F0 of replica 0 waits for 0UNSHARD of replica 1, which is
+behind 0B0; that waits for 1F0, this for 1UNSHARD of replica 0, and that is behind 1F0, which waits
+for the 0F0 that all began with:
 
-    replica 0, rank 0   0UNSHARD 0F0 0SEND_F0 2UNSHARD ...
-    replica 1, rank 0   2UNSHARD 0UNSHARD ...              the lanes never agree
-    replica 1, rank 1   1UNSHARD, then 1F0 waits for rank 0, while 1F0 of replica 0 can go on
+                 rank 0                  rank 1
+    replica 0    0UNSHARD 0F0 0B0        1F0 1UNSHARD 1B0
+    replica 1    0F0 0B0 0UNSHARD        1UNSHARD 1F0 1B0
 """
 
 from __future__ import annotations
@@ -92,12 +95,14 @@ class _Walk:
         waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
         while todo:
             pair = todo.pop()
+            begun_at = self._position[pair]
             while self._position[pair] < len(self._row(pair)):
                 if (place := self._wait_of(pair)) is not None:
                     waiting.setdefault(place[:2], []).append(pair)
                     break
                 self._pass(pair)
-            todo += waiting.pop(pair, [])
+            if self._position[pair] > begun_at:
+                todo += waiting.pop(pair, [])
         for pair, position in self._position.items():
             if position < len(self._row(pair)):
                 raise self._circle(pair)
@@ -135,7 +140,7 @@ class _Walk:
             assert place is not None  # else it would go on
             action = self._row(pair)[self._position[pair]]
             awaited = self._row(place[:2])[place.position]
-            waits[pair] = f"{action} of replica {pair[0]} waits for {awaited} of {place.replica}"
+            waits[pair] = f"{action} of replica {pair[0]} waits for {awaited} of replica {place[0]}"
             pair = place[:2]
         pairs = list(waits)
         circle = "; ".join(waits[one] for one in pairs[pairs.index(pair) :])

@@ -146,7 +146,7 @@ def _collectives_of(name: str) -> str:
     from engine.plan.drawing import draw
     from engine.plan.schedules.registry import CSV_PREFIX, read_csv
 
-    if not name.startswith(CSV_PREFIX):
+    if not name.startswith(CSV_PREFIX) and not name.endswith(".csv"):
         return ""
     program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
     return draw(program) if program.has_collectives else ""

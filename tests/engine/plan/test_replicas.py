@@ -10,6 +10,7 @@ from brute_force import receive_of
 from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, Action, Op
 from engine.plan.collectives import DataParallel, TorchWindow, Zero2, Zero3, add_collectives
 from engine.plan.lower import Policy, lower
+from engine.plan.program import from_csv
 from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import SCHEDULES, build_program
@@ -111,13 +112,16 @@ def drawn(chance):
     return [add_collectives(one, policy) for one in lowered[: chance.choice([2, 3])]]
 
 
-def mutated(program, chance):
+KINDS = ("slide", "near", "far", "swap", "drop")
+
+
+def mutated(program, chance, kinds=KINDS):
     """The program with collectives of one rank moved, swapped or lost: the rest stays legal."""
     rows = [list(row) for row in program.rows]
     row = chance.choice([row for row in rows if not COLLECTIVE_OPS.isdisjoint(a.op for a in row)])
     places = [at for at, action in enumerate(row) if action.op in COLLECTIVE_OPS]
     at, other = chance.choice(places), chance.choice(places)
-    match chance.choice(["slide", "slide", "slide", "near", "far", "swap", "drop"]):
+    match chance.choice(kinds):
         case "slide":  # as far as the order of collectives allows
             least = max((p for p in places if p < at), default=-1) + 1
             most = min((p for p in places if p > at), default=len(row)) - 1
@@ -146,9 +150,10 @@ def test_mutants_are_refused_exactly_when_queues_run_by_chance_come_to_a_stop(is
     num_mutants = 1000 if is_thorough else 200
     for _ in range(num_mutants):
         replicas = drawn(chance)
-        for _ in range(chance.choice([1, 2, 6])):
+        num_changes, kinds = chance.choice([(1, KINDS), (2, KINDS), (16, ["slide"])])
+        for _ in range(num_changes):
             number = chance.randrange(len(replicas))
-            replicas[number] = mutated(replicas[number], chance)
+            replicas[number] = mutated(replicas[number], chance, kinds)
         verdict = verdict_on(replicas)
         assert (verdict != "proved") == hangs(replicas, chance)
         verdicts[verdict] += 1
@@ -160,11 +165,36 @@ def test_in_small_groups_all_orders_come_to_the_same_end(is_thorough):
     chance, verdicts = random.Random(7), Counter()
     for _ in range(40 if is_thorough else 8):
         program = add_collectives(lower(build_program("1f1b", 2, 1)), Zero3(1, 0))
-        replicas = [program, mutated(mutated(program, chance), chance)]
+        replicas = [mutated(program, chance, ["slide"]), mutated(program, chance)]
         verdict = verdict_on(replicas)
         assert (verdict != "proved") == hangs_in_some_order(replicas)
         verdicts[verdict] += 1
     assert len(verdicts) > 1
+
+
+def test_lanes_of_one_order_can_hang_through_messages():
+    lowered = lower(build_program("1f1b", 2, 1))
+    rows = [
+        [
+            ["0UNSHARD", *lowered.actions[0]],
+            [*lowered.actions[1][:2], "1UNSHARD", *lowered.actions[1][2:]],
+        ],
+        [[*lowered.actions[0], "0UNSHARD"], ["1UNSHARD", *lowered.actions[1]]],
+    ]
+    replicas = [from_csv("\n".join(",".join(map(str, row)) for row in one), "x") for one in rows]
+    for replica in replicas:
+        prove_replicas_join([replica])
+        prove_replicas_join([replica] * 2)
+    with pytest.raises(ProgramError) as caught:
+        prove_replicas_join(replicas)
+    assert caught.value.reason.startswith("hangs: ")
+    waits = {
+        "0F0 of replica 0 waits for 0UNSHARD of replica 1",
+        "0B0 of replica 1 waits for 1SEND_B0 of replica 1",
+        "1F0 of replica 1 waits for 1UNSHARD of replica 0",
+        "1F0 of replica 0 waits for 0SEND_F0 of replica 0",
+    }
+    assert set(caught.value.reason.removeprefix("hangs: ").split("; ")) == waits
 
 
 def test_lanes_that_do_not_agree_are_named_where_they_part():

@@ -6,7 +6,7 @@ from unittest import mock
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from torch.distributed.pipelining.stage import PipelineStage
 
-from engine.plan.action import parse_cell
+from engine.plan.action import COLLECTIVE_OPS, parse_cell
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, shape_of
 
 OUR_NAMES = {
@@ -41,10 +41,11 @@ def _is_made_for(name, p, m, v):
 
 
 def rows_of(torch_name, p, m, v):
-    """torch's own table: idle cells dropped, pairs that may overlap in order."""
+    """torch's own table: idle cells and collectives dropped, pairs that may overlap in order."""
     order = schedule(torch_name, p, m, v).pipeline_order
     cells = [["" if one is None else str(one) for one in order[rank]] for rank in range(p)]
-    return tuple(tuple(action for cell in row for action in parse_cell(cell)) for row in cells)
+    rows = [[action for cell in row for action in parse_cell(cell)] for row in cells]
+    return tuple(tuple(a for a in row if a.op not in COLLECTIVE_OPS) for row in rows)
 
 
 @cache

@@ -387,7 +387,7 @@ def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
     assert drawn.endswith(
         "with the collectives of replicas, in order:\n"
         "rank 0: 0UNSHARD     0F0          0B0\n"
-        "rank 1: 1F0          1B0          1REDUCE_GRAD\n"
+        "rank 1: 1F0          1B0          1REDUCE_GRAD"
     )
     assert "UNSHARD" not in drawn.partition("with the collectives")[0]
 
