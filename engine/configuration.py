@@ -17,6 +17,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
+from engine.plan.collectives import CollectivePolicy, DataParallel, add_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Edge, Policy, edge_of, lower
 from engine.plan.program import Program
 from engine.plan.rules import check
@@ -41,6 +42,9 @@ class TrainerConfig:
     each layer's input until its backward, which runs its forward again, on all stages or on those
     where a tuple, one entry for each stage, is true; `compile` compiles the layers, and then I does
     all of a backward and W nothing.
+
+    `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
+    own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
     """
 
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -58,8 +62,12 @@ class TrainerConfig:
     costs: Costs | None = None  # what the partition was balanced by
     memory_limit: str | int | None = None
     program: Program | None = None  # what `schedule = "auto"` stands for
+    replicas: int = 1
+    sharding: CollectivePolicy = field(default_factory=DataParallel)
 
     def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas is {self.replicas}; expected at least 1")
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
@@ -74,6 +82,11 @@ class TrainerConfig:
             raise ValueError(
                 f'memory_limit is {self.memory_limit!r}; expected a size such as "1.5 GiB"'
             )
+
+    @property
+    def num_processes(self) -> int:
+        """The ranks of all replicas: rank r of replica d is process d x `world_size` + r."""
+        return self.replicas * self.world_size
 
     @property
     def limit_bytes(self) -> int | None:
@@ -126,8 +139,12 @@ def program_of(config: TrainerConfig) -> Program:
 
 
 def lowered_of(config: TrainerConfig) -> Program:
-    """The step's program with its transfers, proved free of deadlock."""
-    return lower(program_of(config), config.policy, config.look_ahead)
+    """The step's program with its transfers and collectives, proved free of deadlock.
+
+    All replicas run this one program: what cannot hang in one of them cannot hang in all.
+    """
+    lowered = lower(program_of(config), config.policy, config.look_ahead)
+    return add_collectives(lowered, config.sharding) if config.replicas > 1 else lowered
 
 
 def edges_of(lowered: Program) -> list[Edge]:
@@ -244,6 +261,7 @@ def data_of(
     tokenizer: PreTrainedTokenizerBase | None,
     device: torch.device,
 ) -> Data:
-    """The loader. Raises DataError."""
-    pin_memory = device.type == "cuda"
-    return Data(data_spec_of(config, model), model.vocab_size, tokenizer, pin_memory=pin_memory)
+    """The loader of all replicas' microbatches. Raises DataError."""
+    spec = data_spec_of(config, model)
+    spec = dataclasses.replace(spec, num_microbatches=config.replicas * spec.num_microbatches)
+    return Data(spec, model.vocab_size, tokenizer, pin_memory=device.type == "cuda")
