@@ -17,7 +17,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
-from engine.plan.collectives import CollectivePolicy, DataParallel, add_collectives
+from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Edge, Policy, edge_of, lower
 from engine.plan.program import Program
 from engine.plan.rules import check
@@ -132,7 +132,11 @@ def program_of(config: TrainerConfig) -> Program:
         return config.program
     num_microbatches = config.data.num_microbatches
     program = build_program(
-        config.schedule, config.world_size, num_microbatches, config.stages_per_rank
+        config.schedule,
+        config.world_size,
+        num_microbatches,
+        config.stages_per_rank,
+        is_replicated=config.replicas > 1,
     )
     check(program)
     return program
@@ -143,8 +147,9 @@ def lowered_of(config: TrainerConfig) -> Program:
 
     All replicas run this one program: what cannot hang in one of them cannot hang in all.
     """
-    lowered = lower(program_of(config), config.policy, config.look_ahead)
-    return add_collectives(lowered, config.sharding) if config.replicas > 1 else lowered
+    program = program_of(config)
+    lowered = lower(program, config.policy, config.look_ahead)
+    return with_collectives(lowered, program, config.sharding) if config.replicas > 1 else lowered
 
 
 def edges_of(lowered: Program) -> list[Edge]:

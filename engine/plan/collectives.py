@@ -112,6 +112,39 @@ def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
     return replace(program, actions=Table.of(rows))
 
 
+def with_collectives(lowered: Program, program: Program, policy: CollectivePolicy) -> Program:
+    """The lowered program with the collectives that `program` has, else with those of a policy.
+
+    Where `program` has transfers of its own too, it is run as it is written. Else what it has
+    comes as early as its order allows, but behind the SEND of the computation before it.
+    """
+    if not program.has_collectives:
+        return add_collectives(lowered, policy)
+    if program.has_transfers:
+        return program
+    rows = map(_with_those_written, lowered.actions, program.rows)
+    return replace(lowered, actions=Table.of(rows))
+
+
+def _with_those_written(row: Sequence[Action], written: Sequence[Action]) -> list[Action]:
+    before: list[list[Action]] = [[]]  # each computation, and the end
+    for action in written:
+        if action.op in COMPUTE_OPS:
+            before.append([])
+        else:
+            before[-1].append(action)
+    groups, out = iter(before), list[Action]()
+    waiting = next(groups)
+    for action in row:
+        if action.op not in SEND_OPS:
+            out += waiting
+            waiting = []
+        out.append(action)
+        if action.op in COMPUTE_OPS:
+            waiting = next(groups)
+    return out + waiting
+
+
 def _with_collectives(row: Sequence[Action], policy: CollectivePolicy) -> list[Action]:
     computations = [action for action in row if action.op in COMPUTE_OPS]
     reductions = _reductions(computations, policy)

@@ -44,6 +44,7 @@ _OTHERS = {
     "train_optimizer": ["adamw", "sgd"],
     "model_dtype": ["float32", "bfloat16"],
     "transfer_policy": ["early", "just_in_time"],
+    "sharding_policy": ["ddp", "zero3"],
 }
 """Settings of words: the usual value, and another."""
 

@@ -104,6 +104,8 @@ def work_note(axis: str) -> str:
     match axis:
         case "world_size":
             return "tokens/s are those of all ranks together: more ranks are more devices"
+        case "replicas":
+            return "tokens/s are those of all replicas together: more replicas are more devices"
         case "num_microbatches" | "train_microbatch_size":
             return f"{key_of(axis)} changes the tokens of a step: tokens/s are compared, not steps"
         case "seq_len":

@@ -28,6 +28,7 @@ from ppbench.config.kinds import (
     BelowOne,
     CostsOrigin,
     Counts,
+    Factors,
     LinkMilliseconds,
     Memory,
     MemoryLimit,
@@ -49,6 +50,7 @@ from ppbench.config.kinds import (
     SlurmTime,
     Source,
     SplitPoints,
+    StageMilliseconds,
     StagesPerRank,
     StagesToChoose,
     minutes_of,
@@ -96,6 +98,9 @@ class Case:
         "another package's; `engine` where it is missing",
     )
     world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
+    replicas: int = setting(
+        1, whole(1, 1024), "pipelines of `world_size` ranks that train together, each on its share"
+    )
     num_microbatches: int = setting(8, whole(1, 65_536), "microbatches of a step")
     seq_len: int | Literal["variable"] = setting(
         128,
@@ -205,6 +210,25 @@ class Case:
     transfer_look_ahead: int = setting(
         1, whole(0, 65_536), "compute actions ahead of its consumer that `early` posts a receive"
     )
+    sharding_policy: str = setting(
+        "ddp",
+        Literal["none", "ddp", "zero1", "zero2", "zero3", "torch"],
+        "what of a stage each replica keeps whole, and so which collectives a step has: `none` (no "
+        "actions: gradients are summed after the last), `ddp`, `zero1` (the optimizer is sharded), "
+        "`zero2` (gradients), `zero3` (parameters) or `torch` (parameters, as torch places it)",
+    )
+    sharding_residency: int = setting(
+        2, whole(1, 65_536), "most stages of a rank that `zero3` has unsharded at once"
+    )
+    sharding_look_ahead: int = setting(
+        1, whole(0, 65_536), "stages that `zero3` unshards before they are needed"
+    )
+    sharding_every_backward: bool = setting(
+        True, bool, "whether `zero2` sums gradients after each backward, or once for a stage"
+    )
+    sharding_max_active_stages: int = setting(
+        3, whole(1, 65_536), "stages of a rank that `torch` keeps unsharded"
+    )
     emulated_F_ms: tuple[float, ...] = setting(  # noqa: N815  # an op's name
         (),
         Milliseconds,
@@ -221,6 +245,18 @@ class Case:
         LinkMilliseconds,
         "delay added to each message, or to those of each link from a stage to the next; "
         "milliseconds, JSON list",
+    )
+    emulated_gather_ms: tuple[float, ...] = setting(
+        (),
+        StageMilliseconds,
+        "time that an UNSHARD moves bytes, once all replicas have come to it: of every stage, or "
+        "of each; milliseconds, JSON list",
+    )
+    emulated_reduce_ms: tuple[float, ...] = setting(
+        (), StageMilliseconds, "time of a REDUCE_GRAD, likewise"
+    )
+    emulated_replica_factors: tuple[float, ...] = setting(
+        (), Factors, "factor of the times of each replica's computations; JSON list, empty: all 1"
     )
     emulated_jitter: float = setting(
         0.0, number(1), "standard deviation of an emulated duration over its mean"
@@ -247,6 +283,11 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
+    def num_processes(self) -> int:
+        """The ranks of all replicas: rank r of replica d is process d x `world_size` + r."""
+        return self.replicas * self.world_size
+
+    @property
     def recompute(self) -> bool | tuple[bool, ...]:
         """The value of `train.recompute`: for all stages, or one for each."""
         return self.train_recompute_stages or self.train_recompute
@@ -269,7 +310,7 @@ class Case:
     def max_tokens_per_step(self) -> int:
         """Tokens of a step whose sequences are as long as they may be."""
         longest = self.seq_len if isinstance(self.seq_len, int) else self.data_max_seq_len
-        return self.num_microbatches * self.train_microbatch_size * longest
+        return self.replicas * self.num_microbatches * self.train_microbatch_size * longest
 
     def settings(self) -> dict[str, Scalar]:
         """Column -> value, in the order of the fields; a list is written as JSON."""
@@ -285,7 +326,10 @@ def with_recompute_by_stage(settings: Mapping[str, object]) -> dict[str, object]
     return {**settings, "train_recompute": any(given), "train_recompute_stages": given}
 
 
-TIMES: Final = ("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms")
+TIMES: Final = (
+    *("emulated_F_ms", "emulated_I_ms", "emulated_W_ms", "emulated_link_ms"),
+    *("emulated_gather_ms", "emulated_reduce_ms"),
+)
 """The settings that a file of emulated costs fills."""
 
 

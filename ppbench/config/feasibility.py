@@ -18,9 +18,9 @@ from typing import Final
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
-from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
 from engine.plan.program import Program
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
     ScheduleError,
@@ -34,7 +34,14 @@ from ppbench.config.programs import (
     most_stages_per_rank,
     num_stages_of,
     program_of,
+    prove,
     read_costs,
+)
+from ppbench.config.replicas import (
+    decisive,
+    emulated_collectives,
+    problems_of_emulated_replicas,
+    problems_of_sharding,
 )
 from ppbench.config.toml import brief, printable
 from ppbench.runtimes import ENGINE
@@ -57,6 +64,7 @@ def problems_of_settings(
         yield from _of_split(case)
         yield from _of_memory_limit(case)
     yield from problems_of_runtime(case)
+    yield from problems_of_sharding(case)
     yield from _of_transfers(case)
     if has_program and (is_of_this_tree or not case.emulated_costs):
         yield from _of_emulation(case, measure)
@@ -76,6 +84,9 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
     yield from _of_partition(case, facts)
     yield from _of_vocabulary(case, facts)
     yield from _of_text_size(case, facts)
+    if case.replicas > 1 and facts.num_parameters == 0:
+        message = f"{case.replicas} replicas share nothing: {case.model_preset} has no parameters"
+        yield Problem("replicas", message)
 
 
 def is_known_by_name(case: Case) -> bool:
@@ -94,7 +105,7 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
             shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
             return
         program = program_of(case)
-        _prove(program, case.transfer_policy, case.transfer_look_ahead)
+        prove(program, decisive(case))
     except ShapeError as error:
         yield Problem(error.key, printable(str(error)))
     except ProgramError as error:
@@ -103,13 +114,6 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
         yield Problem("schedule", f"{printable(str(error))} (relative to the working directory)")
     else:
         yield from _of_program(case, program)
-
-
-@functools.lru_cache(maxsize=16)
-def _prove(program: Program, policy: str, look_ahead: int) -> None:
-    """Raises ProgramError for a program that is not legal or could hang."""
-    check(program)
-    lower(program, Policy(policy), look_ahead)
 
 
 def _of_program(case: Case, program: Program) -> Iterator[Problem]:
@@ -160,6 +164,7 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
             return
     if not case.is_emulated:
         given = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
+        given |= emulated_collectives(case)
         if any(given.values()) or case.emulated_jitter or case.emulated_seed or case.emulated_costs:
             known = [*(name for name in given if given[name]), "jitter"]
             key = f"emulated.{'costs' if case.emulated_costs else known[0]}"
@@ -176,6 +181,7 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
     if not any(map(any, times.values())):
         yield Problem("emulated.F_ms", "is 0, like I_ms and W_ms: nothing to measure")
     yield from _of_emulated_links(case)
+    yield from problems_of_emulated_replicas(case)
     yield from _of_emulated_model(case, measure)
 
 
@@ -344,6 +350,10 @@ SPLIT: Final = ("interleaved_zb", "zbv", "dualpipev")
 def problems_of_runtime(case: Case) -> Iterator[Problem]:
     """Problems of the case's runtime."""
     if case.runtime == ENGINE:
+        return
+    if case.replicas > 1:
+        message = f'{case.replicas} replicas need runtime = "{ENGINE}", got "{case.runtime}"'
+        yield Problem("runtime", message)
         return
     if case.is_emulated:
         message = f'device = "emulated" needs runtime = "{ENGINE}"'

@@ -30,6 +30,7 @@ VARIABLE: Final = "variable"
 """A `seq_len` that differs between microbatches: each is as long as its documents."""
 MAX_STAGES_PER_RANK = 1024
 MIN_MS, MAX_MS = 0.001, 3_600_000
+MOST_FACTOR = 1000
 _PARTITIONS = ("uniform", "parameters", "measured")
 _SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
@@ -182,6 +183,28 @@ def _link_milliseconds(value: object) -> object:
     return _times(value, "link from a stage to the next")
 
 
+def _stage_milliseconds(value: object) -> object:
+    """One number for all stages, or a list with one for each; a tuple either way."""
+    return _times(value, "stage")
+
+
+def _factors(value: object) -> object:
+    listed = value if isinstance(value, list | tuple) else [value]
+    factors = tuple(float(one) for one in listed if _is_factor(one))
+    if len(factors) == len(listed):
+        return factors
+    raise ValueError(
+        f"expected a list with a factor above 0 and up to {MOST_FACTOR:,} for each replica, such "
+        "as [1, 1.2]"
+    )
+
+
+def _is_factor(value: object) -> TypeGuard[float]:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value <= MOST_FACTOR
+
+
 def _times(value: object, each: str) -> tuple[float, ...]:
     listed = value if isinstance(value, list | tuple) else [value]
     times = tuple(float(ms) for ms in listed if _is_time(ms))
@@ -317,6 +340,8 @@ SplitPoints = Kind(tuple[str, ...], _split_points)
 Source = Kind(str, _source)
 StagesPerRank = Kind(int | str, _stages_per_rank)
 Milliseconds = Kind(tuple[float, ...], _milliseconds)
+StageMilliseconds = Kind(tuple[float, ...], _stage_milliseconds)
+Factors = Kind(tuple[float, ...], _factors)
 LinkMilliseconds = Kind(tuple[float, ...], _link_milliseconds)
 SeqLen = Kind(int | str, _seq_len)
 Rendezvous = Kind(str, _rendezvous)

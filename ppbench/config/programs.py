@@ -33,10 +33,23 @@ from engine.model.partition import Costs
 from engine.model.presets import PRESETS
 from engine.plan.action import OPS, SEND_OPS, Action
 from engine.plan.choice import best_program, placements_of
+from engine.plan.collective_rules import check_collectives
+from engine.plan.collectives import (
+    CollectivePolicy,
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+    with_collectives,
+)
 from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.problem import counted
 from engine.plan.program import Program
 from engine.plan.replay import of_kinds, replay_all
+from engine.plan.replicas import prove_replicas_join
+from engine.plan.rules import check
 from engine.plan.schedules.registry import (
     AUTO,
     CSV_PREFIX,
@@ -56,6 +69,7 @@ NS_PER_MS = 1_000_000
 def program_of(case: Case) -> Program:
     """The program of a case. Raises ScheduleError, ProgramError, NoProgramError.
 
+    It has the collectives of its file where there are replicas to do them.
     That of `schedule = "auto"` takes a second for emulated stages, and else is known to its run
     only, which measures the costs.
     """
@@ -70,16 +84,33 @@ def program_of(case: Case) -> Program:
         )
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
-        return _program_of_file(*shape, case.program_digest)
+        return _program_of_file(*shape, case.program_digest, is_replicated=case.replicas > 1)
     return build_program(*shape, case.stages_per_rank)
 
 
 @functools.lru_cache(maxsize=16)
 def _program_of_file(
-    schedule: str, world_size: int, num_microbatches: int, _digest: str
+    schedule: str, world_size: int, num_microbatches: int, _digest: str, *, is_replicated: bool
 ) -> Program:
     """Read a file once for all cases of a grid; changed content has another digest."""
-    return build_program(schedule, world_size, num_microbatches, None)
+    return build_program(schedule, world_size, num_microbatches, is_replicated=is_replicated)
+
+
+def sharding_of(case: Case) -> CollectivePolicy:
+    """The policy that places a case's collectives. Raises ValueError for one that cannot be."""
+    match case.sharding_policy:
+        case "none":
+            return NoCollectives()
+        case "zero1":
+            return Zero1()
+        case "zero2":
+            return Zero2(case.sharding_every_backward)
+        case "zero3":
+            return Zero3(case.sharding_residency, case.sharding_look_ahead)
+        case "torch":
+            return TorchWindow(case.sharding_max_active_stages)
+        case _:
+            return DataParallel()
 
 
 @functools.lru_cache(maxsize=16)
@@ -158,9 +189,26 @@ def link_ns_of(case: Case) -> tuple[int, ...]:
 
 
 def lowered_of(case: Case, program: Program | None = None) -> Program:
-    """The program of a case, or the given one that was run instead, with its transfers."""
-    policy = Policy(case.transfer_policy)
-    return lower(program or program_of(case), policy, case.transfer_look_ahead)
+    """The program of a case, or the given one that was run instead, with its transfers.
+
+    Where there are replicas, it has their collectives too.
+    """
+    program = program or program_of(case)
+    lowered = lower(program, Policy(case.transfer_policy), case.transfer_look_ahead)
+    return with_collectives(lowered, program, sharding_of(case)) if case.replicas > 1 else lowered
+
+
+@functools.lru_cache(maxsize=16)
+def prove(program: Program, case: Case) -> None:
+    """Raise ProgramError for a file's program that is not legal, or could hang, in a case.
+
+    Of the case only `ppbench.config.replicas.decisive` settings count.
+    """
+    check(program)
+    lowered = lowered_of(case, program)
+    if lowered.has_collectives:
+        check_collectives(lowered, sharding_of(case))
+        prove_replicas_join([lowered] * min(2, case.replicas))  # further ones are alike
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:

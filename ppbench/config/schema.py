@@ -38,7 +38,7 @@ class _Named(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
-_SECTIONS = ("model", "data", "train", "measure", "launch", "transfer", "emulated")
+_SECTIONS = ("model", "data", "train", "measure", "launch", "transfer", "sharding", "emulated")
 _PLACES = {"torchrun": Torchrun, "slurm": Slurm}
 
 

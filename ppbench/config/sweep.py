@@ -122,6 +122,9 @@ LISTS: dict[str, type | tuple[type, ...]] = {
     "emulated.I_ms": (int, float),
     "emulated.W_ms": (int, float),
     "emulated.link_ms": (int, float),
+    "emulated.gather_ms": (int, float),
+    "emulated.reduce_ms": (int, float),
+    "emulated.replica_factors": (int, float),
 }
 """Settings that are lists themselves, and the types of their elements."""
 

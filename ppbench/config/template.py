@@ -112,6 +112,7 @@ schedule         = ["afab", "1f1b"]  # `ppbench schedules list` has all; "csv:PA
 world_size       = {world_sizes:<18}# ranks: processes in the pipeline
 num_microbatches = {microbatches:<18}# microbatches of a step
 seq_len          = {seq_lens:<18}# tokens of a sequence
+# replicas       = [1, 2]            # pipelines that train together, each on its share
 
 # [[exclude]]                  # combinations to leave out
 # world_size = 2

@@ -33,6 +33,7 @@ KNOBS = (
     "schedule",
     "runtime",
     "world_size",
+    "replicas",
     "num_microbatches",
     "stages_per_rank",
     "memory_limit",
@@ -48,18 +49,21 @@ KNOBS = (
     "launch_threads_per_rank",
     "transfer_policy",
     "transfer_look_ahead",
+    *(name for name in SETTINGS if name.startswith("sharding_")),
 )
 """Settings that change how the training runs; all others change the work itself."""
 INTERVAL = ("tokens_per_s_low", "tokens_per_s_high")
 SPREAD_OF_LAUNCHES, SPREAD_OF_STEPS = "launches", "steps"
 _COUNTED = {
     "world_size": "rank",
+    "replicas": "replica",
     "num_microbatches": "microbatch",
     "seq_len": "token",
     "stages_per_rank": "stage per rank",
 }
 _PLURALS = {
     "rank": "ranks",
+    "replica": "replicas",
     "microbatch": "microbatches",
     "token": "tokens",
     "stage per rank": "stages per rank",

@@ -191,6 +191,9 @@ _LISTS = (
     "emulated_I_ms",
     "emulated_W_ms",
     "emulated_link_ms",
+    "emulated_gather_ms",
+    "emulated_reduce_ms",
+    "emulated_replica_factors",
 )
 _OF_TABLES = {name: frozenset(column.name for column in TABLES[name]) for name in TABLES}
 

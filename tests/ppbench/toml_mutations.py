@@ -94,7 +94,7 @@ EMULATED = """\
 device = "emulated"
 world_size = 4
 num_microbatches = 16
-emulated = {F_ms = 2, I_ms = 1.5, W_ms = 1, link_ms = 0.5, jitter = 0.1, seed = 1}
+emulated = {F_ms = 2, I_ms = 1.5, W_ms = 1, link_ms = 0.5, gather_ms = 1, jitter = 0.1, seed = 1}
 
 [grid]
 schedule = ["1f1b", "interleaved_1f1b", "zbv", "dualpipev"]

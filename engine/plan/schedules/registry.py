@@ -262,16 +262,23 @@ def shape_of(
 
 
 def build_program(
-    name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None = None
+    name: str,
+    world_size: int,
+    num_microbatches: int,
+    stages_per_rank: int | None = None,
+    *,
+    is_replicated: bool = False,
 ) -> Program:
     """The program of a registered schedule, or of a CSV file (`csv:PATH`), for p ranks.
 
-    A file's program is as its author wrote it, and may hold transfers, but has no collectives;
+    A file's program is as its author wrote it, and may hold transfers; `is_replicated` keeps its
+    collectives too, which one replica has no use for.
     `check` tells whether it is legal. Raises UnknownScheduleError; ShapeError where the schedule or
     file is not made for these numbers; ProgramFileError.
     """
     if name.startswith(CSV_PREFIX):
-        return _program_of_file(name, world_size, num_microbatches, stages_per_rank)
+        program = _program_of_file(name, world_size, num_microbatches, stages_per_rank)
+        return program if is_replicated else program.without_collectives()
     schedule = find_schedule(name)
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
@@ -282,7 +289,7 @@ def build_program(
 def _program_of_file(
     name: str, world_size: int, num_microbatches: int, stages_per_rank: int | None
 ) -> Program:
-    program = read_csv(Path(name.removeprefix(CSV_PREFIX))).without_collectives()
+    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
     checks: list[tuple[str, float, int | None]] = [
         ("world_size", program.world_size, world_size),
         ("stages_per_rank", program.num_stages / program.world_size, stages_per_rank),

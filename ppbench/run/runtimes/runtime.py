@@ -28,6 +28,7 @@ from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
+from ppbench.config.programs import sharding_of
 
 
 class RefusalError(ValueError):
@@ -184,6 +185,8 @@ def trainer_config(case: Case) -> TrainerConfig:
         recompute=case.recompute,
         compile=case.train_compile,
         memory_limit=_limit_of(case),
+        replicas=case.replicas,
+        sharding=sharding_of(case),
     )
 
 

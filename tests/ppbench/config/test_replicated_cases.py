@@ -1,0 +1,125 @@
+"""Replicas and shards of a sweep file: what its settings mean, and which cannot be together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS
+from engine.plan.collectives import (
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+)
+from engine.plan.program import to_csv
+from ppbench.config.case import Case
+from ppbench.config.programs import lowered_of, program_of, sharding_of
+from ppbench.config.reader import read_sweep
+from ppbench.errors import SweepFileError
+
+EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 1\nI_ms = 1\nW_ms = 1\n'
+SHARDED = Case(world_size=2, replicas=2, num_microbatches=3, sharding_policy="zero3")
+
+
+def read(folder, text, *overrides):
+    (folder / "mine.toml").write_text(text)
+    sweep = read_sweep(folder / "mine.toml", overrides, "cpu")
+    return [case for case, _ in sweep.cases]
+
+
+def names_of(row):
+    return " ".join(str(action) for action in row if action.op in COMPUTE_OPS | COLLECTIVE_OPS)
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("", DataParallel()),
+        ('policy = "none"', NoCollectives()),
+        ('policy = "zero1"', Zero1()),
+        ('policy = "zero2"\nevery_backward = false', Zero2(every_backward=False)),
+        ('policy = "zero3"\nresidency = 3\nlook_ahead = 2', Zero3(3, 2)),
+        ('policy = "torch"\nmax_active_stages = 1', TorchWindow(1)),
+    ],
+)
+def test_each_policy_has_its_settings(tmp_path, text, policy):
+    (case,) = read(tmp_path, f"replicas = 3\nworld_size = 2\n[sharding]\n{text}")
+    assert sharding_of(case) == policy
+    assert (case.num_processes, case.tokens_per_step) == (6, 3 * 8 * 128)
+
+
+def test_ids_of_cases_without_replicas_are_those_of_before():
+    assert Case(world_size=4).case_id == "dd6abbf4f53c"
+    assert Case(world_size=4, replicas=2).case_id != Case(world_size=4).case_id
+
+
+def test_a_case_with_replicas_has_their_collectives_and_one_without_has_none():
+    row = "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0REDUCE_GRAD 0RESHARD"
+    assert names_of(lowered_of(SHARDED).rows[0]) == row
+    alone = dataclasses.replace(SHARDED, replicas=1, sharding_policy="ddp")
+    assert not lowered_of(alone).has_collectives
+
+
+def written(*, has_transfers):
+    alone = dataclasses.replace(SHARDED, replicas=1, sharding_policy="ddp")
+    program = lowered_of(alone) if has_transfers else program_of(alone)
+    return [line.split(",") for line in to_csv(program).splitlines()]
+
+
+@pytest.mark.parametrize("has_transfers", [False, True])
+def test_a_file_with_collectives_is_run_as_it_is_written(tmp_path, monkeypatch, has_transfers):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        [f"{r}UNSHARD", *row, f"{r}RESHARD", f"{r}REDUCE_GRAD"]
+        for r, row in enumerate(written(has_transfers=has_transfers))
+    ]
+    (tmp_path / "own.csv").write_text("\n".join(",".join(row) for row in rows))
+    text = 'schedule = "csv:own.csv"\nnum_microbatches = 3\n[sharding]\npolicy = "zero3"\n'
+    (case,) = read(tmp_path, "replicas = 2\n" + text)
+    first = names_of(lowered_of(case).rows[0])
+    assert first == "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0RESHARD 0REDUCE_GRAD"
+    (alone,) = read(tmp_path, text, "sharding.policy=ddp")
+    assert not lowered_of(alone).has_collectives
+    with pytest.raises(SweepFileError, match="the policy shards no parameters"):
+        read(tmp_path, "replicas = 2\n" + text, "sharding.policy=ddp")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ('[sharding]\npolicy = "zero3"', "sharding.policy", "of which there is 1"),
+        (
+            "replicas = 2\n[sharding]\nresidency = 3",
+            "sharding.residency",
+            'only with sharding.policy = "zero3"',
+        ),
+        (
+            'replicas = 2\n[sharding]\npolicy = "zero3"\nresidency = 1',
+            "sharding.look_ahead",
+            "below the residency",
+        ),
+        ("replicas = 0", "replicas", "1"),
+        (
+            'replicas = 2\nworld_size = 1\nruntime = "single"',
+            "runtime",
+            '2 replicas need runtime = "engine"',
+        ),
+        (
+            "replicas = 3\n" + EMULATED + "replica_factors = [1, 2]",
+            "emulated.replica_factors",
+            "2 factors",
+        ),
+        (EMULATED + "gather_ms = [1, 2, 3]", "emulated.gather_ms", "3 times for 2 stages"),
+        ("[emulated]\nreduce_ms = 1", "emulated.reduce_ms", 'only with device = "emulated"'),
+        (EMULATED + "replica_factors = [0]", "emulated.replica_factors", "above 0"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(tmp_path, text, key, problem):
+    with pytest.raises(SweepFileError) as refused:
+        read(tmp_path, text)
+    assert key in str(refused.value)
+    assert problem in str(refused.value)
