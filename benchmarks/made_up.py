@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from engine.plan.spans import COLUMNS
+from engine.plan.action import Op
+from engine.plan.spans import Lane, Span
 from ppbench.config.case import Case, Measure
 from ppbench.store import SCHEMA_VERSION
 
@@ -73,7 +74,7 @@ def spans(run_id: str) -> pd.DataFrame:
     """The rows of one run in `spans`, the largest table."""
     numbers = range(SPANS_PER_RUN)
     values = [
-        (n % 5, n % 4, "compute", n % 4, "F", n % 8, n * 1000, n * 1000 + 900, 0) for n in numbers
+        Span(n % 5, n % 4, Lane.COMPUTE, n % 4, Op.F, n % 8, n * 1000, n * 1000 + 900, 0)
+        for n in numbers
     ]
-    frame = pd.DataFrame(values, columns=list(COLUMNS))
-    return frame.assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+    return pd.DataFrame(values).assign(run_id=run_id, schema_version=SCHEMA_VERSION)

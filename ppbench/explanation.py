@@ -118,7 +118,7 @@ class Explanation:
     @property
     def ranks(self) -> pd.DataFrame:
         """A row per rank, as means over steps."""
-        return self.frame.drop(columns="step").groupby("rank", as_index=False).mean()
+        return self.frame.drop(columns="step").groupby(["replica", "rank"], as_index=False).mean()
 
     @property
     def what_if(self) -> pd.DataFrame:
@@ -164,6 +164,7 @@ class Explanation:
 
     def _totals(self) -> dict[str, object]:
         rows = self.frame
+        by_step = rows.drop(columns=["rank", "replica"]).groupby("step", as_index=False).sum()
         totals = {column: int(rows[column].sum()) for column in ("idle_ns", *PARTS, *PHASES)}
         return {
             "parts": {
@@ -171,7 +172,7 @@ class Explanation:
                 for name, share in parts_of(self.run).items()
             },
             "all_steps": totals,
-            "by_step": as_records(rows.groupby("step", as_index=False).sum().drop(columns="rank")),
+            "by_step": as_records(by_step),
             "by_step_and_rank": as_records(rows),
         }
 

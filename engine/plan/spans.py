@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, SEND_OPS, Op
 
 
 class Lane(StrEnum):
@@ -18,10 +18,15 @@ class Lane(StrEnum):
     COMPUTE = "compute"
     SEND = "send"
     RECV = "recv"
+    COLLECTIVE = "collective"
 
 
 class Span(NamedTuple):
-    """A timed action. Times are nanoseconds on one clock shared by all ranks of the step."""
+    """A timed action. Times are nanoseconds on one clock shared by all ranks of the step.
+
+    A collective lasts from when its rank could begin it to its end, with the wait for the other
+    replicas.
+    """
 
     step: int
     rank: int
@@ -31,7 +36,8 @@ class Span(NamedTuple):
     microbatch: int
     start_ns: int
     end_ns: int
-    num_bytes: int  # bytes moved by a transfer, 0 for compute
+    num_bytes: int  # bytes moved by a transfer or a collective, 0 for compute
+    replica: int = 0  # of the pipeline; `rank` is that within it
 
 
 COLUMNS = Span._fields
@@ -40,4 +46,6 @@ COLUMNS = Span._fields
 def lane_of(op: Op) -> Lane:
     if op in COMPUTE_OPS or op is Op.OPT:
         return Lane.COMPUTE
+    if op in COLLECTIVE_OPS:
+        return Lane.COLLECTIVE
     return Lane.SEND if op in SEND_OPS else Lane.RECV

@@ -32,6 +32,7 @@ class Column:
     name: str
     type: pa.DataType
     meaning: str
+    absent: int | None = None  # value in rows that are stored without it, or older than it
 
 
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -52,6 +53,9 @@ def _columns_of(owner: type, prefix: str = "") -> list[Column]:
 
 _RUN_ID = Column(RUN_ID, pa.string(), "identifies the run; sorts by time")
 _VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
+_REPLICA = Column(
+    "replica", pa.int32(), "replica of the pipeline, from 0; 0 in older files", absent=0
+)
 
 RUNS: tuple[Column, ...] = (
     _RUN_ID,
@@ -361,22 +365,29 @@ RANKS: tuple[Column, ...] = (
         pa.int64(),
         "largest error of its times on rank 0's clock, device times included",
     ),
+    _REPLICA,
 )
 _SPAN_MEANINGS = {
     "step": (pa.int32(), "number of the step"),
     "rank": (pa.int32(), "rank that ran the action"),
-    "lane": (pa.string(), "`compute`, `send` or `recv`"),
+    "lane": (pa.string(), "`compute`, `send`, `recv` or `collective`"),
     "stage": (pa.int32(), "stage; -1 for the optimizer"),
-    "op": (pa.string(), "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B or OPT"),
-    "microbatch": (pa.int32(), "microbatch; -1 for the optimizer"),
+    "op": (
+        pa.string(),
+        "F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, OPT, UNSHARD, RESHARD or REDUCE_GRAD",
+    ),
+    "microbatch": (pa.int32(), "microbatch; -1 for the optimizer and for collectives"),
     "start_ns": (pa.int64(), "start on the clock of rank 0; a receive starts when it is posted"),
     "end_ns": (
         pa.int64(),
         "end on that clock; both ends of a message end at the earlier of the two observed ends",
     ),
-    "num_bytes": (pa.int64(), "bytes moved by a transfer; 0 for compute"),
+    "num_bytes": (pa.int64(), "bytes moved by a transfer or a collective; 0 for compute"),
 }
-_OF_SPAN = tuple(Column(name, *_SPAN_MEANINGS[name]) for name in SPAN_COLUMNS)
+_OF_SPAN = tuple(
+    _REPLICA if name == _REPLICA.name else Column(name, *_SPAN_MEANINGS[name])
+    for name in SPAN_COLUMNS
+)
 SPANS: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
@@ -384,10 +395,15 @@ SPANS: tuple[Column, ...] = (
     Column(
         "waiting_ns",
         pa.int64(),
-        "how long a transfer waited for its peer or its channel; the rest of it moved bytes",
+        "how long a transfer waited for its peer or its channel, or a collective for the other "
+        "replicas; the rest of it moved bytes",
     ),
 )
-PLANNED: tuple[Column, ...] = (_RUN_ID, _VERSION, *_OF_SPAN[:-1])
+PLANNED: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    *(column for column in _OF_SPAN if column.name != "num_bytes"),
+)
 ATTRIBUTION: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
@@ -406,6 +422,7 @@ ATTRIBUTION: tuple[Column, ...] = (
         "steady_ns", pa.int64(), "idle time between the two; the three phases add up to idle_ns"
     ),
     Column("cooldown_ns", pa.int64(), "idle time after the rank's last forward and first backward"),
+    _REPLICA,
 )
 EDGES: tuple[Column, ...] = (
     _RUN_ID,
@@ -432,6 +449,7 @@ EDGES: tuple[Column, ...] = (
         pa.float64(),
         "time for which a receive waited before its bytes moved, mean",
     ),
+    _REPLICA,
 )
 MEMORY: tuple[Column, ...] = (
     _RUN_ID,
@@ -441,6 +459,7 @@ MEMORY: tuple[Column, ...] = (
     Column(
         "num_bytes", pa.int64(), "bytes allocated from then on; an envelope of at most 2,000 points"
     ),
+    _REPLICA,
 )
 TELEMETRY: tuple[Column, ...] = (
     _RUN_ID,
@@ -486,6 +505,7 @@ FLIGHT: tuple[Column, ...] = (
     Column("waits_for_rank", pa.int64(), "rank that it waited for; null: none"),
     Column("waits_for_action", pa.string(), "action of that rank that it waited for"),
     Column("account", pa.string(), "this row in words"),
+    _REPLICA,
 )
 """Only failed runs have rows here; their `spans` hold what was finished of their last steps."""
 COSTS: tuple[Column, ...] = (
@@ -551,6 +571,11 @@ def schema_of(name: str, columns: Iterable[str] | None = None) -> pa.Schema:
     return pa.schema(
         [(one.name, one.type) for one in TABLES[name] if wanted is None or one.name in wanted]
     )
+
+
+def absent_in(name: str) -> dict[str, int]:
+    """Values of those columns of a table that are not null where a row lacks them."""
+    return {one.name: one.absent for one in TABLES[name] if one.absent is not None}
 
 
 def columns_as_markdown() -> str:

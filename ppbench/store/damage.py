@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.plan.action import OPS
+from engine.plan.action import OPS, Op
 from engine.plan.lower import Policy
 from engine.plan.program import from_json
 from engine.plan.spans import Lane
@@ -139,21 +139,21 @@ NEEDED: dict[str, tuple[str, ...]] = {
 _KEYS: dict[str, tuple[str, ...]] = {
     "runs": (RUN_ID,),
     "steps": (RUN_ID, "step"),
-    "ranks": (RUN_ID, "rank"),
-    "spans": (RUN_ID, *_SPAN),
-    "planned": (RUN_ID, *_SPAN),
-    "attribution": (RUN_ID, "step", "rank"),
-    "edges": (RUN_ID, "source", "target"),
+    "ranks": (RUN_ID, "replica", "rank"),
+    "spans": (RUN_ID, "replica", *_SPAN),
+    "planned": (RUN_ID, "replica", *_SPAN),
+    "attribution": (RUN_ID, "step", "replica", "rank"),
+    "edges": (RUN_ID, "replica", "source", "target"),
     "memory": (),  # a sample may be recorded twice
     "telemetry": (),
-    "flight": (RUN_ID, "rank"),
+    "flight": (RUN_ID, "replica", "rank"),
     "costs": (RUN_ID, "train_microbatch_size", "train_recompute", "place", "layer"),
 }
 """Columns that are unique together."""
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "runs": {"status": STATUSES, "transfer_policy": tuple(Policy)},
-    "spans": {"op": OPS, "lane": tuple(Lane)},
-    "planned": {"op": OPS, "lane": tuple(Lane)},
+    "spans": {"op": tuple(Op), "lane": tuple(Lane)},
+    "planned": {"op": tuple(Op), "lane": tuple(Lane)},
     "costs": {"place": ("before", "layer", "after")},
 }
 _LOSSES = frozenset({"loss", "first_loss", "last_loss"})  # may be infinite: training diverged
@@ -174,7 +174,7 @@ _MOST_RANKS = 2**20
 _MOST_NS = 2**53  # a hundred days; larger numbers are inexact as floats
 _COUNTED = (
     *("rank", "stage", "world_size", "num_stages", "stages_per_rank", "source", "target"),
-    *("source_rank", "target_rank", "num_microbatches", "microbatch", "error_rank"),
+    *("source_rank", "target_rank", "num_microbatches", "microbatch", "error_rank", "replica"),
 )
 _TIMES = ("start_ns", "end_ns", "time_ns", "step_ns", "step_with_optimizer_ns", "optimizer_ns")
 _MOST = {**dict.fromkeys(_COUNTED, _MOST_RANKS), **dict.fromkeys(_TIMES, _MOST_NS)}

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.errors import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
-from ppbench.store.columns import RUN_ID, schema_of
+from ppbench.store.columns import RUN_ID, absent_in, schema_of
 from ppbench.store.damage import (
     DamagedError,
     Flaw,
@@ -81,11 +81,13 @@ def write_parquet(table: pa.Table, path: Path, option: str = "") -> None:
 
 
 def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
-    """Convert rows to the columns and types of a table; columns that `frame` lacks are null."""
+    """Convert rows to the columns and types of a table; columns that `frame` lacks are empty."""
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"undocumented columns: {sorted(unknown)}"
-    frame = _with_settings_stored(frame)
+    frame = _with_settings_stored(frame).assign(
+        **{one: value for one, value in absent_in(name).items() if one not in frame}
+    )
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
@@ -343,21 +345,31 @@ def _of_some_run(rows: pa.Table) -> pa.Table:
 
 
 def documented(table: pa.Table, name: str, columns: Iterable[str] | None = None) -> pa.Table:
-    """Rows of a file with documented columns, null where its version lacks them.
+    """Rows of a file with documented columns, empty where its version lacks them.
 
     With `columns`, only these and `run_id`. Raises ArrowException for cells that cannot be cast to
     the documented types.
     """
     schema = schema_of(name, columns)
-    if table.schema == schema:
-        return table
-    cast = [
-        table[field.name].cast(field.type)
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(cast, schema=schema)
+    if table.schema != schema:
+        cast = [
+            table[field.name].cast(field.type)
+            if field.name in table.schema.names
+            else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
+        table = pa.table(cast, schema=schema)
+    return _filled(table, absent_in(name))
+
+
+def _filled(table: pa.Table, values: Mapping[str, object]) -> pa.Table:
+    """The table with a value for null in some of its columns."""
+    for name, value in values.items():
+        index = table.schema.get_field_index(name)
+        if index >= 0 and table[name].null_count:
+            column = table[name].fill_null(value)
+            table = table.set_column(index, table.schema.field(index), column)
+    return table
 
 
 def with_settings_filled(table: pa.Table) -> pa.Table:
@@ -365,13 +377,7 @@ def with_settings_filled(table: pa.Table) -> pa.Table:
 
     They had the effect of their default, as case ids assume too, or the one in `_EFFECT_BEFORE`.
     """
-    for name, effect in effects_when_absent().items():
-        index = table.schema.get_field_index(name)
-        if index >= 0 and table[name].null_count:
-            table = table.set_column(
-                index, table.schema.field(index), table[name].fill_null(effect)
-            )
-    return table
+    return _filled(table, effects_when_absent())
 
 
 def effects_when_absent() -> dict[str, object]:

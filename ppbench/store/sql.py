@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ppbench.errors import UsageError
-from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES, schema_of
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES, absent_in, schema_of
 from ppbench.store.damage import DamagedError, Skip
 from ppbench.store.parquet import TableFile, damage_in, effects_when_absent
 from ppbench.store.reader import Reader, bounds_of
@@ -114,14 +114,12 @@ def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: list[_Part
 
 
 def _all_columns(name: str) -> str:
-    """The select list of a table; settings that an older version lacked are filled in."""
-    if name != "runs":
-        return "*"
+    """The select list of a table; what an older version lacked is filled in, where it is known."""
     filled = ", ".join(
         f'coalesce("{column}", {_literal(effect)}) AS "{column}"'
-        for column, effect in effects_when_absent().items()
+        for column, effect in (effects_when_absent() if name == "runs" else absent_in(name)).items()
     )
-    return f"* REPLACE ({filled})"
+    return f"* REPLACE ({filled})" if filled else "*"
 
 
 def _literal(value: object) -> str:

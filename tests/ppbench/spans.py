@@ -8,7 +8,10 @@ from engine.plan.spans import COLUMNS
 def frame(*rows, step=5):
     """Rows of (rank, op, stage, microbatch, start, end), all of one step."""
     return pd.DataFrame(
-        [(step, rank, "?", stage, op, m, start, end, 0) for rank, op, stage, m, start, end in rows],
+        [
+            (step, rank, "?", stage, op, m, start, end, 0, 0)
+            for rank, op, stage, m, start, end in rows
+        ],
         columns=list(COLUMNS),
     )
 

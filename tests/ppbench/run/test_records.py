@@ -8,7 +8,7 @@ import pytest
 from spans import TWO_RANKS
 
 from engine.plan.action import Op
-from engine.plan.spans import COLUMNS
+from engine.plan.spans import COLUMNS, Lane, Span
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
 from ppbench.display.explanation import PART_NAMES
@@ -28,8 +28,8 @@ def result(*, facts):
     spans = []
     for step in (1, 2, 3):
         start, half, end = (step * NS_OF_STEP + ns for ns in (0, 400, NS_OF_STEP))
-        spans.append((step, 0, "compute", 0, "F", 0, start, half, 0))
-        spans.append((step, 0, "compute", 0, "B", 0, half + 100, end, 0))
+        spans.append(Span(step, 0, Lane.COMPUTE, 0, Op.F, 0, start, half, 0))
+        spans.append(Span(step, 0, Lane.COMPUTE, 0, Op.B, 0, half + 100, end, 0))
     columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
     rank = {"peak_memory_bytes": 1, "peak_held_microbatches": 1}
     ranks = [RankResult(rank, columns, [4.0, 3.0, 2.0, 1.0], NUM_TOKENS)]

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.plan.spans import COLUMNS
+from engine.plan.action import Op
+from engine.plan.spans import Lane, Span
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.store import TABLES, Store
@@ -25,9 +26,9 @@ def fill(folder, run_ids):
     store = Store(folder)
     for run_id in run_ids:
         number = int(run_id[9:18])
-        spans = [(1, 0, "compute", 0, "F", m, number, number + m, 0) for m in range(3)]
+        spans = [Span(1, 0, Lane.COMPUTE, 0, Op.F, m, number, number + m, 0) for m in range(3)]
         steps = pd.DataFrame([{"step": 1, "step_ns": number}])
-        tables = {"steps": steps, "spans": pd.DataFrame(spans, columns=list(COLUMNS))}
+        tables = {"steps": steps, "spans": pd.DataFrame(spans)}
         tables["flight"] = pd.DataFrame()
         run = {"run_id": run_id, "status": "ok", "step_ns": float(number), **Case().settings()}
         store.write_run(run, tables)

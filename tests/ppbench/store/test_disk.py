@@ -7,7 +7,8 @@ import subprocess
 import pandas as pd
 import pytest
 
-from engine.plan.spans import COLUMNS
+from engine.plan.action import Op
+from engine.plan.spans import Lane, Span
 from ppbench.errors import StoreError
 from ppbench.store import Store, check_writable
 
@@ -41,8 +42,11 @@ def read_only(tmp_path):
 
 
 def write(store, run_id, num_spans=10):
-    spans = [(1, 0, "compute", 0, "F", m, m * m % 7919, m * m % 7907, 0) for m in range(num_spans)]
-    tables = {"spans": pd.DataFrame(spans, columns=list(COLUMNS))}
+    spans = [
+        Span(1, 0, Lane.COMPUTE, 0, Op.F, m, m * m % 7919, m * m % 7907, 0)
+        for m in range(num_spans)
+    ]
+    tables = {"spans": pd.DataFrame(spans)}
     store.write_run({"run_id": run_id, "status": "ok", "error": os.urandom(20_000).hex()}, tables)
 
 

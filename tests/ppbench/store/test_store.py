@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.plan.spans import COLUMNS
+from engine.plan.action import Op
+from engine.plan.spans import Lane, Span
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import (
@@ -27,7 +28,7 @@ def write(store, run_id, **columns):
     run = {"run_id": run_id, "status": "ok", "tokens_per_s": 1.5, "world_size": 2, **columns}
     steps = pd.DataFrame([{"step": 3, "step_ns": 10}])
     ranks = [{"rank": 0, "peak_memory_bytes": 7, "reserved_bytes": None}]
-    spans = pd.DataFrame([(3, 0, "compute", 0, "F", 0, 1, 2, 0)], columns=list(COLUMNS))
+    spans = pd.DataFrame([Span(3, 0, Lane.COMPUTE, 0, Op.F, 0, 1, 2, 0)])
     tables = {name: pd.DataFrame() for name in TABLES if name != "runs"}
     some = {"steps": steps, "ranks": pd.DataFrame(ranks), "spans": spans}
     store.write_run(run, {**tables, **some})

@@ -50,6 +50,8 @@ def test_a_store_of_each_version_is_read(store, version):
     for name in ("steps", "ranks", "spans"):
         assert set(found[name]["run_id"]) == {run["run_id"]}
         assert set(found[name]["schema_version"]) == {version}
+    of_a_rank = [table for table in found.values() if "replica" in table and len(table)]
+    assert all((table["replica"] == 0).all() for table in of_a_rank)
     for name, first in FIRST_IN.items():
         assert version >= first or found[name].empty
 
@@ -80,7 +82,7 @@ def test_runs_of_all_versions_are_listed_shown_and_asked_together(tmp_path, is_c
         shown = json.loads(inside("show", run_id, *map(str, at), folder=tmp_path))
         assert shown["run"]["run_id"] == run_id
         assert len(shown["ranks"]) == 2
-    asked = "SELECT runs.schema_version v, launch_bind b, count(*) n FROM runs"
+    asked = "SELECT runs.schema_version v, launch_bind b, count(replica) n FROM runs"
     answer = json.loads(
         ppbench("query", f"{asked} JOIN spans USING (run_id) GROUP BY ALL ORDER BY v", *at)
     )
