@@ -19,7 +19,7 @@ from schedule_grid import families, programs_of
 
 from engine import arrays
 from engine.arrays import filled
-from engine.plan import kernels
+from engine.plan import joined_kernel, kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
@@ -255,3 +255,5 @@ def test_where_nothing_can_be_compiled_python_gives_the_same(monkeypatch, caplog
 
 def test_kernels_know_the_codes_of_ops():
     assert [getattr(kernels, op.name) for op in OPS] == [CODES[op] for op in OPS]
+    for name in ("W", "SEND_F", "SEND_B", "OPT", "NONE"):
+        assert getattr(joined_kernel, name) == getattr(kernels, name)

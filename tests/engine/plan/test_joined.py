@@ -1,0 +1,250 @@
+"""Joined replicas, against queues that are looked at again whenever anything ends."""
+
+import random
+from array import array
+
+import pytest
+from brute_force import SENDS, receive_of
+from mutations import with_rows
+from schedule_grid import stages_per_rank
+
+from engine import arrays
+from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
+from engine.plan.collectives import (
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+    add_collectives,
+)
+from engine.plan.joined import JOINING_OPS, ReplicaTimes, joining, replay_joined, replay_joined_all
+from engine.plan.lower import Policy, lower
+from engine.plan.program import from_csv
+from engine.plan.replay import replay_all
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+
+POLICIES = (
+    *(NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero2(every_backward=False)),
+    *(Zero3(1, 0), Zero3(2, 1), Zero3(3, 1), TorchWindow(1), TorchWindow(2)),
+)
+
+
+class Simulated:
+    """Replicas as rows, lanes and channels; times[d] has the ns of actions and, by rank, lists."""
+
+    def __init__(self, program, times):
+        self.ranks, self.times, self.now = program.placement.ranks, times, 0
+        self.rows = {
+            (d, r): list(row) for d in range(len(times)) for r, row in enumerate(program.rows)
+        }
+        self.busy = dict.fromkeys(self.rows, 0)
+        self.lanes = {walker: [] for walker in self.rows}  # [begun, ready, ended] of each
+        self.awaits = {walker: {} for walker in self.rows}  # the lane's place of a stage's UNSHARD
+        self.posted, self.queues = {}, {}
+        self.computed, self.moved = {}, {}
+        while self.advance():
+            pass
+        assert not any(self.rows.values())
+
+    def advance(self):
+        while any(map(self.step, self.rows)) or self.move() or self.join():
+            pass
+        ends = [end for times in (self.computed, self.moved) for _, end in times.values()]
+        ends += [end for lane in self.lanes.values() for *_, end in lane if end is not None]
+        self.now, before = min((end for end in ends if end > self.now), default=None), self.now
+        return self.now is not None and self.now > before
+
+    def step(self, walker):
+        row, (d, _) = self.rows[walker], walker
+        if not row or self.busy[walker] > self.now or not self.may_go(walker, row[0]):
+            return False
+        action = row.pop(0)
+        if action.op in JOINING_OPS:
+            if action.op is Op.UNSHARD:
+                self.awaits[walker][action.stage] = len(self.lanes[walker])
+            self.lanes[walker].append([None, None, None])
+        elif action.op in COMPUTE_OPS:
+            self.busy[walker] = self.now + self.times[d][0][action]
+            self.computed[d, action] = self.now, self.busy[walker]
+        elif action.op is not Op.RESHARD:
+            self.posted[d, action] = self.now
+            if action.op in SENDS:
+                self.queues.setdefault((d, action.stage, action.op), []).append(action)
+        return True
+
+    def may_go(self, walker, action):
+        if action.op not in COMPUTE_OPS:
+            return True
+        place = self.awaits[walker].get(action.stage)
+        if place is not None:
+            end = self.lanes[walker][place][2]
+            if end is None or end > self.now:
+                return False
+        receive = receive_of(action, self.ranks)
+        if receive is None:
+            return True
+        stage, way, m = receive
+        send = (stage - 1 if way == "F" else stage + 1, f"SEND_{way}", m)
+        return self.moved.get((walker[0], send), (0, self.now + 1))[1] <= self.now
+
+    def move(self):
+        for (d, *_), queue in self.queues.items():
+            for at, send in enumerate(queue):
+                if (d, send) in self.moved:
+                    continue
+                before = self.moved[d, queue[at - 1]][1] if at else 0
+                hop = 1 if send.op is Op.SEND_F else -1
+                receive = (send.stage + hop, f"RECV_{send.op[-1]}", send.microbatch)
+                if before <= self.now and (d, receive) in self.posted:
+                    self.moved[d, send] = self.now, self.now + self.times[d][0][send]
+                    return True
+                break
+        return False
+
+    def join(self):
+        for (d, rank), lane in self.lanes.items():
+            for at, one in enumerate(lane):
+                if one[0] is None:
+                    before = lane[at - 1][2] if at else 0
+                    if before is not None and before <= self.now:
+                        one[0] = self.now
+                        return True
+                    break
+            for at in range(len(lane)):
+                same = [self.lanes[e, rank][at : at + 1] for e in range(len(self.times))]
+                if lane[at][2] is None and all(one and one[0][0] is not None for one in same):
+                    lane[at][1:] = self.now, self.now + self.times[d][1][rank][at]
+                    for e, (one,) in enumerate(same):
+                        one[1:] = self.now, self.now + self.times[e][1][rank][at]
+                    return True
+        return False
+
+
+def flat(program, times):
+    """Times of actions and of lanes, as the replay takes them."""
+    actions = [action for row in program.actions for action in row]
+    return [
+        ReplicaTimes(
+            array("q", [took.get(action, 0) for action in actions]),
+            array("q", [ns for lane in moving for ns in lane]),
+        )
+        for took, moving in times
+    ]
+
+
+def drawn_times(program, chance, most=40):
+    took = {a: chance.randint(0, most) for row in program.actions for a in row}
+    return took, [[chance.randint(0, most) for _ in lane] for lane in joining(program)]
+
+
+def drawn(chance, name):
+    """A program of a schedule, in some shape, lowered in some way, with some collectives."""
+    while True:
+        p, m = chance.randint(1, 4), chance.randint(1, 8)
+        try:
+            program = build_program(name, p, m, chance.choice(stages_per_rank(name)))
+        except ShapeError:
+            continue
+        lowered = lower(program, chance.choice(list(Policy)), chance.randint(0, 2))
+        return add_collectives(lowered, chance.choice(POLICIES))
+
+
+def with_early_and_late(program, chance):
+    """The program with some REDUCE_GRADs issued later and some UNSHARDs earlier."""
+    rows = [list(row) for row in program.rows]
+    for row in rows:
+        for at in range(len(row)):
+            if row[at].op is Op.REDUCE_GRAD and chance.random() < 0.5:
+                later = next((n for n in range(at + 1, len(row)) if row[n].op in JOINING_OPS), None)
+                row.insert(chance.randint(at, (later or len(row)) - 1), row.pop(at))
+            elif row[at].op is Op.UNSHARD and chance.random() < 0.5:
+                least = max((n for n in range(at) if row[n].op not in COMPUTE_OPS), default=-1)
+                row.insert(chance.randint(least + 1, at), row.pop(at))
+    return with_rows(program, rows)
+
+
+def facts(program, replayed):
+    """The times of a replay, as those of `Simulated`."""
+    actions = [action for row in program.actions for action in row]
+    computed, moved, lanes = {}, {}, {}
+    for d, times in enumerate(zip(replayed.starts_ns, replayed.ends_ns, strict=True)):
+        for action, both in zip(actions, zip(*times, strict=True), strict=True):
+            if action.op in COMPUTE_OPS:
+                computed[d, action] = both
+            elif action.op in SEND_OPS:
+                moved[d, action] = both
+        begun, ready, over = (
+            list(times[d])
+            for times in (
+                replayed.collective_starts_ns,
+                replayed.collective_ready_ns,
+                replayed.collective_ends_ns,
+            )
+        )
+        whole = list(map(list, zip(begun, ready, over, strict=True)))
+        for rank, lane in enumerate(joining(program)):
+            lanes[d, rank], whole = whole[: len(lane)], whole[len(lane) :]
+    return computed, moved, lanes
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeypatch):
+    chance = random.Random(name)
+    for number in range(120 if is_thorough else 8):
+        program = drawn(chance, name)
+        if chance.random() < 0.5:
+            program = with_early_and_late(program, chance)
+        times = [drawn_times(program, chance) for _ in range(chance.randint(1, 4))]
+        monkeypatch.setattr(arrays, "PAYS_FROM", 0 if number % 2 else 10**9)
+        replayed = replay_joined(program, flat(program, times))
+        expected = Simulated(program, times)
+        found = facts(program, replayed)
+        assert found == (expected.computed, expected.moved, expected.lanes)
+        ends = [end for _, end in expected.computed.values()]
+        ends += [end for lane in expected.lanes.values() for *_, end in lane]
+        first = min(start for start, _ in expected.computed.values())
+        assert replayed.makespan_ns == max(ends) - first
+        for d, idle in enumerate(replayed.idle_ns()):
+            for rank, row in enumerate(program.actions):
+                busy = sum(times[d][0][action] for action in row if action.op in COMPUTE_OPS)
+                assert idle[rank] == replayed.makespan_ns - busy
+
+
+@pytest.mark.parametrize("pays_from", [0, 10**9])
+def test_one_replica_without_collectives_is_a_replay(pays_from, monkeypatch):
+    chance = random.Random(3)
+    monkeypatch.setattr(arrays, "PAYS_FROM", pays_from)
+    for name in SCHEDULES:
+        program = drawn(chance, name).without_collectives()
+        many = [flat(program, [drawn_times(program, chance)]) for _ in range(3)]
+        alone = replay_all(program, [times.took for (times,) in many])
+        for joined, single in zip(replay_joined_all(program, many), alone, strict=True):
+            assert list(joined.starts_ns[0]) == list(single.starts_ns)
+            assert list(joined.ends_ns[0]) == list(single.ends_ns)
+            assert joined.makespan_ns == single.makespan_ns
+            assert joined.idle_ns() == [single.idle_ns()]
+
+
+def test_replicas_wait_at_a_collective_for_the_slowest_of_them():
+    program = from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n", "one")
+    quick, slow = (
+        ReplicaTimes(array("q", [f, 20]), array("q", moving))
+        for f, moving in [(10, [3, 5]), (40, [4, 6])]
+    )
+    replayed = replay_joined(program, [quick, slow])
+    assert [list(times) for times in replayed.starts_ns] == [[3, 13], [4, 44]]
+    assert [list(times) for times in replayed.collective_starts_ns] == [[0, 33], [0, 64]]
+    assert [list(times) for times in replayed.collective_ready_ns] == [[0, 64]] * 2
+    assert [list(times) for times in replayed.collective_ends_ns] == [[3, 69], [4, 70]]
+    assert replayed.makespan_ns == 67
+    assert replayed.idle_ns() == [[37], [7]]
+
+
+def test_times_that_do_not_fit_the_program_are_refused():
+    program = add_collectives(lower(build_program("1f1b", 2, 2)), DataParallel())
+    fits = ReplicaTimes(array("q", [1]) * program.table.num_actions, array("q", [1, 1]))
+    for times in ([], [fits, fits._replace(took=array("q"))], [fits._replace(collectives=[1])]):
+        with pytest.raises(ValueError, match="the times of 16 actions and 2 collectives"):
+            replay_joined(program, times)
