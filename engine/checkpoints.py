@@ -6,6 +6,7 @@ together and fails on all of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from engine.model.split import check_configuration, write_configuration
 from engine.model.stage_module import Model, ModelError, StageModule
 from engine.model.tokens import identity_of
 from engine.run import restoring, snapshot
+from engine.run.shards import Shards
 from engine.run.snapshot import SnapshotError, State
-from engine.shared_weights import Shared
+from engine.shared_weights import PiecesOf, Shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +51,9 @@ class Checkpoints:
     optimizer: torch.optim.Optimizer | None
     num_stages: int
     rank: int
-    gather: Callable[[Any], list[Any]]  # every rank's object, on all of them
+    gather: Callable[[Any], list[Any]]  # every process's object, on all of them
+    pieces_of: PiecesOf
+    shards: Shards | None  # None: one replica
 
     def check_storable(self) -> None:
         """Collective. Raises SnapshotError on every rank if some weight could not be saved."""
@@ -62,9 +66,12 @@ class Checkpoints:
         """
         target = snapshot.folder_of(folder, progress.step)
         optimizer = self.config.optimizer
+        updates = {
+            name: count for counts in self.gather(self._updates()) for name, count in counts.items()
+        }
         snapshot.save(
             target,
-            (self._part(stage) for stage in self.modules),
+            (self._part(stage, updates) for stage in self.modules),
             num_stages=self.num_stages,
             state=State(
                 **dataclasses.asdict(progress),
@@ -99,7 +106,8 @@ class Checkpoints:
         updates = self.gather(saved.updates)
         if not checked.has_checksums:
             restoring.check_updates(folder, checked.state, updates)
-        saved.put(target, self.optimizer)
+        with contextlib.nullcontext() if self.shards is None else self.shards.written_whole():
+            saved.put(target, self.optimizer, self.pieces_of)
         return Progress(checked.state.step, checked.state.num_tokens)
 
     def _restored(self) -> restoring.Target:
@@ -144,15 +152,50 @@ class Checkpoints:
             return None
         return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
 
-    def _part(self, stage: int) -> snapshot.Part:
-        """Return what this stage adds to a checkpoint; a shared weight is its first owner's."""
+    def _updates(self) -> dict[str, Tensor]:
+        """How often the optimizer has updated what this rank trains, by name, where it counts."""
+        state = {} if self.optimizer is None else self.optimizer.state
+        return {
+            name: state[piece.own]["step"].cpu()
+            for name, parameter in self._restored().parameters.items()
+            for piece in self.pieces_of(parameter)
+            if "step" in state.get(piece.own, {})
+        }
+
+    def _part(self, stage: int, updates: Mapping[str, Tensor]) -> snapshot.Part:
+        """Return what this stage adds to a checkpoint; a shared weight is its first owner's.
+
+        The first replica has it all, the others nothing. Collective over replicas.
+        """
         others = self.shared.saved_elsewhere(stage)
         module = self.modules[stage]
         own = {n: t for n, t in module.own_state().items() if n not in others}
         parameters = {n: p for n, p in module.own_parameters().items() if n not in others}
-        state = snapshot.optimizer_tensors(self.optimizer, parameters)
+        if self.shards is None or not self.shards.kept.optimizer:
+            state = snapshot.optimizer_tensors(self.optimizer, parameters)
+        else:
+            if self.shards.kept.parameters:
+                whole = self.shards.gathered([stage], lambda piece: piece)
+                own |= {n: t for n, p in parameters.items() if (t := whole[p]) is not None}
+            state = self._gathered_state(stage, parameters, updates)
+        if self.shards is not None and self.shards.replica > 0:
+            return snapshot.Part(stage, {}, {})
         trained = {key.rpartition("/")[0] for key in state}
         return snapshot.Part(stage, own, state, tuple(parameters.keys() - trained))
+
+    def _gathered_state(
+        self, stage: int, parameters: Mapping[str, nn.Parameter], updates: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The optimizer's state as `parameter/entry`, of the pieces on all replicas."""
+        assert self.shards is not None
+        held = {} if self.optimizer is None else self.optimizer.state
+        state = {f"{name}/step": updates[name] for name in parameters if name in updates}
+        for entry in sorted(restoring.entries_of(self.config.optimizer) - {"step"}):
+            of = {piece: entries.get(entry) for piece, entries in held.items()}
+            whole = self.shards.gathered([stage], of.get)
+            found = {f"{name}/{entry}": whole[p] for name, p in parameters.items()}
+            state |= {key: value for key, value in found.items() if value is not None}
+        return state
 
     def _write_configuration(self, folder: Path) -> None:
         write_configuration(self.model, folder)

@@ -61,17 +61,17 @@ class Agreement:
 def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     """Connect the ranks as `connect` does, and return all that was agreed on.
 
-    With one rank nothing is communicated, and the others, which will not train, agree to anything.
+    With one process nothing is communicated; others, which will not train, agree to anything.
     """
-    if config.world_size == 1 and dist.is_initialized() and dist.get_rank() > 0:
+    if config.num_processes == 1 and dist.is_initialized() and dist.get_rank() > 0:
         return Agreement(config, [], [])
     lowered = None if is_open(config) else lowered_of(config)
     decide = functools.partial(_decide, config, lowered, fabric.device)
-    if config.world_size == 1:
+    if config.num_processes == 1:
         return decide()
     decided = broadcast(decide)
     lowered = lowered or lowered_of(decided.config)
-    fabric.connect(edges_of(lowered), lowered.placement.ranks, decided.shared)
+    fabric.connect(edges_of(lowered), lowered.placement.ranks, decided.shared, config.replicas)
     return decided
 
 

@@ -7,7 +7,8 @@ the file. Pure standard library, so that readers load no torch.
     header | entry 0 | entry 1 | ...   a ring: the oldest entries are overwritten
     entry    step, what, when it came to it, since when it works on it
 
-Times are `time.monotonic_ns`. An entry ends when the next one begins.
+Times are `time.monotonic_ns`. An entry ends when the next one begins. A collective is done beside
+them, on a lane of its own: the header has the one that the rank is in.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
+
+from engine.plan.action import NO_INDEX, Action, Op
 
 
 class Phase(IntEnum):
@@ -62,13 +65,14 @@ _WORDS = {
     Phase.RUNS: "runs a step",
 }
 
-VERSION = 1
+VERSION = 2
 CAPACITY = 4096
-_VERSION, _PID, _RANK, _NUMBER, _BEGAN, _DEADLINE, _COUNT = range(7)  # the header
-_FIRST = 8
+_VERSION, _PID, _RANK, _NUMBER, _BEGAN, _DEADLINE, _COUNT, _JOINED, _SINCE = range(9)  # the header
+_FIRST = 9
 _ENTRY = 4  # step, what, came to it, works on it since
 RECORD_BYTES = 8 * (_FIRST + CAPACITY * _ENTRY)
 _NONE = -1
+_COLLECTIVES = (Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD)  # noted as stage x 3 + place here
 _BLOCK_BYTES = 1 << 20
 
 
@@ -100,6 +104,9 @@ class Flight(Protocol):
     def enter(self, phase: Phase) -> None:
         """Note that the rank has come to a phase outside its actions."""
 
+    def join(self, collective: Action | None) -> None:
+        """Note which collective the rank's lane is in; None: in none. From any thread."""
+
 
 class NoFlight:
     """Notes nothing."""
@@ -108,6 +115,7 @@ class NoFlight:
     def come_to(self, index: int) -> None: ...
     def work(self) -> None: ...
     def enter(self, phase: Phase) -> None: ...
+    def join(self, collective: Action | None) -> None: ...
 
 
 NO_FLIGHT = NoFlight()
@@ -125,7 +133,7 @@ class FlightRecord:
         self._at = _FIRST
         self._count = 0
         self._step = _NONE
-        for slot, value in ((_PID, os.getpid()), (_RANK, rank), (_NUMBER, _NONE)):
+        for slot, value in ((_PID, os.getpid()), (_RANK, rank), (_NUMBER, _NONE), (_JOINED, _NONE)):
             self._slots[slot] = value
         self._slots[_VERSION] = VERSION
 
@@ -133,6 +141,7 @@ class FlightRecord:
         """Forget what was before. It may take so long; 0: as long as it likes."""
         now_ns = time.monotonic_ns()
         self._slots[_COUNT] = self._count = 0
+        self._slots[_JOINED] = _NONE
         self._slots[_NUMBER], self._slots[_BEGAN] = number, now_ns
         self._slots[_DEADLINE] = now_ns + int(timeout_s * 1e9) if timeout_s else 0
         self._step = _NONE
@@ -151,6 +160,10 @@ class FlightRecord:
 
     def work(self) -> None:
         self._slots[self._at + 3] = time.monotonic_ns()
+
+    def join(self, collective: Action | None) -> None:
+        self._slots[_SINCE] = time.monotonic_ns()
+        self._slots[_JOINED] = _NONE if collective is None else _number_of(collective)
 
     def _note(self, what: int) -> None:
         slots, count = self._slots, self._count
@@ -181,6 +194,8 @@ class Record:
     began_ns: int
     deadline_ns: int | None
     entries: tuple[Entry, ...]  # of the case, oldest first
+    collective: Action | None = None  # that its lane is in, beside what the last entry says
+    collective_began_ns: int | None = None
 
 
 def read_deadline(slots: memoryview) -> int:
@@ -220,6 +235,7 @@ def read_record(path: Path) -> Record | None:
     count = slots[_COUNT]
     entries = [_entry(slots, n) for n in range(max(0, count - CAPACITY + 1), count)]
     number = slots[_NUMBER]
+    is_joined = slots[_JOINED] != _NONE
     return Record(
         rank=slots[_RANK],
         pid=slots[_PID],
@@ -227,7 +243,18 @@ def read_record(path: Path) -> Record | None:
         began_ns=slots[_BEGAN],
         deadline_ns=slots[_DEADLINE] or None,
         entries=tuple(entries),
+        collective=_collective_of(slots[_JOINED]) if is_joined else None,
+        collective_began_ns=slots[_SINCE] if is_joined else None,
     )
+
+
+def _number_of(collective: Action) -> int:
+    return collective.stage * len(_COLLECTIVES) + _COLLECTIVES.index(collective.op)
+
+
+def _collective_of(number: int) -> Action:
+    stage, place = divmod(number, len(_COLLECTIVES))
+    return Action(stage, _COLLECTIVES[place], NO_INDEX)
 
 
 def _entry(slots: tuple[int, ...], number: int) -> Entry:

@@ -2,6 +2,7 @@
 
 within a rank   the stages hold one parameter
 over ranks      each rank holds a copy; the gradients are added up, so that all copies stay equal
+over replicas   as all weights, before; in buckets of their own, so that owners have equal shards
 a checkpoint    has the copy of the first owner
 """
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from engine.connection import ranks_of
 from engine.model.stage_module import SharedWeight, StageModule
 from engine.run.p2p.fabric import Ranks
+from engine.run.shards import Piece, was_used
 
 SumOver = Callable[[Tensor, Ranks], None]
 """Replaces a tensor by its sum over these ranks. Blocks until they are there."""
+PiecesOf = Callable[[nn.Parameter], Sequence[Piece]]
+"""What is trained of a parameter on this rank."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,25 @@ class Shared:
         self._unite()
         self._summed = self._find_summed(ranks)
 
-    def sum_gradients(self, sum_over: SumOver) -> None:
+    def sum_gradients(self, sum_over: SumOver, pieces_of: PiecesOf) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
         for summed in self._summed:
-            summed.parameter.grad = _sum_of_gradients(summed.parameter, summed.ranks, sum_over)
+            for piece in pieces_of(summed.parameter):
+                piece.own.grad = _sum_of_gradients(piece.own, summed.ranks, sum_over)
 
-    def counted_elsewhere(self) -> set[int]:
-        """The ids of parameters whose gradients another rank adds to the norm over all ranks."""
-        return {id(summed.parameter) for summed in self._summed if not summed.is_first}
+    def counted_elsewhere(self, pieces_of: PiecesOf) -> set[int]:
+        """The ids of what is trained whose gradients another rank adds to the norm over all."""
+        elsewhere = (summed.parameter for summed in self._summed if not summed.is_first)
+        return {id(piece.own) for parameter in elsewhere for piece in pieces_of(parameter)}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of this rank that several stages own, here or elsewhere."""
+        return [
+            self._modules[stage].own_parameters()[name]
+            for weight in self._weights
+            for stage, name in weight.owners
+            if stage in self._modules
+        ]
 
     def unsplit_names(self, stage: int) -> dict[str, str]:
         """Map names on a stage to names in the unsplit model, where they differ."""
@@ -91,20 +106,13 @@ class Shared:
 
 
 def _sum_of_gradients(parameter: nn.Parameter, ranks: Ranks, sum_over: SumOver) -> Tensor | None:
-    """None if no owner has used the parameter: with zeros its weights would decay.
-
-    An owner without a gradient adds zeros that are negative, and one with a gradient sees that
-    its first element is no such zero. Negative zeros alone add up to a negative zero, so the
-    sum itself tells whether there was a gradient.
-    """
-    is_used = parameter.grad is not None
+    """None if no owner has used the parameter: with zeros its weights would decay."""
     total = torch.full_like(parameter, -0.0) if parameter.grad is None else parameter.grad
     first = total[(slice(0, 1),) * total.dim()]
-    if is_used:
+    if parameter.grad is not None:
         first += 0.0  # -0.0 + 0.0 is 0.0
     sum_over(total, ranks)
-    is_used = is_used or not torch.signbit(torch.real(first)).all()
-    return total if is_used else None
+    return total if parameter.grad is not None or was_used(first) else None
 
 
 def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:

@@ -1,6 +1,7 @@
 """One configuration, ready to step: model, data, program, channels and optimizer put together.
 
-step = zero gradients, run the program, sum the gradients of shared weights, clip, optimizer
+step = zero gradients, run the program, sum the gradients over replicas and of shared weights, clip,
+       optimizer
 
 What runs the program is the executor, unless another runner is handed in: then everything around it
 is the same all the same, which is what makes runners comparable.
@@ -8,12 +9,11 @@ is the same all the same, which is what makes runners comparable.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,92 +35,38 @@ from engine.configuration import (
 from engine.connection import autocast_of, connect
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.stage_module import gradient_message, message_bytes
+from engine.model.stage_module import StageModule, gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
-from engine.plan.spans import Span
-from engine.run.clock import Clock, IssueClock
+from engine.run.clock import IssueClock
+from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
 from engine.run.finiteness import first_not_finite
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
-from engine.run.p2p.fabric import Fabric
+from engine.run.p2p.fabric import Fabric, Ranks
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
+from engine.run.shards import Piece, ReplicaGroup, Shards
 from engine.run.stage import Stage, compile_layers
+from engine.runner import Runner, StepResult
 from engine.shared_weights import Shared
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One rank's results of a step."""
-
-    loss: float | None  # mean per token; on the rank of the last stage
-    num_tokens: int  # targets that counted, over all microbatches
-    learning_rate: float
-    gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
-    spans: list[Span]  # empty where the step was run without
-    early: frozenset[Action] = frozenset()  # receives that were there when the rank asked for them
-
-
-class Runner(Protocol):
-    """Runs a step's microbatches forward and backward on this rank: the executor, or others.
-
-    It leaves the gradients of the step's mean loss per token in `.grad` of the trainer's modules.
-    """
-
-    @property
-    def peak_held(self) -> int:
-        """The most microbatches whose activations this rank has held at once, in any step."""
-
-    @property
-    def lowered(self) -> Program:
-        """The program of all ranks, with transfers; known after the first step."""
-
-    @property
-    def messages(self) -> Messages | None:
-        """What holds messages, and how long, for the prediction of memory; None: none is made."""
-
-    def enter(self, phase: Phase) -> None:
-        """Note what the rank comes to beside its actions."""
-
-    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
-        """One step; returns its mean loss per token where the last stage is."""
-
-    def perform(
-        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        """Do work beside the microbatches as an action of the step that has just run."""
-
-    def timed_by(self, clock: Clock) -> AbstractContextManager[None]:
-        """Meanwhile this clock times the actions."""
-
-    def collect_spans(self, step: int) -> list[Span]:
-        """The spans of the step that has just run. Blocks until the device is done with it."""
-
-    def held_tensors(self) -> Iterable[Tensor]:
-        """What it keeps from step to step and may let go of within one."""
-
-    def close(self) -> None:
-        """Give back what it holds; it is not used again."""
 
 
 Build = Callable[["Trainer", Flight], Runner]
 
 
 class Trainer:
-    """This rank's part of a pipeline.
+    """This rank's part of a pipeline, or of one of its replicas.
 
-    The first `config.world_size` ranks of the default process group build one each, with the
+    The first `config.num_processes` processes of the default group build one each, with the
     configuration that `connect` returned, and call the same methods with the same numbers. With one
-    rank nothing is communicated and neither a process group nor `connect` is needed.
+    of them nothing is communicated and neither a process group nor `connect` is needed.
 
     Raises UnknownScheduleError, ProgramError, ModelError, PartitionError or DataError before
     anything runs.
@@ -134,15 +80,16 @@ class Trainer:
         build: Build | None = None,
     ) -> None:
         """`build` makes what runs the microbatches, given all but that; None: the executor."""
-        if config.world_size == 1 and is_open(config):
+        if config.num_processes == 1 and is_open(config):
             config = connect(config, fabric)
-        self.config = config
-        self.rank = dist.get_rank() if config.world_size > 1 else 0
-        self.device = fabric.device
-        self.fabric = fabric
-        self.lowered = lowered_of(config)
+        self.config, self.lowered = config, lowered_of(config)
+        process = dist.get_rank() if config.num_processes > 1 else 0
+        self.replica, self.rank = divmod(process, config.world_size)
+        self.fabric, self.device = fabric, fabric.device
         placement = self.lowered.placement
-        self.ranks = tuple(range(config.world_size))
+        self.everyone = tuple(range(config.num_processes))  # process numbers, as the next two
+        self.ranks = self.everyone[process - self.rank :][: config.world_size]  # of this replica
+        self.same_rank = self.everyone[self.rank :: config.world_size]  # of all replicas
         self.model = model_of(config, self.device)
         self.tokenizer = tokenizer_of(config)
         self._data = data_of(config, self.model, self.tokenizer, self.device)
@@ -154,9 +101,10 @@ class Trainer:
             for stage in placement.stages_of(self.rank)
         }
         self._shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
-        self._prepare_modules()
+        self.shards = _shards_of(self, self._shared, flight) if config.replicas > 1 else None
+        _prepared(config, self.modules, len(self.partition))
         self.runner: Runner = (build or _Executing)(self, flight)
-        self._optimizer = build_optimizer(config.optimizer, list(self.parameters().values()))
+        self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
@@ -175,8 +123,10 @@ class Trainer:
             self._shared,
             self._optimizer,
             len(self.partition),
-            self.rank,
+            self.ranks[self.rank],
             self.gather,
+            self._pieces,
+            self.shards,
         )
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
@@ -210,31 +160,46 @@ class Trainer:
         if was_clipped and not bool(torch.isfinite(cast(Tensor, self._own_squares))):
             return "gradient norm"
         return first_not_finite(
-            self.parameters(), has_gradients=not was_clipped, has_weights=has_weights
+            self.trained(), has_gradients=not was_clipped, has_weights=has_weights
         )
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
         self._zero_gradients()
         with self.runner.timed_by(IssueClock(self.fabric.clock)):
-            return measure_memory(
-                self.device, lambda: self.step(step).spans, self._owned, self._find_plan()
-            )
+            owned = functools.partial(_owned_by, self, self._optimizer)
+            return measure_memory(self.device, lambda: self.step(step).spans, owned, _plan_of(self))
 
     def batch(self, step: int) -> StepBatch:
-        """Inputs and targets of a step, on this rank's device."""
-        return self._data.step(step).to(self.device)
+        """This replica's inputs and targets of a step, on the rank's device.
+
+        The tokens that count are those of all replicas.
+        """
+        whole, size = self._data.step(step), self.config.data.num_microbatches
+        own = slice(self.replica * size, (self.replica + 1) * size)
+        return StepBatch(whole.inputs[own], whole.targets[own], whole.num_tokens).to(self.device)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their name in the unsplit model, each once.
 
         A head tied to the embeddings keeps its own name where the embeddings are on another rank.
+        Where they are sharded, they have no memory between steps, and pieces of them are trained.
         """
         owned: dict[nn.Parameter, str] = {}
         for module in self.modules.values():
             for name, parameter in module.own_parameters().items():
                 owned.setdefault(parameter, name)
         return {name: parameter for parameter, name in owned.items()}
+
+    def gathered(self, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor | None]:
+        """Whole tensors by the names of `parameters`, such as all gradients or moments.
+
+        `of` is asked about what is trained: a parameter or a piece of it. None where it has nothing
+        of a parameter on any replica. Collective; blocks.
+        """
+        parameters = self.parameters()
+        found = None if self.shards is None else self.shards.gathered(self.modules, of)
+        return {name: of(p) if found is None else found[p] for name, p in parameters.items()}
 
     def check_storable(self) -> None:
         """Collective. Raises SnapshotError on every rank if some weight could not be saved."""
@@ -265,6 +230,8 @@ class Trainer:
         """Give back the channels and the loader; the trainer is not used again."""
         self._data.close()
         self.runner.close()
+        if self.shards is not None:
+            self.shards.close()
 
     def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
@@ -272,39 +239,51 @@ class Trainer:
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         is_cpu = self.device.type == "cpu"  # seeding a GPU too takes long where there is none
         seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
-        seed(_seed_of(self.config.model.seed, step, self.rank))
+        seed(_seed_of(self.config.model.seed, step, self.ranks[self.rank]))
         loss = self.runner.run(step, batch, recording)
         self.runner.enter(Phase.SUMS)
+        if self.shards is not None:
+            self.shards.sum_gradients()
+            if loss is not None:
+                self.fabric.sum_over(loss, self.same_rank)
         self._sum_shared_gradients()
         return loss, batch.num_tokens
 
     def _zero_gradients(self) -> None:
         for parameter in self.parameters().values():
             parameter.grad = None
+        if self.shards is not None:
+            self.shards.begin_step()
 
     def _measure_norm(self) -> None:
         """Blocks until every rank is here, where gradients are clipped; else does nothing."""
         if self.config.optimizer.clip_norm == 0:
             return
-        counted_elsewhere = self._shared.counted_elsewhere()
+        counted_elsewhere = self._shared.counted_elsewhere(self._pieces)
         gradients = [
             p.grad
-            for p in self.parameters().values()
+            for p in self.trained().values()
             if p.grad is not None and id(p) not in counted_elsewhere
         ]
         self._gradient_norm = norm_over_ranks(gradients, self.device, self._sum_over_all)
 
     def _sum_over_all(self, tensor: Tensor) -> None:
         self._own_squares = tensor.clone()
-        if len(self.ranks) > 1:
-            self.fabric.sum_over(tensor, self.ranks)
+        ranks = self.everyone if self.shards and self.shards.kept.optimizer else self.ranks
+        if len(ranks) > 1:
+            self.fabric.sum_over(tensor, ranks)
 
     def _update(self, rate: float) -> None:
+        self._update_own(rate)
+        if self.shards is not None:
+            self.shards.gather_updated()
+
+    def _update_own(self, rate: float) -> None:
         if self._optimizer is None:
             return
         if self._gradient_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(
-                list(self.parameters().values()),
+                list(self.trained().values()),
                 self.config.optimizer.clip_norm,
                 self._gradient_norm.squeeze(),
             )
@@ -314,37 +293,48 @@ class Trainer:
 
     def _sum_shared_gradients(self) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
-        self._shared.sum_gradients(self.fabric.sum_over)
+        self._shared.sum_gradients(self._sum_over, self._pieces)
+
+    def _sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
+        self.fabric.sum_over(tensor, tuple(self.ranks[rank] for rank in ranks))
+
+    def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
+        return [Piece.all_of(parameter)] if self.shards is None else self.shards.pieces(parameter)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What the optimizer trains on this rank: parameters or pieces of them, by their names."""
+        parameters = self.parameters().items()
+        return {name: piece.own for name, p in parameters for piece in self._pieces(p)}
 
     def gather(self, ours: Any) -> list[Any]:
-        """Every rank's object, in order of rank, on all of them. Collective; blocks."""
-        if len(self.ranks) == 1:
+        """The object of each rank of all replicas, in order, on all of them. Collective; blocks."""
+        if len(self.everyone) == 1:
             return [ours]
-        return self.fabric.gather_objects(ours, self.ranks)
+        return self.fabric.gather_objects(ours, self.everyone)
 
-    def _owned(self) -> Owned:
-        parameters = list(self.parameters().values())
-        buffers = [b for module in self.modules.values() for b in module.buffers()]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        state, held = list(self._optimizer_state()), list(self.runner.held_tensors())
-        return Owned(parameters, gradients, state, buffers, held)
 
-    def _find_plan(self) -> Plan | None:
-        messages = self.runner.messages
-        return None if messages is None else Plan(self.runner.lowered, self.rank, messages)
+def _prepared(config: TrainerConfig, modules: dict[int, StageModule], num_stages: int) -> None:
+    recomputed = recomputed_stages(config, num_stages)
+    for stage, module in modules.items():
+        if recomputed[stage]:
+            recompute_layers(module)
+        if config.compile:
+            compile_layers(module)
 
-    def _optimizer_state(self) -> Iterator[Tensor]:
-        if self._optimizer is not None:
-            for values in self._optimizer.state.values():
-                yield from (value for value in values.values() if isinstance(value, Tensor))
 
-    def _prepare_modules(self) -> None:
-        recomputed = recomputed_stages(self.config, len(self.partition))
-        for stage, module in self.modules.items():
-            if recomputed[stage]:
-                recompute_layers(module)
-            if self.config.compile:
-                compile_layers(module)
+def _owned_by(trainer: Trainer, optimizer: torch.optim.Optimizer | None) -> Owned:
+    trained = trainer.trained().values()
+    parameters = [*trainer.parameters().values(), *trained]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    values = [] if optimizer is None else list(optimizer.state.values())
+    state = [value for one in values for value in one.values() if isinstance(value, Tensor)]
+    buffers = [b for module in trainer.modules.values() for b in module.buffers()]
+    return Owned(parameters, gradients, state, buffers, list(trainer.runner.held_tensors()))
+
+
+def _plan_of(trainer: Trainer) -> Plan | None:
+    messages = trainer.runner.messages
+    return None if messages is None else Plan(trainer.runner.lowered, trainer.rank, messages)
 
 
 class _Executing(Executor):
@@ -354,7 +344,7 @@ class _Executing(Executor):
         config, fabric, self.lowered = trainer.config, trainer.fabric, trainer.lowered
         self._opened = fabric.open_channels(
             edges_of(self.lowered),
-            self.lowered.placement.ranks,
+            tuple(trainer.ranks[rank] for rank in self.lowered.placement.ranks),
             trainer.messages,
             config.data.num_microbatches,
             with_shapes=config.data.is_variable,
@@ -368,6 +358,7 @@ class _Executing(Executor):
             fabric.clock,
             trainer.messages,
             flight,
+            trainer.shards,
         )
         self.messages = None if config.data.is_variable else _held_messages(trainer)
 
@@ -377,6 +368,19 @@ class _Executing(Executor):
     def close(self) -> None:
         for channel in self._opened.values():
             channel.close()
+
+
+def _shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
+    config, fabric, device = trainer.config, trainer.fabric, trainer.device
+    mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
+    group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)
+    lane: Lane = (
+        StreamLane(device, fabric.clock)
+        if group.is_on_stream
+        else HostLane(trainer.rank, trainer.replica, flight)
+    )
+    parameters = {s: m.own_parameters().values() for s, m in trainer.modules.items()}
+    return Shards(parameters, shared.parameters(), config.sharding, group, lane)
 
 
 def _stage_of(trainer: Trainer, index: int) -> Stage:

@@ -6,15 +6,17 @@
                                   W   the weight gradients that were put off
                                   SEND_*  hand what was kept to the channel
                                   RECV_*  post a buffer on the channel
+                                  UNSHARD, RESHARD, REDUCE_GRAD  begin it on the lane of collectives
 
 What is handed on waits for its SEND, or for the next stage where that is on this rank. Only F, B
-and I can wait, and only for their input. The wait is outside their span, and outside their range in
-a profile.
+and I can wait, and only for their input; where parameters are sharded, also for these, as W can.
+The wait is outside their span, and outside their range in a profile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar, TypeVarTuple
 
@@ -25,12 +27,13 @@ from torch.profiler import record_function
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, gradient_message
-from engine.plan.action import COMPUTE_OPS, Action, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, Action, Op
 from engine.plan.lower import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
-from engine.run.p2p.channel import Channel
+from engine.run.collective_lane import Collectives
+from engine.run.p2p.channel import Channel, Transfer
 from engine.run.recording import Recording
 from engine.run.stage import Tensors
 
@@ -84,8 +87,10 @@ class Executor:
         clock: Clock,
         messages: list[Message],
         flight: Flight = NO_FLIGHT,
+        collectives: Collectives | None = None,
     ) -> None:
-        self._rank, self._row = rank, lowered.actions[rank]
+        """`collectives` does those of the program, where it has any."""
+        self._rank, self._row = rank, lowered.rows[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
         self._routes = _Routes(lowered, self._row, channels)
         self._messages = messages
@@ -100,9 +105,13 @@ class Executor:
             Op.RECV_F: self._receive,
             Op.RECV_B: self._receive,
         }
+        self._collectives = collectives
+        if collectives is not None:
+            self._operations |= self._with_collectives(collectives)
         self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []
+        self._joined: list[Transfer] = []  # the collectives of the step
         self._batch: StepBatch | None = None
         self._recording = Recording.spans
         self.peak_held = 0
@@ -126,6 +135,8 @@ class Executor:
         for index, action in enumerate(self._row):
             self._flight.come_to(index)
             self._operations[action.op](action)
+        if self._collectives is not None:
+            self._joined = self._collectives.finish_step()
         return torch.stack(self._losses).sum() if self._losses else None
 
     def _begin_recording(self, recording: Recording) -> None:
@@ -177,6 +188,7 @@ class Executor:
         transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
         self._clock.end_step()
         timed = [(action, start, end, 0) for action, start, end in self._timed]
+        transfers += self._joined if self._recording.has_spans else []
         timed += [(t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None]
         return [self._span(step, *one) for one in timed]
 
@@ -185,6 +197,20 @@ class Executor:
         start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
         lane = lane_of(op)
         return Span(step, self._rank, lane, stage, op, microbatch, start_ns, end_ns, num_bytes)
+
+    def _with_collectives(self, collectives: Collectives) -> dict[Op, Callable[[Action], None]]:
+        """The operations that a program with collectives has besides, or other than without."""
+        begin: Callable[[Action], None] = collectives.begin
+        operations = dict.fromkeys(COLLECTIVE_OPS, begin)
+        if any(action.op is Op.UNSHARD for action in self._row):
+
+            def unsharded(compute: Callable[[Action], None], action: Action) -> None:
+                collectives.wait_for(action.stage)
+                compute(action)
+
+            for op in COMPUTE_OPS:
+                operations[op] = functools.partial(unsharded, self._operations[op])
+        return operations
 
     def _forward(self, action: Action) -> None:
         """Effect: the stage holds the microbatch. Blocks until its input is there."""
@@ -250,7 +276,7 @@ class _Routes:
         computations = [action for action in row if action.op in COMPUTE_OPS]
         self.receives = _present({a: incoming(a, lowered) for a in computations})
         self.sends = _present({a: outgoing(a, lowered) for a in computations})
-        transfers = (action for action in row if action.op not in COMPUTE_OPS)
+        transfers = (a for a in row if a.op not in COMPUTE_OPS | COLLECTIVE_OPS)
         self.channels = {transfer: channels[edge_of(transfer)] for transfer in transfers}
 
 

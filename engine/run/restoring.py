@@ -27,6 +27,7 @@ from engine.model.checkpoint import read_index, read_json, shown, tensors_of
 from engine.model.checksums import CHECKSUMS, check_file, read_checksums
 from engine.model.stage_module import ModelError
 from engine.run.optimizer import OPTIMIZERS, OptimizerSpec
+from engine.run.shards import Piece
 from engine.run.snapshot import (
     KINDS,
     TRAINER,
@@ -290,17 +291,26 @@ class Saved:
     moments: Mapping[str, Mapping[str, Tensor]]  # parameter -> the optimizer's state of it
     updates: Mapping[str, int]  # file -> the most updates of a parameter in it, where counted
 
-    def put(self, target: Target, optimizer: torch.optim.Optimizer | None) -> None:
+    def put(
+        self,
+        target: Target,
+        optimizer: torch.optim.Optimizer | None,
+        pieces_of: Callable[[nn.Parameter], Iterable[Piece]],
+    ) -> None:
+        """`pieces_of` says what of a parameter the optimizer trains."""
         with torch.no_grad():
             for name, tensor in target.model.items():
                 tensor.copy_(self.model[name])
         if optimizer is None:
             return
         for name, parameter in target.parameters.items():
-            optimizer.state.pop(parameter, None)
-            if moments := self.moments[name]:
-                held = {entry: tensor.to(parameter.device) for entry, tensor in moments.items()}
-                optimizer.state[parameter] = held
+            for piece in pieces_of(parameter):
+                optimizer.state.pop(piece.own, None)
+                if moments := self.moments[name]:
+                    optimizer.state[piece.own] = {
+                        entry: tensor.to(parameter.device) if entry == "step" else piece.of(tensor)
+                        for entry, tensor in moments.items()
+                    }
 
 
 def read(folder: Path, target: Target, spec: OptimizerSpec, state: State) -> Saved:

@@ -138,7 +138,10 @@ def save(
     problems = gather(_attempt(lambda: _clear(aside)) if is_first_rank else None)
     _raise_first(problems)
     written = _Written()
+    parts = iter(parts)
     problem = _attempt(lambda: _write_parts(aside, parts, num_stages, written))
+    for _ in parts:  # which replicas put together, also where one of them could not write
+        pass
     gathered: list[tuple[str | None, _Written]] = gather((problem, written))
     problem = next((problem for problem, _ in gathered if problem), None)
     if is_first_rank and problem is None:

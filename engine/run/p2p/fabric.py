@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from engine.model.stage_module import Message
 from engine.plan.lower import Edge
@@ -52,19 +53,45 @@ class Fabric:
         """What moves messages that are delayed, for emulation: gloo holds them up on both ends."""
         return "gloo" if delays_ns and self.transport == "memory" else self.transport
 
-    def connect(self, edges: list[Edge], ranks: tuple[int, ...], shared: Iterable[Ranks]) -> None:
+    def connect(
+        self, edges: list[Edge], ranks: Ranks, shared: Sequence[Ranks], replicas: int = 1
+    ) -> None:
         """Make the communicators that are missing. Collective; blocks until they exist.
 
-        `ranks[stage]` owns a stage; each of `shared` are ranks that share a weight.
+        `ranks[stage]` owns a stage; each of `shared` are ranks that share a weight. All are ranks
+        within a pipeline; those of replica d come d x world size later.
         """
-        if self._uses_nccl:
-            for edge in edges:
-                self._connect_edge(edge, ranks[edge.source], ranks[edge.target])
-        everyone = tuple(sorted(set(ranks)))
-        if everyone not in self._host_groups:
-            self._host_groups[everyone] = dist.new_group(list(everyone), backend="gloo")
-        for some in sorted({everyone, *shared}):
-            self._connect_sum(some)
+        world_size = len(set(ranks))
+        everyone = tuple(range(replicas * world_size))
+        for pipeline in (everyone[at : at + world_size] for at in everyone[::world_size]):
+            if self._uses_nccl:
+                for edge in edges:
+                    source, target = ranks[edge.source], ranks[edge.target]
+                    self._connect_edge(edge, pipeline[source], pipeline[target])
+            self._connect_hosts(pipeline)
+            for some in sorted({tuple(range(world_size)), *shared}):
+                self._connect_sum(tuple(pipeline[rank] for rank in some))
+        if replicas > 1:
+            for some in [everyone[rank::world_size] for rank in range(world_size)] + [everyone]:
+                self._connect_hosts(some)
+                self._connect_sum(some)
+
+    def mesh_of(self, replica: Ranks, pipeline: Ranks, everyone: Ranks) -> DeviceMesh:
+        """The processes as torch's mesh of the communicators that `connect` has made.
+
+        `replica`: this process and those of its rank in the other replicas; `pipeline`: those of
+        its own replica.
+        """
+        return DeviceMesh.from_group(
+            [self._sum_groups[replica], self._sum_groups[pipeline]],
+            self.device.type,
+            mesh=torch.tensor(everyone).view(len(replica), len(pipeline)),
+            mesh_dim_names=("replica", "pipeline"),
+        )
+
+    def _connect_hosts(self, ranks: Ranks) -> None:
+        if ranks not in self._host_groups:
+            self._host_groups[ranks] = dist.new_group(list(ranks), backend="gloo")
 
     def _connect_sum(self, ranks: Ranks) -> None:
         if ranks not in self._sum_groups:

@@ -1,0 +1,185 @@
+"""The lane on which a rank does what it does together with the same rank of other replicas.
+
+The executor begins a collective and goes on; the lane does them one after the other, in the order
+in which they were begun, while the rank computes:
+
+    rank    0UNSHARD 2UNSHARD  0F0 ........ 2F0 ...
+    lane    [0UNSHARD---------][2UNSHARD-----]
+
+On the host a thread does them. On CUDA it is a stream: nothing waits but the streams.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+
+from engine.flight import NO_FLIGHT, Flight
+from engine.plan.action import Action
+from engine.run.clock import Clock, HostClock
+from engine.run.p2p.channel import Transfer, TransferError
+
+Work = Callable[[], None]
+
+
+class CollectiveError(TransferError):
+    """A collective has failed: another replica died, or did not come in time."""
+
+    def __init__(self, rank: int, replica: int, action: Action | None, reason: str) -> None:
+        what = "a collective" if action is None else str(action)
+        super().__init__(f"{what} of rank {rank}, replica {replica}: {reason}")
+        self.rank, self.replica, self.action, self.reason = rank, replica, action, reason
+
+    def __reduce__(self) -> tuple[type[CollectiveError], tuple[int, int, Action | None, str]]:
+        """Keep the fields when the error is sent to other ranks."""
+        return type(self), (self.rank, self.replica, self.action, self.reason)
+
+
+class Collectives(Protocol):
+    """What the executor asks for where its program has collectives."""
+
+    def begin(self, action: Action) -> None:
+        """Put an UNSHARD or REDUCE_GRAD on the lane, or do a RESHARD. Never blocks."""
+
+    def wait_for(self, stage: int) -> None:
+        """Block until the stage's UNSHARD is done; on CUDA only the compute stream waits."""
+
+    def finish_step(self) -> list[Transfer]:
+        """Wait as `wait_for` does for all; returns when each was. Raises CollectiveError."""
+
+
+@dataclass
+class Job:
+    """A collective on the lane, or work of no action beside them."""
+
+    transfer: Transfer | None
+    work: Work | None  # with the tensors that it needs
+    done: threading.Event = field(default_factory=threading.Event)
+    event: torch.cuda.Event | None = None  # when it is done, on a stream
+
+
+class Lane(Protocol):
+    """Does jobs in the order in which they are issued."""
+
+    def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
+        """Do work when all before it is done. Never blocks. Without an action it is not timed."""
+
+    def wait(self, job: Job) -> None:
+        """Wait for a job and all before it. Raises CollectiveError."""
+
+    def finish(self) -> list[Transfer]:
+        """Wait for all jobs; returns and forgets those of actions. Raises CollectiveError."""
+
+    def close(self) -> None:
+        """End it; it is not used again."""
+
+
+class HostLane:
+    """A thread, which waits for what moves through the host."""
+
+    def __init__(self, rank: int, replica: int, flight: Flight = NO_FLIGHT) -> None:
+        self._rank, self._replica, self._flight = rank, replica, flight
+        self._clock = HostClock()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._issued: list[Job] = []
+        self._error: CollectiveError | None = None
+        self._thread = threading.Thread(target=self._do_in_order, daemon=True)
+        self._thread.start()
+
+    def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
+        self._let_go_of_done()
+        transfer = None if action is None else Transfer(action, num_bytes, 0)
+        job = Job(transfer, work)
+        self._issued.append(job)
+        self._jobs.put(job)
+        return job
+
+    def wait(self, job: Job) -> None:
+        job.done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> list[Transfer]:
+        if not self._issued:
+            return []
+        self.wait(self._issued[-1])
+        self._let_go_of_done()
+        finished, self._issued = self._issued, []
+        return [job.transfer for job in finished if job.transfer is not None]
+
+    def close(self) -> None:
+        """Does not wait for a job that hangs: the thread dies with the process."""
+        self._jobs.put(None)
+
+    def _let_go_of_done(self) -> None:
+        """Drop the tensors of jobs on the rank's own thread, where the profiler counts frees."""
+        for job in reversed(self._issued):
+            if job.work is None:
+                return
+            if job.done.is_set():
+                job.work = None
+
+    def _do_in_order(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._error is None:
+                self._do(job)
+            job.done.set()
+
+    def _do(self, job: Job) -> None:
+        action = None if job.transfer is None else job.transfer.action
+        self._flight.join(action)
+        start = self._clock.mark()
+        try:
+            assert job.work is not None
+            job.work()
+        except Exception as error:  # raised again by the rank's own thread
+            self._error = CollectiveError(self._rank, self._replica, action, str(error))
+            return
+        if job.transfer is not None:
+            job.transfer.start, job.transfer.end = start, self._clock.mark()
+        self._flight.join(None)
+
+
+class StreamLane:
+    """A CUDA stream, for NCCL.
+
+    Tensors of a job are kept until the compute stream has waited for it, so that their memory is
+    not given away before.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        self._device, self._clock = device, clock
+        self._stream = torch.cuda.Stream(device)
+        self._issued: list[Job] = []
+
+    def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            transfer = None
+            if action is not None:
+                transfer = Transfer(action, num_bytes, self._clock.mark())
+            work()
+            if transfer is not None:
+                transfer.end = self._clock.mark()
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        job = Job(transfer, work, event=event)
+        self._issued.append(job)
+        return job
+
+    def wait(self, job: Job) -> None:
+        assert job.event is not None
+        torch.cuda.current_stream(self._device).wait_event(job.event)
+
+    def finish(self) -> list[Transfer]:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        finished, self._issued = self._issued, []
+        return [job.transfer for job in finished if job.transfer is not None]
+
+    def close(self) -> None:
+        """A stream needs no end."""
