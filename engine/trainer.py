@@ -359,6 +359,7 @@ class _Executing(Executor):
             trainer.messages,
             flight,
             trainer.shards,
+            trainer.replica,
         )
         self.messages = None if config.data.is_variable else _held_messages(trainer)
 

@@ -88,9 +88,10 @@ class Executor:
         messages: list[Message],
         flight: Flight = NO_FLIGHT,
         collectives: Collectives | None = None,
+        replica: int = 0,
     ) -> None:
         """`collectives` does those of the program, where it has any."""
-        self._rank, self._row = rank, lowered.rows[rank]
+        self._rank, self._replica, self._row = rank, replica, lowered.rows[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
         self._routes = _Routes(lowered, self._row, channels)
         self._messages = messages
@@ -195,8 +196,8 @@ class Executor:
     def _span(self, step: int, action: Action, start: Mark, end: Mark, num_bytes: int) -> Span:
         stage, op, microbatch = action
         start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
-        lane = lane_of(op)
-        return Span(step, self._rank, lane, stage, op, microbatch, start_ns, end_ns, num_bytes)
+        what = lane_of(op), stage, op, microbatch
+        return Span(step, self._rank, *what, start_ns, end_ns, num_bytes, self._replica)
 
     def _with_collectives(self, collectives: Collectives) -> dict[Op, Callable[[Action], None]]:
         """The operations that a program with collectives has besides, or other than without."""
