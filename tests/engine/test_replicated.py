@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import pytest
 import torch
-from pipeline import CPU, TOLERANCE, Outcome, _accumulate, config, merged, relative_difference
-from pipeline import unsplit_transformers
-from torch import Tensor
+from pipeline import (
+    TOLERANCE,
+    Outcome,
+    _accumulate,
+    config,
+    merged,
+    relative_difference,
+    unsplit_transformers,
+)
 
 from engine.model.data import Data
 from engine.plan.collectives import (
