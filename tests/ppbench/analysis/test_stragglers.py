@@ -1,0 +1,113 @@
+"""Stragglers of made-up jobs are named, and their cost is the one that was built in."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
+from engine.plan.action import Op
+from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3
+from engine.plan.replay import replay_all
+from ppbench.analysis.job_times import times_of
+from ppbench.analysis.joint_walk import Columns
+from ppbench.analysis.stragglers import Kind, stragglers_of
+
+SMALL = Shape(ranks=4, microbatches=6, replicas=5, num_steps=2)
+POLICIES = [NoCollectives(), DataParallel(), Zero2(), Zero3(1, 0)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved_1f1b"])
+def test_times_that_are_replayed_give_the_steps_that_they_were_taken_from(schedule, policy):
+    shape = replace(SMALL, schedule=schedule, policy=policy, microbatches=8, noise=0.3)
+    walk = walked(shape, durations(shape, np.random.default_rng(0)))
+
+    times = times_of(walk.spans().sample(frac=1, random_state=0), shape.lowered, shape.replicas)
+
+    assert times.columns.steps_ns(times.ns).tolist() == walk.step_ns.tolist()
+    assert times.measured_ns.tolist() == walk.step_ns.tolist()
+
+
+@pytest.mark.parametrize("schedule", ["afab", "1f1b", "zbv", "looped_bfs"])
+def test_one_replica_takes_as_long_as_its_replay(schedule):
+    lowered = replace(SMALL, schedule=schedule, policy=NoCollectives(), microbatches=8).lowered
+    columns = Columns(lowered)
+    ns = np.random.default_rng(1).integers(1, 10**6, (3, 1, columns.num_actions))
+
+    replayed = replay_all(lowered, [array("q", step.tobytes()) for step in ns[:, 0]])
+
+    assert columns.steps_ns(ns).tolist() == [one.makespan_ns for one in replayed]
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_the_cause_of_slowness_is_named_and_its_size_is_known(seed):
+    rng, kind = np.random.default_rng(seed), KINDS[seed % len(KINDS)]
+    shape = Shape(schedule=("1f1b", "afab", "zb_h1")[seed // len(KINDS)], policy=POLICIES[seed % 4])
+    job = make(shape, kind, rng)
+
+    found = stragglers_of(times_of(job.walk.spans(), shape.lowered, shape.replicas))
+
+    assert named(found.cause) == job.culprit
+    assert found.slowness == pytest.approx(job.slowness, rel=0.01)
+    assert found.wasted == pytest.approx(1 - 1 / job.slowness, abs=0.01)
+    if found.cause is not None:
+        assert found.cause.share == pytest.approx(job.cost, abs=0.02)
+    assert (found.correlation > 0.5) == (kind == "lengths")
+
+
+def test_a_slow_worker_stands_out_in_every_figure_that_it_is_part_of():
+    shape = replace(SMALL, replicas=16)
+    job = make(shape, "worker", np.random.default_rng(3))
+    _, replica, rank = job.culprit
+
+    found = stragglers_of(times_of(job.walk.spans(), shape.lowered, shape.replicas))
+
+    worst = found.by_worker.nlargest(1, "slowness").iloc[0]
+    assert (worst["replica"], worst["rank"]) == (replica, rank)
+    assert found.by_replica.nlargest(1, "slowness").iloc[0]["replica"] == replica
+    assert found.by_stage.nlargest(1, "slowness").iloc[0]["rank"] == rank
+    assert worst["slowness"] == pytest.approx(found.slowness, rel=0.05)
+    assert found.worst_workers > 0.7
+    assert found.by_worker["share"].sum() == pytest.approx(1)
+
+
+def test_a_slow_last_rank_explains_the_slowness():
+    shape = replace(SMALL, noise=0.0)
+    ns = durations(shape, np.random.default_rng(0))
+    last = shape.ranks - 1
+    walk = walked(shape, ns, lambda action, rank: 1.5 if action.op is Op.B and rank == last else 1)
+
+    found = stragglers_of(times_of(walk.spans(), shape.lowered, shape.replicas))
+
+    assert found.cause is not None
+    assert (found.cause.kind, found.cause.index) == (Kind.STAGE, last)
+    assert found.last_stage == pytest.approx(1)
+    assert found.by_op.set_index("op")["slowness"].idxmax() == "B"
+
+
+def test_reductions_that_are_long_now_and_then_are_named_by_their_op():
+    shape, rng = replace(SMALL, num_steps=20, noise=0.01), np.random.default_rng(0)
+    is_long = rng.random((shape.num_steps, 1)) < 0.3
+    walk = walked(
+        shape,
+        durations(shape, rng),
+        lambda action, _: 1 + 40 * is_long if action.op is Op.REDUCE_GRAD else 1,
+    )
+
+    found = stragglers_of(times_of(walk.spans(), shape.lowered, shape.replicas))
+
+    assert found.cause is not None
+    assert (found.cause.kind, found.cause.op) == (Kind.OP, Op.REDUCE_GRAD)
+
+
+def test_a_step_without_a_computation_is_refused_by_its_name():
+    walk = walked(SMALL, durations(SMALL, np.random.default_rng(0)))
+    spans = walk.spans()
+    is_gone = (spans["op"] == "F") & (spans["stage"] == 2) & (spans["replica"] == 3)
+
+    with pytest.raises(KeyError, match="Action"):
+        times_of(spans[~is_gone], SMALL.lowered, SMALL.replicas)
