@@ -41,9 +41,10 @@ from engine.plan.spans import Span, lane_of
 from engine.run.alignment import SAME_CLOCK, Offset, align, measure_offset
 from engine.run.clock import Clock, Mark, clock_for
 from ppbench.errors import PpbenchError, UsageError, describe, first_line
-from ppbench.external.members import Members
+from ppbench.external.members import Members, members_of
 from ppbench.external.record import RunMetadata, check_name, settings_from, write_run
 from ppbench.external.recording import RankRecording, gpu_of, join_recordings, rank_facts
+from ppbench.run.runtimes.torch_collectives import replica_ranks
 from ppbench.run.runtimes.torch_spans import Instrument, replace_attribute, stages_of
 from ppbench.store import Store, check_writable
 
@@ -86,7 +87,7 @@ class Attachment:
         self._schedule, self._request, self._members = schedule, request, members
         self._device = torch.device(stages_of(schedule)[0].device)
         self._clock: Clock = clock_for(self._device)
-        self._instrument = Instrument(schedule, self._clock)
+        self._instrument = Instrument(schedule, self._clock, members.replica)
         self._recording = RankRecording()
         self._count = 0  # calls of `schedule.step` so far
         self._num_before = 0  # the number of calls before the first chosen one
@@ -171,7 +172,7 @@ class Attachment:
             with self._guarded():
                 self._recording.spans += self._instrument.collect(number)
                 self._recording.early |= {(number, *action) for action in self._instrument.early}
-                self._recording.row = self._recording.row or self._instrument.row
+                self._recording.row = self._instrument.row
                 self._note_loss(number, losses)
                 self._record_optimizers(number)
         if number == self._request.last and not self._request.optimizers:
@@ -224,10 +225,12 @@ class Attachment:
             with self._guarded():
                 end = self._clock.mark()
                 self._clock.end_step()
-                step, rank, lane = self._optimizer_step, self._members.rank, lane_of(Op.OPT)
+                step, rank, lane = self._optimizer_step, self._instrument.rank, lane_of(Op.OPT)
                 times = self._clock.read_ns(start), self._clock.read_ns(end)
-                span = Span(step, rank, lane, NO_INDEX, Op.OPT, NO_INDEX, *times, 0)
-                self._recording.spans.append(span)
+                action = NO_INDEX, Op.OPT, NO_INDEX
+                self._recording.spans.append(
+                    Span(step, rank, lane, *action, *times, 0, self._members.replica)
+                )
 
     def _finish(self) -> None:
         """Gather the recordings of all ranks; rank 0 writes the run. Collective."""
@@ -241,7 +244,7 @@ class Attachment:
                 with self._guarded():
                     self._recording.spans = alignment.apply(self._recording.spans)
                     self._recording.facts = rank_facts(
-                        self._schedule, members.rank, self._clock, alignment
+                        self._schedule, members, self._clock, alignment
                     )
                     self._recording.gpu = gpu_of(self._device)
             everyone: list[RankRecording] = members.gather_objects(self._recording, members.ranks)
@@ -332,8 +335,11 @@ def attach(
     """Record chosen steps of a `torch.distributed.pipelining` schedule and store them as a run.
 
     Every rank of the pipeline calls it at the same point, with the same arguments, before the first
-    of the steps. `steps` counts the calls of `schedule.step` from now on, from 0. With data
-    parallelism the pipeline that has rank 0 is recorded, or `every_pipeline`, each as its own run.
+    of the steps. `steps` counts the calls of `schedule.step` from now on, from 0.
+
+    Where FSDP2 or DDP wraps the stages, all replicas of the pipeline are one run, with their
+    collectives, and the ranks of all of them call it. Of pipelines without that, the one that has
+    rank 0 is recorded, or `every_pipeline`, each as its own run.
 
     `optimizer`: one or several, whose steps get spans. `loss`: called for the step's loss after
     each chosen step; without it, the loss is the mean of the list that the script passes to
@@ -343,9 +349,11 @@ def attach(
     Never raises: an error becomes an `AttachWarning`.
     """
     try:
-        if not (every_pipeline or _has_rank_0(schedule)):
+        stages = stages_of(schedule)
+        replicas = replica_ranks(stages)
+        if replicas is None and not (every_pipeline or _has_rank_0(schedule)):
             return _Inert()
-        members = Members(stages_of(schedule)[0])
+        members = members_of(stages[0], replicas)
     except Exception as error:
         return _refuse(name, error)
     try:
@@ -374,13 +382,13 @@ def _refuse(name: str, error: Exception) -> Attachment:
 
 
 def _agree(members: Members, ours: str) -> None:
-    """Raises UsageError if the pipeline's ranks were given different arguments."""
+    """Raises UsageError if the members were given different arguments."""
     first, *others = members.meet("attach()", ours)
     for rank, theirs in enumerate(others, 1):
         if theirs != first:
             raise UsageError(
-                f"rank {rank} of the pipeline was given {theirs}, rank 0 {first}; give the same on "
-                "all ranks"
+                f"{members.name_of(rank)} was given {theirs}, rank 0 {first}; give the same on all "
+                "ranks"
             )
 
 

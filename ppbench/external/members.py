@@ -1,9 +1,9 @@
-"""The ranks of one pipeline of a foreign job, and a communicator of ppbench's own between them.
+"""The ranks of a pipeline of a foreign job with its replicas, and a communicator between them.
 
-The communicator is over gloo, and torch's registry does not know it. `dist.new_group` would not do:
-by default it is collective over all ranks of the job, and if only the members call it, it is named
-after how many groups each of them has, so that it hangs where that differs, or makes the script's
-own next group hang.
+The communicator is ppbench's own, over gloo, and torch's registry does not know it.
+`dist.new_group` would not do: by default it is collective over all ranks of the job, and if only
+the members call it, it is named after how many groups each of them has, so that it hangs where that
+differs, or makes the script's own next group hang.
 
 Before they talk, the ranks `meet` over the job's store, where no rank can hang: the others learn
 that one does not come or has given up. They wait for less than NCCL's watchdog lets the script's
@@ -13,6 +13,8 @@ own messages wait, which torchtitan sets to 100 s.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import pickle
 import time
 from collections import Counter
@@ -34,19 +36,29 @@ _made: Counter[Ranks] = Counter()  # how often these ranks have attached; the sa
 
 
 class Members:
-    """The ranks of one pipeline. Every call but `give_up` and `close` is collective and blocks."""
+    """The ranks of a pipeline and its replicas. Every call but `give_up` and `close` blocks."""
 
-    def __init__(self, stage: Any) -> None:
-        """`stage` is one of this rank's stages, of `torch.distributed.pipelining`."""
-        theirs = stage.group if stage.group is not None else dist.group.WORLD
-        self.ranks: Ranks = tuple(dist.get_process_group_ranks(theirs))
-        self.backend = str(dist.get_backend(theirs))
-        self.rank = int(stage.group_rank)
+    def __init__(self, ranks: Ranks, num_replicas: int, backend: str) -> None:
+        """`ranks` are the job's: those of the first replica in their order, then the next one's."""
+        self.ranks, self.num_replicas, self.backend = ranks, num_replicas, backend
+        self.rank = ranks.index(dist.get_rank())
         _made[self.ranks] += 1
         name = f"ppbench/{'_'.join(map(str, self.ranks))}/{_made[self.ranks]}"
         c10d: Any = dist.distributed_c10d  # whose private names torch's stubs leave out
         self._store = c10d.PrefixStore(name, c10d._get_default_store())
         self._group: Any = None
+
+    @property
+    def replica(self) -> int:
+        """That of this rank."""
+        return self.rank // (len(self.ranks) // self.num_replicas)
+
+    def name_of(self, rank: int) -> str:
+        """Name a member for people."""
+        if self.num_replicas == 1:
+            return f"rank {rank} of the pipeline"
+        replica, in_pipeline = divmod(rank, len(self.ranks) // self.num_replicas)
+        return f"rank {in_pipeline} of replica {replica}"
 
     def meet(self, where: str, text: str) -> list[str]:
         """Return every member's text, once all are there; `where` differs at each meeting.
@@ -63,8 +75,8 @@ class Members:
                 break
             if is_late:
                 self.give_up(
-                    f"rank {absent[0]} of the pipeline did not reach {where} within "
-                    f"{PATIENCE_S} s; every rank of the pipeline must"
+                    f"{self.name_of(absent[0])} did not reach {where} within {PATIENCE_S} s; every "
+                    "rank of the pipeline, and of its replicas, must"
                 )
         return [self._store.get(key).decode() for key in keys]
 
@@ -136,6 +148,35 @@ class Members:
 
     def _receive(self, tensor: torch.Tensor, member: int) -> None:
         self._gloo.recv([tensor], member, 0).wait()
+
+
+def members_of(stage: Any, replicas: Ranks | None) -> Members:
+    """Return the members of a stage's pipeline, and of its replicas where the stages show them.
+
+    `replicas` are the job's ranks that have this rank's stages. Collective over the pipeline, and
+    blocks, where the job has other ranks. Raises UsageError.
+    """
+    group = stage.group if stage.group is not None else dist.group.WORLD
+    backend = str(dist.get_backend(group))
+    pipeline = Members(tuple(dist.get_process_group_ranks(group)), 1, backend)
+    if dist.get_world_size() == len(pipeline.ranks):
+        return pipeline
+    texts = pipeline.meet("attach() with its replicas", json.dumps(replicas))
+    columns = [json.loads(text) for text in texts]
+    if not any(columns):
+        return pipeline
+    pipeline.close()
+    places = {
+        None if column is None else (column.index(own), len(column))
+        for own, column in zip(pipeline.ranks, columns, strict=True)
+    }
+    if len(places) > 1:
+        raise UsageError(
+            f"the replicas of ranks {', '.join(map(str, pipeline.ranks))} are the ranks "
+            f"{', '.join(map(str, columns))}; expected the same number of each, in one order"
+        )
+    ranks = tuple(itertools.chain(*zip(*columns, strict=True)))
+    return Members(ranks, len(columns[0]), backend)
 
 
 def _moments() -> Iterator[bool]:

@@ -1,7 +1,8 @@
-"""Joins the recordings of an attached pipeline's ranks to one run."""
+"""Joins the recordings of the ranks of an attached pipeline and its replicas to one run."""
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import resource
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from engine.plan.action import Action, Op
+from engine.plan.action import RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import check_delivery_between_ranks
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
@@ -55,16 +56,17 @@ def join_recordings(
     """Join the recordings of all ranks. Raises UsageError, also if a rank could not record."""
     for rank, recording in enumerate(recordings):
         if recording.error is not None:
-            raise UsageError(f"rank {rank} could not be recorded: {recording.error}")
-    program = _program_of(schedule, recordings)
+            name = members.name_of(rank).removesuffix(" of the pipeline")
+            raise UsageError(f"{name} could not be recorded: {recording.error}")
+    program = _program_of(schedule, recordings, members)
     spans = [span for recording in recordings for span in recording.spans]
     return RecordedRun(
         ATTACHED,
         program,
         pd.DataFrame(_with_joined_optimizers(spans), columns=list(COLUMNS)),
         [recording.facts for recording in recordings],
-        _run_facts(device, members.backend, program.world_size),
-        {step: loss for recording in recordings for step, loss in recording.losses.items()},
+        _run_facts(device, members.backend, len(members.ranks)),
+        _losses(recordings, members.num_replicas),
         early=set().union(*(recording.early for recording in recordings)),
         num_warmup_steps=num_steps_before,
         is_oversubscribed=_is_oversubscribed(recordings, device),
@@ -73,29 +75,59 @@ def join_recordings(
     )
 
 
-def _program_of(schedule: Any, recordings: Sequence[RankRecording]) -> Program:
-    program = program_from(schedule, [recording.row for recording in recordings])
+def _by_replica(
+    recordings: Sequence[RankRecording], num_replicas: int
+) -> list[Sequence[RankRecording]]:
+    size = len(recordings) // num_replicas
+    return [recordings[size * replica :][:size] for replica in range(num_replicas)]
+
+
+def _losses(recordings: Sequence[RankRecording], num_replicas: int) -> dict[int, float]:
+    """Return the mean over the replicas of each step; of each that of its last rank that has it."""
+    steps: dict[int, list[float]] = {}
+    for replica in _by_replica(recordings, num_replicas):
+        losses = {step: loss for rank in replica for step, loss in rank.losses.items()}
+        for step, loss in losses.items():
+            steps.setdefault(step, []).append(loss)
+    return {step: sum(losses) / len(losses) for step, losses in steps.items()}
+
+
+def _program_of(schedule: Any, recordings: Sequence[RankRecording], members: Members) -> Program:
+    """Return the program of all replicas, without transfers. Raises UsageError."""
+    first, *others = (
+        program_from(schedule, [recording.row for recording in replica])
+        for replica in _by_replica(recordings, members.num_replicas)
+    )
+    for replica, program in enumerate(others, 1):
+        if program.rows != first.rows:
+            raise UsageError(
+                f"replica {replica} did other actions than replica 0, or in another order; "
+                "expected one program"
+            )
     try:
-        check_delivery_between_ranks(program)
+        check_delivery_between_ranks(first)
     except ProgramError as error:
         raise UsageError(
             f"the schedule trains on the wrong microbatch: {error.action} on rank {error.rank} "
             f"{error.reason}; torch delivers the messages between two ranks in the order in "
             "which they are posted, so post receives in the order of their sends"
         ) from None
-    return named_program(program.compute_only())
+    name = named_program(first.compute_only()).schedule
+    kept = [tuple(a for a in row if a.op not in SEND_OPS | RECV_OPS) for row in first.rows]
+    return dataclasses.replace(first, schedule=name, actions=kept)
 
 
 def _with_joined_optimizers(spans: Sequence[Span]) -> list[Span]:
     """Make one optimizer span per rank and step: there may be an optimizer for each stage."""
-    optimizers: dict[tuple[int, int], Span] = {}
+    optimizers: dict[tuple[int, int, int], Span] = {}
     others = []
     for span in spans:
         if span.op is not Op.OPT:
             others.append(span)
             continue
-        before = optimizers.get((span.step, span.rank), span)
-        optimizers[span.step, span.rank] = before._replace(
+        key = span.step, span.rank, span.replica
+        before = optimizers.get(key, span)
+        optimizers[key] = before._replace(
             start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
         )
     return [*others, *optimizers.values()]
@@ -110,19 +142,21 @@ def _is_oversubscribed(recordings: Sequence[RankRecording], device: torch.device
     return num_here * torch.get_num_threads() > read_environment().num_cores
 
 
-def _run_facts(device: torch.device, backend: str, world_size: int) -> dict[str, object]:
+def _run_facts(device: torch.device, backend: str, num_ranks: int) -> dict[str, object]:
     """Return columns of `runs`."""
     environment, commit = read_environment(), read_commit(Path.cwd())
     return {
         **({} if commit is None else asdict(commit)),
-        "fingerprint": environment.fingerprint(device.type, world_size, torch.get_num_threads()),
+        "fingerprint": environment.fingerprint(device.type, num_ranks, torch.get_num_threads()),
         "environment": environment.as_json(),
-        "transport": backend if world_size > 1 else "none",
+        "transport": backend if num_ranks > 1 else "none",
         "sweep_file": sys.argv[0],
     }
 
 
-def rank_facts(schedule: Any, rank: int, clock: Clock, alignment: Alignment) -> dict[str, object]:
+def rank_facts(
+    schedule: Any, members: Members, clock: Clock, alignment: Alignment
+) -> dict[str, object]:
     """Return columns of `ranks`."""
     stages = stages_of(schedule)
     device = torch.device(stages[0].device)
@@ -132,7 +166,7 @@ def rank_facts(schedule: Any, rank: int, clock: Clock, alignment: Alignment) -> 
         "device": str(device),
         "num_parameters": sum(p.numel() for p in parameters.values()),
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **clock_facts(rank, alignment, clock.error_ns),
+        **clock_facts(members.rank, alignment, clock.error_ns),
         **_memory_facts(device),
     }
 

@@ -399,7 +399,7 @@ def pinged(_fabric, is_member) -> tuple[list, list] | None:
     group = pipeline_groups((0, 1), (2, 3))
     if not is_member:
         return None
-    both = Members(SimpleNamespace(group=group, group_rank=dist.get_rank(group)))
+    both = Members(tuple(dist.get_process_group_ranks(group)), 1, "gloo")
     objects = both.gather_objects("x" * dist.get_rank(), both.ranks)
     return objects, both.exchange_pings((1,), 5, both.ranks)
 

@@ -12,6 +12,8 @@ Each patch calls the function that it replaces and takes marks around it:
     stage.get_fwd_send_ops and its three siblings        which message an operation belongs to
     _batch_p2p, _wait_batch_p2p of torch's module        when it is started, and when it is complete
 
+Collectives of replicas are recorded by `torch_collectives`.
+
 torch's profiler would not do: it knows neither stage nor microbatch of the schedules with one stage
 per rank. A schedule of our own would not be the one to be measured. Between recorded steps nothing
 is patched: a step that is not recorded costs no more than without ppbench.
@@ -34,7 +36,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +47,7 @@ from engine.plan.program import Placement, Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from ppbench.errors import UsageError
+from ppbench.run.runtimes.torch_collectives import Collectives, Timed, in_order
 
 _T = TypeVar("_T")
 EARLY_NS = 100_000
@@ -76,21 +78,10 @@ _OF_STAGES += ("group_rank", "group_size", "stage_index_to_group_rank", "device"
 _OF_SCHEDULES = ("step", "_maybe_compute_loss", "_n_microbatches", "_has_backward")
 
 
-@dataclass
-class _Timed:
-    """An action and its marks."""
-
-    action: Action
-    start: Mark
-    end: Mark | None = None
-    num_bytes: int = 0
-    asked: Mark | None = None  # when the rank began to wait for it, if it is a transfer
-
-
 class Instrument:
     """Records chosen steps of one rank's part of a schedule."""
 
-    def __init__(self, schedule: Any, clock: Clock) -> None:
+    def __init__(self, schedule: Any, clock: Clock, replica: int = 0) -> None:
         """Take a schedule of torch's, with one stage or several.
 
         Raises UsageError for any other object, and for a version of torch that is not supported.
@@ -98,16 +89,17 @@ class Instrument:
         self.schedule, self.clock = schedule, clock
         self.stages = stages_of(schedule)
         _check_names(schedule, self.stages)
-        self.rank = int(self.stages[0].group_rank)  # in the pipeline
+        self.rank, self._replica = int(self.stages[0].group_rank), replica  # in the pipeline
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
-        self._issued: list[_Timed] = []  # in the order in which the rank came to them
+        self._issued: list[Timed] = []  # in the order in which the rank came to them
+        self._collectives = Collectives(self.stages, self._issued, self._noting)
         # By the id of an operation that is not started yet, or of a work that is not waited for.
         # The object is kept as well, since an id is reused; no longer, since it holds its tensor.
         self._to_start: dict[int, tuple[Any, Action]] = {}
-        self._moving: dict[int, tuple[Any, list[_Timed]]] = {}
-        self._open_messages: dict[Action, _Timed] = {}
-        self._computations: dict[Action, _Timed] = {}
+        self._moving: dict[int, tuple[Any, list[Timed]]] = {}
+        self._open_messages: dict[Action, Timed] = {}
+        self._computations: dict[Action, Timed] = {}
         self._error: Exception | None = None  # of our own, in the recorded step
         self.early: set[Action] = set()  # receives that had arrived before the rank waited for them
 
@@ -140,6 +132,9 @@ class Instrument:
         self._patch(self.schedule, "_maybe_compute_loss", self._with_loss)
         self._patch(schedules, _STARTS, self._starting)
         self._patch(schedules, _WAITS, self._waiting)
+        self._collectives.clock = self.clock
+        for owner, name, wrap in self._collectives.patches():
+            self._patch(owner, name, wrap)
         self.clock.begin_step()
 
     def collect(self, step: int) -> list[Span]:
@@ -153,28 +148,30 @@ class Instrument:
         over = self.clock.mark()
         self.clock.end_step()
         self.early = {timed.action for timed in self._issued if self._was_early(timed)}
-        return [self._span(step, timed, over) for timed in self._issued]
+        timed = (timed for timed in self._issued if timed.action.op is not Op.RESHARD)
+        return in_order([self._span(step, timed, over) for timed in timed])
 
     def remove(self) -> None:
         """Remove the patches and keep no tensor. A second call changes nothing."""
         self._patches.close()
+        self._collectives.remove()
         self._to_start.clear()
         self._moving.clear()
 
-    def _was_early(self, timed: _Timed) -> bool:
+    def _was_early(self, timed: Timed) -> bool:
         if timed.asked is None or timed.end is None or timed.action.op not in RECV_OPS:
             return False
         return self.clock.read_ns(timed.end) - self.clock.read_ns(timed.asked) < EARLY_NS
 
-    def _span(self, step: int, timed: _Timed, over: Mark) -> Span:
-        end = timed.end
-        if end is None:
+    def _span(self, step: int, timed: Timed, over: Mark) -> Span:
+        if timed.end is None:
             users = (self._computations.get(action) for action in _consumers(timed.action))
-            end = next((user.start for user in users if user is not None), over)
-        start_ns = self.clock.read_ns(timed.start)
-        times = start_ns, max(start_ns, self.clock.read_ns(end))
-        lane = lane_of(timed.action.op)
-        return Span(step, self.rank, lane, *timed.action, *times, timed.num_bytes)
+            over = next((user.start for user in users if user is not None), over)
+        end_ns = timed.end_ns(self.clock, over)
+        start_ns = self.clock.read_ns(timed.start) + timed.waited_ns(self.clock, over)
+        num_bytes = sum(part.num_bytes for part in (timed, *timed.more))
+        times, lane = (start_ns, max(start_ns, end_ns)), lane_of(timed.action.op)
+        return Span(step, self.rank, lane, *timed.action, *times, num_bytes, self._replica)
 
     def _patch(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Replace an attribute until the patches are removed."""
@@ -211,14 +208,16 @@ class Instrument:
 
     def _begin_computation(
         self, stage: int, op_of: Callable[..., Op], arguments: Any, named: Any
-    ) -> _Timed:
+    ) -> Timed:
         action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
-        computation = self._computations[action] = _Timed(action, self.clock.mark())
+        computation = self._computations[action] = Timed(action, self.clock.mark())
         self._issued.append(computation)
+        self._collectives.begin_computation(computation, arguments, named)
         return computation
 
-    def _end(self, computation: _Timed) -> None:
+    def _end(self, computation: Timed) -> None:
         computation.end = self.clock.mark()
+        self._collectives.end_computation(computation)
 
     def _with_loss(self, usual: Any) -> Any:
         """Wrap the loss: the last stage's F ends with it."""
@@ -234,7 +233,8 @@ class Instrument:
         self, stage: Any, _output: Any, _targets: Any, microbatch: int, *_more: Any
     ) -> None:
         if stage.is_last:
-            self._end(self._computations[Action(int(stage.stage_index), Op.F, int(microbatch))])
+            forward = self._computations[Action(int(stage.stage_index), Op.F, int(microbatch))]
+            forward.end = self.clock.mark()
 
     def _named(self, stage: int, op: Op, usual: Any) -> Any:
         """Wrap the making of a message's operations, to remember them until they are started."""
@@ -261,21 +261,21 @@ class Instrument:
 
         return run
 
-    def _begin_messages(self, operations: list[Any]) -> list[_Timed | None]:
+    def _begin_messages(self, operations: list[Any]) -> list[Timed | None]:
         return [self._begin(operation) for operation in operations]
 
-    def _begin(self, operation: Any) -> _Timed | None:
+    def _begin(self, operation: Any) -> Timed | None:
         _, action = self._to_start.pop(id(operation), (None, None))
         if action is None:
             return None
         message = self._open_messages.get(action)  # of several tensors, this is not the first
         if message is None:
-            message = self._open_messages[action] = _Timed(action, self.clock.mark())
+            message = self._open_messages[action] = Timed(action, self.clock.mark())
             self._issued.append(message)
         message.num_bytes += operation.tensor.nbytes
         return message
 
-    def _follow(self, works: Sequence[Any], messages: Sequence[_Timed | None]) -> None:
+    def _follow(self, works: Sequence[Any], messages: Sequence[Timed | None]) -> None:
         ours = [message for message in messages if message is not None]
         if len(works) == len(messages):
             for work, message in zip(works, messages, strict=True):
@@ -302,7 +302,7 @@ class Instrument:
             message.asked = message.asked or asked  # of several tensors, the first
             message.end = over
 
-    def _range_of(self, computation: _Timed | None) -> contextlib.AbstractContextManager[object]:
+    def _range_of(self, computation: Timed | None) -> contextlib.AbstractContextManager[object]:
         if computation is None or not self._has_ranges:
             return contextlib.nullcontext()
         return record_function(str(computation.action))

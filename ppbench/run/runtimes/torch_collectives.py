@@ -1,0 +1,284 @@
+"""Records what the replicas of a stage do together, where FSDP2 or DDP wraps its module.
+
+    fully_shard    foreach_all_gather, foreach_all_gather_copy_out: UNSHARD begins, is waited for
+    replicate      foreach_reduce: REDUCE_GRAD, as for fully_shard
+    DDP            the last B of a stage: from its last gradient until torch has summed them all
+
+The functions are those of torch's own module, and each is called as torch calls it. DDP works in
+C++, where nothing can be replaced: hooks of the parameters tell when the gradients are complete,
+and what it sums before that is hidden behind the backward, and not seen.
+
+A gather of one module follows the other: those that torch begins in a row are one UNSHARD of their
+stage. A gather that a computation begins is one of its own, and issued before it: it comes off the
+computation's start, as long as that waited for it. So a span of F is as long as F computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_groups
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.spans import Lane, Span
+from engine.run.clock import Clock, Mark
+from ppbench.errors import UsageError
+
+PATCHED = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
+"""Names of torch's module of FSDP2 that are replaced while a step is recorded."""
+Note = Callable[..., Any]
+"""Calls a function of ours with arguments: its error ends the recording, never the training."""
+
+
+@dataclass
+class Timed:
+    """An action and its marks."""
+
+    action: Action
+    start: Mark
+    end: Mark | None = None
+    num_bytes: int = 0
+    asked: Mark | None = None  # when the rank began to wait for it, if it is a message or a gather
+    more: list[Timed] = field(default_factory=list)  # of a collective: its other parts
+    gathers: list[Timed] = field(default_factory=list)  # that a computation has waited for
+
+    def end_ns(self, clock: Clock, over: Mark) -> int:
+        """Return the end of its last part; `over` is the end of what has none."""
+        ends = (over if part.end is None else part.end for part in (self, *self.more))
+        return max(map(clock.read_ns, ends))
+
+    def waited_ns(self, clock: Clock, over: Mark) -> int:
+        """Return how long a computation waited for the gathers that it needed."""
+        return sum(
+            max(0, gather.end_ns(clock, over) - clock.read_ns(gather.asked))
+            for gather in self.gathers
+            if gather.asked is not None
+        )
+
+
+class Collectives:
+    """Records the collectives of one rank's stages among its other actions."""
+
+    def __init__(self, stages: Sequence[Any], issued: list[Timed], note: Note) -> None:
+        """`issued` has the rank's actions of the step, and gets its collectives."""
+        self._issued, self._note = issued, note
+        self._stage_of: dict[int, int] = {}  # by the id of a parameter of FSDP's
+        self._summed: dict[int, DistributedDataParallel] = {}  # by stage
+        self._roots: dict[int, FSDPModule] = {}  # by stage
+        for stage in stages:
+            self._add(int(stage.stage_index), stage.submod)
+        self.clock: Clock | None = None
+        self.computation: Timed | None = None  # that is running
+        self._unsharded: set[int] = set()  # stages that were gathered and not freed
+        self._gathers: dict[int, Timed] = {}  # not waited for, by the id of their first parameter
+        self._hooks = contextlib.ExitStack()
+        self._complete: Mark | None = None  # the last gradient of the running B
+
+    def _add(self, stage: int, module: torch.nn.Module) -> None:
+        if isinstance(module, DistributedDataParallel):
+            if dist.get_world_size(module.process_group) > 1:
+                self._summed[stage] = module
+            return
+        for group in _groups_of(module):
+            self._stage_of |= {id(parameter): stage for parameter in group.fsdp_params}
+        if isinstance(module, FSDPModule):
+            self._roots[stage] = module
+
+    def patches(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+        """Yield whose attribute is replaced, its name, and what makes the other out of it."""
+        self._unsharded.clear()
+        if self._stage_of:
+            wraps = (self._gathering, self._awaiting, self._reducing)
+            for name, wrap in zip(PATCHED, wraps, strict=True):
+                yield param_groups, name, wrap
+        for stage, module in self._roots.items():
+            yield module, "reshard", functools.partial(self._resharding, stage)
+
+    def remove(self) -> None:
+        """Remove the hooks and keep no tensor. A second call changes nothing."""
+        self._hooks.close()
+        self._gathers.clear()
+        self.computation = None
+
+    def _mark(self, stream: object = None) -> Mark:
+        """Take a mark, on the stream of the collective where there is one."""
+        assert self.clock is not None
+        if isinstance(stream, torch.cuda.Stream):
+            with torch.cuda.stream(stream):
+                return self.clock.mark()
+        return self.clock.mark()
+
+    def begin_computation(self, computation: Timed, arguments: Any, named: Any) -> None:
+        """Note what is computed; where DDP will sum its gradients, watch for the last of them."""
+        self.computation, self._complete = computation, None
+        module = self._summed.get(computation.action.stage)
+        is_last = named.get("last_backward", len(arguments) > 3 and arguments[3])
+        if module is None or computation.action.op is not Op.B or not is_last:
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+                self._hooks.callback(hook.remove)
+
+    def _accumulated(self, _parameter: torch.Tensor) -> None:
+        self._complete = self._note(self._mark) or self._complete
+
+    def end_computation(self, computation: Timed) -> None:
+        """End it with its last gradient where the rest of its time was DDP's sum."""
+        self.computation = None
+        self._hooks.close()
+        if self._complete is None or computation.end is None:
+            return
+        stage = computation.action.stage
+        gradients = (p for p in self._summed[stage].parameters() if p.requires_grad)
+        reduction = Timed(_collective(stage, Op.REDUCE_GRAD), self._complete, computation.end)
+        reduction.num_bytes = sum(parameter.nbytes for parameter in gradients)
+        self._issued.append(reduction)
+        computation.end = self._complete
+
+    def _gathering(self, usual: Any) -> Any:
+        """Wrap the beginning of a gather, which blocks if it is not asynchronous."""
+
+        def run(parameters: Any, *arguments: Any, **named: Any) -> Any:
+            stream = _last_stream((*arguments, *named.values()))
+            gather = self._note(self._begin, parameters, Op.UNSHARD, stream)
+            result = usual(parameters, *arguments, **named)
+            self._note(self._follow, gather, parameters, result, stream)
+            return result
+
+        return run
+
+    def _begin(self, parameters: Any, op: Op, stream: object = None) -> Timed | None:
+        stage = self._stage_of.get(id(parameters[0]))
+        if stage is None:  # of a model that is no part of the pipeline
+            return None
+        part = Timed(_collective(stage, op), self._mark(stream))
+        before = self._issued[-1] if self._issued else None
+        if self.computation is not None:
+            self._issued.insert(-1, part)
+        elif before is not None and before.action == part.action:
+            before.more.append(part)
+        else:
+            self._issued.append(part)
+        if op is Op.UNSHARD:
+            self._unsharded.add(stage)
+        return part
+
+    def _follow(self, gather: Timed | None, parameters: Any, result: Any, stream: object) -> None:
+        if gather is None or result is None:
+            return
+        gather.num_bytes = result.all_gather_output.nbytes
+        self._gathers[id(parameters[0])] = gather
+        if isinstance(result.all_gather_work, dist.Work):
+            future = result.all_gather_work.get_future()
+            future.add_done_callback(lambda _: self._note(self._arrive, gather))
+        else:
+            gather.end = self._mark(stream)
+            gather.asked = None if isinstance(stream, torch.cuda.Stream) else gather.start
+
+    def _arrive(self, gather: Timed) -> None:
+        gather.end = self._mark()
+
+    def _awaiting(self, usual: Any) -> Any:
+        """Wrap the wait for a gather, and the copies out of it."""
+
+        def run(result: Any, parameters: Any, *arguments: Any, **named: Any) -> Any:
+            self._note(self._wait, parameters)
+            return usual(result, parameters, *arguments, **named)
+
+        return run
+
+    def _wait(self, parameters: Any) -> None:
+        gather = self._gathers.pop(id(parameters[0]), None)
+        if gather is None:
+            return
+        gather.asked = gather.asked or self._mark()
+        if self.computation is not None:
+            self.computation.gathers.append(gather)
+
+    def _reducing(self, usual: Any) -> Any:
+        """Wrap a sum of gradients: the device is done with it later than the call returns."""
+
+        def run(parameters: Any, gradients: Any, *arguments: Any, **named: Any) -> Any:
+            num_bytes = sum(gradient.nbytes for gradient in gradients)
+            reduction = self._note(self._begin, parameters, Op.REDUCE_GRAD)
+            result = usual(parameters, gradients, *arguments, **named)
+            if reduction is not None:
+                reduction.num_bytes = num_bytes
+                reduction.end = self._note(self._mark, result[2])
+            return result
+
+        return run
+
+    def _resharding(self, stage: int, usual: Any) -> Any:
+        """Wrap the freeing of a stage's parameters; the schedule does it after computations."""
+
+        def run() -> Any:
+            if self.computation is None:
+                self._note(self._reshard, stage)
+            return usual()
+
+        return run
+
+    def _reshard(self, stage: int) -> None:
+        if stage in self._unsharded:
+            self._unsharded.remove(stage)
+            mark = self._mark()
+            self._issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
+
+
+def _collective(stage: int, op: Op) -> Action:
+    return Action(stage, op, NO_INDEX)
+
+
+def in_order(spans: Sequence[Span]) -> list[Span]:
+    """Return a rank's spans with its collectives one after the other, as its lane does them."""
+    free_ns, out = 0, []
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        if span.lane is Lane.COLLECTIVE:
+            start_ns = max(span.start_ns, free_ns)
+            free_ns = max(span.end_ns, start_ns)
+            out.append(span._replace(start_ns=start_ns, end_ns=free_ns))
+        else:
+            out.append(span)
+    return out
+
+
+def _last_stream(arguments: Sequence[object]) -> object:
+    streams = [argument for argument in arguments if isinstance(argument, torch.cuda.Stream)]
+    return streams[-1] if streams else None
+
+
+def _groups_of(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield the groups of parameters that FSDP2 communicates together."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            state: Any = part._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.9 has one at most
+            found = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+            yield from (group for group in found if group is not None)
+
+
+def replica_ranks(stages: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the job's ranks that have the same stages, by replica; None if only this one.
+
+    Where parameters are of several meshes, as experts are, it is the largest.
+    """
+    found: set[tuple[int, ...]] = set()
+    for stage in stages:
+        if isinstance(stage.submod, DistributedDataParallel):
+            found.add(tuple(dist.get_process_group_ranks(stage.submod.process_group)))
+        for group in _groups_of(stage.submod):
+            found.add(tuple(group.mesh_info.mesh.mesh.flatten().tolist()))
+    largest = max(found, key=len, default=())
+    if any(len(ranks) == len(largest) and ranks != largest for ranks in found):
+        raise UsageError("the stages of this rank have different replicas; expected one mesh")
+    return largest if len(largest) > 1 else None
