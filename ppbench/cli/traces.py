@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(metavar="TRACE...", help="A torch.profiler file of each rank."),
+    typer.Argument(metavar="TRACE...", help="A torch.profiler file of each rank, or a folder."),
 ]
 Pattern = Annotated[
     str | None,
@@ -28,7 +28,15 @@ Pattern = Annotated[
     ),
 ]
 
-
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        metavar="D",
+        min=1,
+        help="Number of pipelines. Default: as many as have the same stages.",
+    ),
+]
 TokensPerStep = Annotated[
     int | None,
     typer.Option("--tokens-per-step", metavar="N", min=1, help="Tokens of a step, for throughput."),
@@ -58,6 +66,7 @@ def import_traces(
     ] = None,
     tokens_per_step: TokensPerStep = None,
     pattern: Pattern = None,
+    replicas: Replicas = None,
     settings: Settings = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -73,19 +82,23 @@ def import_traces(
         results,
         schedule=schedule,
         pattern=pattern,
+        replicas=replicas,
         steps=step or (),
         tokens_per_step=tokens_per_step,
         settings=settings or (),
     )
+    replicated = f"{done.num_replicas} replicas of " if done.num_replicas > 1 else ""
     note(
-        f"imported {done.num_steps} steps of {done.world_size} ranks, schedule {done.schedule}, "
-        f"as run {done.run_id}"
+        f"imported {done.num_steps} steps of {replicated}{done.world_size} ranks, schedule "
+        f"{done.schedule}, as run {done.run_id}"
     )
-    if done.job_size is not None and done.job_size > done.world_size:
+    if done.job_size is not None and done.job_size > done.num_replicas * done.world_size:
         note(
             f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
             f"this one has more than {done.world_size} ranks, files are missing"
         )
+    if done.odd_collectives:
+        note(f"collectives are left out: {done.odd_collectives}")
     if corrected := _corrections(done):
         note(corrected)
     list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
@@ -94,7 +107,7 @@ def import_traces(
 def _corrections(done: Imported) -> str | None:
     """A sentence on how far the clocks of ranks were moved, with the error; None if none was."""
     moved = [
-        f"rank {rank} by {clock.offset_ns / 1e3:,.1f} us, error at most "
+        f"{done.name_of(rank)} by {clock.offset_ns / 1e3:,.1f} us, error at most "
         f"{clock.error_ns / 1e3:,.1f} us"
         for rank, clock in enumerate(done.clocks)
         if not clock.is_shared

@@ -240,6 +240,7 @@ STORED: dict[str, Field] = {
     "verified_difference": number("verified to", ".1e", direction=lower),
     # Ranks and their machines
     "step": number("step", ".0f"),
+    "replica": number("replica", ".0f"),
     "rank": number("rank", ".0f"),
     "hostname": words("node"),
     "cores": words("bound to"),

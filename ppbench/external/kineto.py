@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op, parse_cell
 from ppbench.errors import UsageError
+from ppbench.external.collectives import Collective, Event, collectives_of, kind_of
 
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -70,6 +71,8 @@ class Trace:
     ranges: list[Interval]  # by start
     operators: list[Interval]  # by start
     kernels: list[Kernel]  # by launch
+    collectives: list[Collective]  # by launch
+    groups: Mapping[str, tuple[int, ...]]  # ranks of the job's process groups that it is in
 
     def operators_in(self, outer: Interval) -> Sequence[Interval]:
         """Return the operators that begin in a range, on any thread: backward may have its own."""
@@ -110,6 +113,8 @@ def read_trace(path: Path) -> Trace:
             sorted(_interval(e, base_ns) for e in complete if e.get("cat") not in _NOT_RANGES),
             sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
             _kernels(complete, base_ns),
+            _collectives(complete, base_ns, groups := _groups_of(distributed)),
+            groups,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: has an event that cannot be read: {error!r}") from None
@@ -155,16 +160,49 @@ def _times(event: Mapping[str, object], base_ns: int) -> tuple[int, int]:
 
 def _kernels(events: Sequence[Mapping[str, object]], base_ns: int) -> list[Kernel]:
     """Match kernels with their launches by correlation; one without a launch has no range."""
-    launches = {
-        correlation: _times(event, base_ns)[0]
-        for event in events
-        if event.get("cat") in _LAUNCHES and (correlation := _correlation(event)) is not None
-    }
+    launches = _launches(events, base_ns)
     return sorted(
         Kernel(launches[correlation], *_times(event, base_ns), _is_communication(event))
         for event in events
         if event.get("cat") in _GPU_WORK and (correlation := _correlation(event)) in launches
     )
+
+
+def _collectives(
+    events: Sequence[Mapping[str, object]], base_ns: int, groups: Mapping[str, tuple[int, ...]]
+) -> list[Collective]:
+    def event_of(event: Mapping[str, object]) -> Event:
+        details = event.get("args")
+        times = _times(event, base_ns)
+        return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
+
+    launches = _launches(events, base_ns)
+    named = [event for event in events if kind_of(str(event["name"]))]
+    kernels = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
+    return collectives_of(
+        (event_of(e) for e in named if str(e["name"]).startswith("c10d::")),
+        (event_of(e) for e in named if str(e["name"]).startswith("gloo:")),
+        ((launches[at], event_of(e)) for e in kernels if (at := _correlation(e)) in launches),
+        groups,
+    )
+
+
+def _groups_of(distributed: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    listed = distributed.get("pg_config")
+    return {
+        str(group.get("pg_name")): tuple(map(int, group["ranks"]))
+        for group in (listed if isinstance(listed, list) else [])
+        if isinstance(group, dict) and isinstance(group.get("ranks"), list)
+    }
+
+
+def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int | None, int]:
+    """Return when the host launched each kernel, by correlation."""
+    return {
+        correlation: _times(event, base_ns)[0]
+        for event in events
+        if event.get("cat") in _LAUNCHES and (correlation := _correlation(event)) is not None
+    }
 
 
 def _correlation(event: Mapping[str, object]) -> int | None:
@@ -179,6 +217,7 @@ def _is_communication(event: Mapping[str, object]) -> bool:
 
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
 _TORCH = "PP:"
+_COLLECTIVE_NAMES = tuple(op.value for op in COLLECTIVE_OPS)
 _OF_GPIPE = re.compile(r"(Forward|Backward) (\d+)", re.ASCII)
 _OF_STAGES = re.compile(
     r".*pipelining/stage\.py\(\d+\): (forward|backward|backward_weight)_one_chunk"
@@ -219,6 +258,21 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
                 actions += _optimizer_ranges(trace)
             return sorted(actions, key=lambda named: named.within)
     raise UsageError(_no_action_in(trace, pattern))
+
+
+def collective_ranges(trace: Trace) -> list[Named]:
+    """Return the ranges in which a schedule asks for collectives, by start."""
+    named = [
+        (outer, parse_cell(name))
+        for outer in trace.ranges
+        if (name := outer.name.removeprefix(_TORCH))[:1].isdecimal()
+        and name.rstrip("0123456789").endswith(_COLLECTIVE_NAMES)
+    ]
+    return [
+        Named(outer, action.op, action.stage, NO_INDEX, may_wait=False)
+        for outer, cell in named
+        for action in cell
+    ]
 
 
 def check_pattern(text: str) -> re.Pattern[str]:

@@ -31,11 +31,11 @@ from ppbench.store import Condition, Store, new_run_id
 
 _CASE_FIELDS = {case_field.name: case_field.default for case_field in dataclasses.fields(Case)}
 _RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
-_NOT_SETTABLE = (*_RECORDED, "device", "runtime")
+_NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
 _NAMES = ("model.preset", "data.source")
 """Settings whose values ppbench need not know."""
-_LOWERING = ("transfer_policy", "transfer_look_ahead")
-"""Settings by which transfers are added to a stored program: never unknown."""
+_LOWERING = ("transfer_", "sharding_")
+"""Beginnings of settings by which actions are added to a stored program: they keep defaults."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RecordedRun:
     origin: str  # `imported` or `attached`
     program: Program  # without transfers
     spans: pd.DataFrame  # columns of `engine.plan.spans.Span`, on rank 0's clock
-    ranks: Sequence[Mapping[str, object]]  # columns of `ranks`, in order
+    ranks: Sequence[Mapping[str, object]]  # columns of `ranks`, in order, replica by replica
     facts: Mapping[str, object]  # columns of `runs`
     losses: Mapping[int, float] = field(default_factory=dict)  # by step
     early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
@@ -62,6 +62,10 @@ class RecordedRun:
     is_oversubscribed: bool = False
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.ranks) // self.program.world_size
 
 
 def check_name(name: str, option: str) -> None:
@@ -135,7 +139,7 @@ def check_legal(program: Program) -> None:
 def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str:
     """Store the run; returns its id. Raises UsageError, StoreError."""
     check_legal(recorded.program)
-    run_id, case = new_run_id(), _case_of(recorded.program, metadata)
+    run_id, case = new_run_id(), _case_of(recorded, metadata)
     rows = rows_of(_finished(recorded, metadata, case))
     run = {
         **_identity(run_id, recorded, metadata, case, store),
@@ -176,8 +180,11 @@ def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
     """Add the columns that the program implies: each rank's stages and held microbatches."""
     program = recorded.program
     held = peak_activations(program)  # from a microbatch's forward to the end of its backward
+    places = (divmod(number, program.world_size) for number in range(len(recorded.ranks)))
     return [
         {
+            "replica": replica,
+            "rank": rank,
             "peak_memory_bytes": None,
             "predicted_peak_memory_bytes": None,
             **row,
@@ -185,7 +192,7 @@ def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
             "planned_peak_held_microbatches": held[rank],
             "stages": json.dumps(program.placement.stages_of(rank)),
         }
-        for rank, row in enumerate(recorded.ranks)
+        for (replica, rank), row in zip(places, recorded.ranks, strict=True)
     ]
 
 
@@ -196,17 +203,21 @@ def _with_known_sizes(edges: pd.DataFrame) -> pd.DataFrame:
     return edges.assign(**{column: edges[column].where(is_known) for column in columns})
 
 
-def _case_of(program: Program, metadata: RunMetadata) -> Case:
+def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     """Return the case with the known settings; the others are as described in the module."""
+    program = recorded.program
     known = {
         "schedule": program.schedule,
         "world_size": program.world_size,
+        "replicas": recorded.num_replicas,
         "num_microbatches": program.num_microbatches,
         "stages_per_rank": _stages_per_rank(program),
         **metadata.settings,
     }
     unknown = {
-        name: _unknown(default) for name, default in _CASE_FIELDS.items() if name not in _LOWERING
+        name: _unknown(default)
+        for name, default in _CASE_FIELDS.items()
+        if not name.startswith(_LOWERING)
     }
     return Case(**{**unknown, "seq_len": UNKNOWN, **known})  # type: ignore[arg-type]  # as declared
 
@@ -236,12 +247,17 @@ def _identity(
         "attempt": 1,
         "status": "ok",
         "origin": recorded.origin,
-        "settings_told": json.dumps(sorted({*_RECORDED, *metadata.settings})),
+        "settings_told": json.dumps(_known_settings(recorded, metadata)),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **case.settings(),
         "code": code_hash(),
         "ppbench_version": __version__,
     }
+
+
+def _known_settings(recorded: RecordedRun, metadata: RunMetadata) -> list[str]:
+    replicas = ["replicas"] if recorded.num_replicas > 1 else []
+    return sorted({*_RECORDED, *replicas, *metadata.settings})
 
 
 def _digest(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Cuts a rank's named ranges into steps, and aligns the clocks of several hosts.
+"""Cuts a rank's named ranges into steps.
 
 A range is the time of the host. The time of the device is:
 
@@ -9,31 +9,29 @@ A range is the time of the host. The time of the device is:
 
 Steps are the profiler's, `ProfilerStep#12`, or engine's, `step 12`. Without such ranges, or if one
 of them has several steps of the pipeline, a step ends where an action occurs again.
-
-Clocks are aligned by messages. No message arrives before it was sent. So the end of rank a's action
-that makes a message, and the start of rank b's action that needs it, bound the offset between them:
-
-    offset_b - offset_a <= start_b - end_a          for every message from a to b; the least counts
-
-Messages go both ways (forward and backward), so the offset lies in an interval. Within it the
-smallest correction is taken: hosts keep time by NTP, and a clock that is consistent is not changed.
-The error is the distance to the ends of the interval, which can be as long as messages waited.
-Ranks of one host share its clock, unless their messages contradict that.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from engine.plan.action import NO_INDEX, Action, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
 from ppbench.errors import UsageError
-from ppbench.external.kineto import OPTIMIZER, Interval, Named, Trace, is_transfer
+from ppbench.external.collectives import Placed, Range, kind_of, placed
+from ppbench.external.kineto import (
+    OPTIMIZER,
+    Interval,
+    Named,
+    Trace,
+    collective_ranges,
+    is_transfer,
+)
 
 _STEP = re.compile(r"(?:ProfilerStep#|step )(\d+)", re.ASCII)
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "record_param_comms")
@@ -48,6 +46,7 @@ class Timed(NamedTuple):
     start_ns: int
     end_ns: int
     is_seen: bool  # on the device itself; for a transfer, when its bytes moved
+    num_bytes: int = 0  # of a collective
 
 
 Steps = dict[int, list[Timed]]
@@ -56,11 +55,13 @@ Steps = dict[int, list[Timed]]
 
 @dataclass(frozen=True)
 class RankTrace:
-    """A rank of the pipeline, its trace, and the actions in it by start."""
+    """A rank of a replica of the pipeline, its trace, and the actions in it by start."""
 
     rank: int
     trace: Trace
     named: list[Named]
+    replica: int = 0
+    replicas: tuple[int | None, ...] = ()  # the job's ranks that have its stages
 
 
 def steps_of(source: RankTrace) -> Steps:
@@ -71,7 +72,9 @@ def steps_of(source: RankTrace) -> Steps:
     numbered = _by_marks(source)
     if numbered is None or any(map(_has_repeats, numbered.values())):
         numbered = _by_repeats(source)
-    timed = {number: _timed(source, part) for number, part in numbered.items()}
+    ranges = {number: _ranges(source, part) for number, part in numbered.items()}
+    timed = {number: _timed(source, part, ranges[number]) for number, part in numbered.items()}
+    _add_collectives(source, ranges, timed)
     return {number: step for number, step in timed.items() if _trains(step)} or timed
 
 
@@ -127,11 +130,10 @@ def _by_repeats(source: RankTrace) -> dict[int, list[Named]]:
     return dict(enumerate(parts))
 
 
-def _timed(source: RankTrace, part: Sequence[Named]) -> list[Timed]:
-    """Time the actions of a step and fill in numbers; none begins before the previous one ends."""
+def _ranges(source: RankTrace, part: Sequence[Named]) -> list[Range]:
+    """Return the ranges of a step's actions but the optimizer's, with their numbers filled in."""
     counts: Counter[tuple[Op, int]] = Counter()
-    timed: list[Timed] = []
-    free_ns = 0
+    ranges = []
     for named in part:
         if named.op is Op.OPT:
             continue
@@ -140,12 +142,99 @@ def _timed(source: RankTrace, part: Sequence[Named]) -> list[Timed]:
         if microbatch is None:
             microbatch = counts[named.op, stage]
         counts[named.op, stage] += 1
-        action = Action(stage, named.op, microbatch)
+        ranges.append(Range(*named.within[:2], Action(stage, named.op, microbatch)))
+    return ranges
+
+
+def _timed(source: RankTrace, part: Sequence[Named], ranges: Sequence[Range]) -> list[Timed]:
+    """Time the actions of a step; none begins before the previous one ends."""
+    timed: list[Timed] = []
+    free_ns = 0
+    actions = [named for named in part if named.op is not Op.OPT]
+    for named, (_, _, action) in zip(actions, ranges, strict=True):
         timed.append(_time_of(source.trace, named, action, free_ns))
         if not is_transfer(named.op):
             free_ns = timed[-1].end_ns
     optimizers = [named for named in part if named.op is Op.OPT]
     return timed + _optimizer(source.trace, optimizers, free_ns)
+
+
+def _add_collectives(
+    source: RankTrace, ranges: Mapping[int, list[Range]], timed: Mapping[int, list[Timed]]
+) -> None:
+    """Add the collectives of each step among its actions, at the places of their issue.
+
+    A gather comes before the computation that needs it, and so belongs to that one's step; all else
+    belongs to the step of the computation before it.
+    """
+    if len(source.replicas) < 2:
+        return
+    own = [one for one in source.trace.collectives if one.is_among(source.replicas)]
+    steps = sorted((part[0].start_ns, number) for number, part in ranges.items() if part)
+    begins = [start_ns for start_ns, _ in steps]
+    asked: dict[int, list[Range]] = {number: [] for _, number in steps}
+    last = {number: max(outer.end_ns for outer in ranges[number]) for _, number in steps}
+    for named in collective_ranges(source.trace):
+        index = bisect_right(begins, named.within.start_ns) - 1
+        is_ahead = index < 0 or named.within.start_ns > last[steps[index][1]]
+        index += named.op is Op.UNSHARD and is_ahead
+        if 0 <= index < len(steps):
+            action = Action(named.stage or 0, named.op, NO_INDEX)
+            asked[steps[index][1]].append(Range(*named.within[:2], action))
+    every = {number: sorted([*ranges[number], *asked[number]]) for _, number in steps}
+    bounds = [*(every[number][0].start_ns for _, number in steps), math.inf]
+    for index, (_, number) in enumerate(steps):
+        low, high = bounds[index : index + 2]
+        begun = [one for one in own if low <= one.launched_ns < high]
+        reshards = [outer for outer in asked[number] if outer.action.op is Op.RESHARD]
+        timed[number][:] = _with_collectives(
+            source.trace, ranges[number], timed[number], placed(every[number], begun), reshards
+        )
+
+
+def _with_collectives(
+    trace: Trace,
+    ranges: Sequence[Range],
+    timed: Sequence[Timed],
+    found: Sequence[Placed],
+    reshards: Sequence[Range],
+) -> list[Timed]:
+    """Join a step's actions with its collectives, and take these off the computations' times."""
+    if not found:
+        return list(timed)
+    ordered = [
+        ((outer.start_ns, 0), _without_collectives(trace, one, outer, found))
+        for outer, one in zip(ranges, timed, strict=False)
+    ]
+    free_ns = 0
+    for one in found:
+        start_ns = max(one.start_ns, free_ns)
+        free_ns = max(start_ns, one.end_ns)
+        times = Timed(one.action, start_ns, free_ns, is_seen=True, num_bytes=one.num_bytes)
+        ordered.append((one.issue, times))
+    gathered = {one.action.stage for one in found if one.action.op is Op.UNSHARD}
+    for start_ns, _, action in reshards:
+        if action.stage in gathered:
+            ordered.append(((start_ns, 0), Timed(action, start_ns, start_ns, is_seen=True)))
+    ordered.sort(key=lambda item: item[0])
+    return [*(one for _, one in ordered), *timed[len(ranges) :]]
+
+
+def _without_collectives(
+    trace: Trace, timed: Timed, outer: Range, found: Sequence[Placed]
+) -> Timed:
+    """Shorten a computation by the gathers that it waited for, and the sum that it ended with."""
+    start_ns, end_ns = timed.start_ns, timed.end_ns
+    for one in found:
+        if one.within != outer or (one.first.is_kernel and one.action.op is Op.UNSHARD):
+            continue
+        if one.action.op is Op.UNSHARD:
+            operators = trace.operators_in(Interval(one.first.returned_ns, outer.end_ns, ""))
+            went_on_ns = next((o.start_ns for o in operators), outer.end_ns)
+            start_ns += max(0, min(one.end_ns, went_on_ns) - one.first.launched_ns)
+        elif not one.first.is_scatter:
+            end_ns = min(end_ns, one.start_ns)
+    return timed._replace(start_ns=start_ns, end_ns=max(start_ns, end_ns))
 
 
 def _optimizer(trace: Trace, ranges: Sequence[Named], free_ns: int) -> list[Timed]:
@@ -184,14 +273,14 @@ def _work_ns(trace: Trace, named: Named) -> tuple[int, int]:
     operators = trace.operators_in(named.within)
     receives = [i for i, operator in enumerate(operators) if _RECEIVE in operator.name]
     after = operators[receives[-1] + 1 :] if receives else operators
-    sends = [operator.start_ns for operator in after if _is_communication(operator)]
+    sends = [operator.start_ns for operator in after if _is_message(operator)]
     if sends:
         after, end_ns = [o for o in after if o.start_ns < sends[0]], sends[0]
     return (after[0].start_ns if after else end_ns), end_ns
 
 
-def _is_communication(operator: Interval) -> bool:
-    return operator.name.startswith(_COMMUNICATION)
+def _is_message(operator: Interval) -> bool:
+    return operator.name.startswith(_COMMUNICATION) and kind_of(operator.name) is None
 
 
 def chosen_steps(ranks: Sequence[Steps], wanted: Iterable[int]) -> list[int]:
@@ -238,7 +327,12 @@ def _some(names: Sequence[str]) -> str:
 
 def computations(step: Sequence[Timed]) -> list[Action]:
     """Return a rank's computations of a step in the order in which they were issued."""
-    return [t.action for t in step if not is_transfer(t.action.op) and t.action.op is not Op.OPT]
+    return [t.action for t in step if t.action.op in COMPUTE_OPS]
+
+
+def issued(step: Sequence[Timed]) -> list[Action]:
+    """Return a rank's computations and collectives of a step, likewise."""
+    return [t.action for t in step if t.action.op in COMPUTE_OPS | COLLECTIVE_OPS]
 
 
 def named_stages(source: RankTrace) -> set[int]:
@@ -248,105 +342,3 @@ def named_stages(source: RankTrace) -> set[int]:
         for named in source.named
         if named.stage not in (None, NO_INDEX) and not is_transfer(named.op)
     }
-
-
-Slack = Mapping[tuple[int, int], int]
-"""(rank a, rank b) -> the least time in nanoseconds from the end of a's action to the start of the
-action of b that needs it, each on its own clock."""
-TOLERANCE_NS = 1_000
-"""Traces count microseconds, and each process relates its clock to the date on its own."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The offset of a rank's clock from rank 0's, and its error."""
-
-    offset_ns: int
-    error_ns: int
-    is_shared: bool
-
-
-def clocks_of(hosts: Sequence[str | None], slack: Slack) -> list[Clock]:
-    """Return a clock for each rank; ranks of unnamed hosts have one each."""
-    names: list[Hashable] = [rank if host is None else host for rank, host in enumerate(hosts)]
-    clocks, violated_ns = _solve(names, slack)
-    if violated_ns > TOLERANCE_NS and len(set(names)) < len(names):
-        clocks, _ = _solve(list(range(len(hosts))), slack)
-    return clocks
-
-
-def _solve(names: Sequence[Hashable], slack: Slack) -> tuple[list[Clock], int]:
-    """Find an offset for each name, the first rank's being 0; return the ranks' clocks.
-
-    The number is by how many nanoseconds messages still arrive too early.
-    """
-    numbers = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    clock_of = [numbers[name] for name in names]
-    bounds = np.full((len(numbers), len(numbers)), np.inf)
-    np.fill_diagonal(bounds, 0.0)
-    within_ns = 0
-    for (a, b), ns in slack.items():
-        source, target = clock_of[a], clock_of[b]
-        if source == target:
-            within_ns = max(within_ns, -ns)
-        else:
-            bounds[source, target] = min(bounds[source, target], ns)
-    violated_ns = max(within_ns, _relax(bounds))
-    reach = _shortest(bounds)
-    offsets = _least_correction(bounds)
-    clocks = []
-    for number in clock_of:
-        low, high = -reach[number, 0], reach[0, number]
-        far = max(high - offsets[number], offsets[number] - low, 0.0) if number else 0.0
-        error_ns = round(far) if np.isfinite(far) else 0
-        clocks.append(Clock(round(offsets[number]), error_ns + violated_ns, number == 0))
-    return clocks, violated_ns
-
-
-def _relax(bounds: np.ndarray) -> int:
-    """Widen bounds in place until they are consistent; return by how much.
-
-    Around a cycle of messages the bounds must not add up to a negative number: if they do, the
-    clocks have drifted, or ranges were not recognized rightly.
-    """
-    widened_ns = 0.0
-    while (worst := float(np.diag(_shortest(bounds)).min())) < 0:  # the most negative cycle
-        step = -worst / len(bounds)
-        bounds[np.isfinite(bounds) & ~np.eye(len(bounds), dtype=bool)] += step + 1
-        widened_ns += step + 1
-    return round(widened_ns)
-
-
-def _shortest(bounds: np.ndarray) -> np.ndarray:
-    """Return all shortest paths (Floyd-Warshall); a negative cycle shows on the diagonal."""
-    reach = bounds.copy()
-    for via in range(len(reach)):
-        reach = np.minimum(reach, reach[:, [via]] + reach[[via], :])
-    return reach
-
-
-def _least_correction(bounds: np.ndarray) -> np.ndarray:
-    """Return offsets within the bounds, the first 0, with the least sum of absolute values."""
-    from scipy.optimize import linprog
-
-    count = len(bounds)
-    if count == 1:
-        return np.zeros(1)
-    rows, limits = [], []
-    for source in range(count):
-        for target in range(count):
-            if source != target and np.isfinite(bounds[source, target]):
-                row = np.zeros(2 * count)
-                row[target], row[source] = 1.0, -1.0
-                rows.append(row)
-                limits.append(bounds[source, target] / 1e3)
-        for sign in (1.0, -1.0):  # the variable to minimise is at least the absolute value
-            row = np.zeros(2 * count)
-            row[source], row[count + source] = sign, -1.0
-            rows.append(row)
-            limits.append(0.0)
-    free = [(0.0, 0.0)] + [(None, None)] * (count - 1) + [(0.0, None)] * count
-    cost = np.r_[np.zeros(count), np.ones(count)]
-    result = linprog(cost, A_ub=np.array(rows), b_ub=limits, bounds=free, method="highs")
-    assert result.x is not None, result.message
-    return np.asarray(result.x[:count], dtype=float) * 1e3

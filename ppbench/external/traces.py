@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,8 @@ from engine.plan.program import Placement, Program
 from engine.plan.rules import fact_needed
 from engine.plan.spans import COLUMNS, Span, lane_of
 from ppbench.errors import UsageError
-from ppbench.external.kineto import Trace, check_pattern, named_ranges, read_trace
+from ppbench.external.clocks import Clock, clocks_of
+from ppbench.external.kineto import check_pattern
 from ppbench.external.record import (
     RecordedRun,
     RunMetadata,
@@ -37,21 +37,22 @@ from ppbench.external.record import (
     settings_from_text,
     write_run,
 )
+from ppbench.external.replicas import missing_stage, pipelines_in
 from ppbench.external.steps import (
-    Clock,
     RankTrace,
     Steps,
     Timed,
     check_whole,
     chosen_steps,
-    clocks_of,
     computations,
-    named_stages,
+    issued,
     steps_of,
 )
 from ppbench.store import Store, check_writable
 
 IMPORTED = "imported"
+_MEETINGS = (Op.UNSHARD, Op.REDUCE_GRAD)
+"""The collectives that take time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,13 @@ class Imported:
     schedule: str
     clocks: list[Clock]
     job_size: int | None  # its ranks, of this pipeline and others
+    num_replicas: int
+    odd_collectives: str  # why collectives are left out; empty if they are not
+
+    def name_of(self, number: int) -> str:
+        """Name a rank by its number among those of all replicas."""
+        replica, rank = divmod(number, self.world_size)
+        return f"rank {rank}" + (f" of replica {replica}" if self.num_replicas > 1 else "")
 
 
 def import_traces(
@@ -73,25 +81,38 @@ def import_traces(
     *,
     schedule: str | None = None,
     pattern: str | None = None,
+    replicas: int | None = None,
     steps: Sequence[int] = (),
     tokens_per_step: int | None = None,
     settings: Sequence[str] = (),
 ) -> Imported:
-    """Read one pipeline's traces, a file per rank, and store them as a run.
+    """Read the traces of a pipeline, or of all its replicas, and store them as a run.
 
-    `settings` are KEY=VALUE; without `steps` all are stored. Raises UsageError, StoreError.
+    There is a file per rank; a folder stands for those in it. `replicas` is needed only where the
+    traces name no stages. `settings` are KEY=VALUE; without `steps` all are stored. Raises
+    UsageError, StoreError.
     """
     check_name(name, "--name")
     known = settings_from_text(settings)
-    sources = _ranks_in_order(paths, None if pattern is None else check_pattern(pattern))
+    found = pipelines_in(paths, None if pattern is None else check_pattern(pattern), replicas)
+    sources = list(itertools.chain(*found))
     ranks = [steps_of(source) for source in sources]
     chosen = chosen_steps(ranks, steps)
     check_whole(ranks, chosen)
-    rows = tuple(tuple(computations(steps[chosen[0]])) for steps in ranks)
-    program = _program_of(sources, rows, schedule)
+    size = len(found[0])
+    parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
+    program = _program_of(found[0], parts, chosen[0], schedule)
     check_legal(program)
-    clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, ranks, chosen))
-    spans = list(_spans(program, ranks, chosen, clocks))
+    odd = _odd_collectives(sources, ranks, chosen)
+    if not odd:
+        rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
+        program = dataclasses.replace(program, actions=rows)
+    clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, parts, chosen))
+    spans = [
+        span
+        for replica, part in enumerate(parts)
+        for span in _spans(program, part, chosen, clocks[replica * size :], replica)
+    ]
     recorded = RecordedRun(
         IMPORTED,
         program,
@@ -104,101 +125,28 @@ def import_traces(
     metadata = RunMetadata(name, {"device": device, **known}, tokens_per_step)
     run_id = write_run(recorded, metadata, Store(results))
     job_size = sources[0].trace.world_size
-    return Imported(run_id, len(chosen), program.world_size, program.schedule, clocks, job_size)
-
-
-def _ranks_in_order(paths: Sequence[Path], pattern: re.Pattern[str] | None) -> list[RankTrace]:
-    """Read the traces; rank 0 has the first stage, or else is the first of the job."""
-    traces = [read_trace(path) for path in paths]
-    _check_ranks(traces)
-    _check_num_ranks(traces)
-    by_job = sorted(
-        enumerate(traces), key=lambda item: item[0] if item[1].rank is None else item[1].rank
-    )
-    sources = [
-        RankTrace(rank, trace, named_ranges(trace, pattern))
-        for rank, (_, trace) in enumerate(by_job)
-    ]
-    stages = [named_stages(source) for source in sources]
-    _check_stages(sources, stages)
-    if all(stages):
-        order = sorted(range(len(sources)), key=lambda rank: min(stages[rank]))
-        return [dataclasses.replace(sources[old], rank=new) for new, old in enumerate(order)]
-    return sources
-
-
-def _check_ranks(traces: Sequence[Trace]) -> None:
-    """Check that each file is of another rank, and that all or none name their rank."""
-    seen: dict[int, Path] = {}
-    for trace in traces:
-        if trace.rank is None:
-            continue
-        if trace.rank in seen:
-            raise UsageError(
-                f"{trace.path}: belongs to rank {trace.rank}, as does {seen[trace.rank]}; give one "
-                "file per rank"
-            )
-        seen[trace.rank] = trace.path
-    if seen and len(seen) < len(traces):
-        unnamed = next(trace.path for trace in traces if trace.rank is None)
-        raise UsageError(
-            f"{unnamed}: does not name its rank, though others do; put it into the file's name, "
-            "such as rank3.json"
-        )
-
-
-def _check_num_ranks(traces: Sequence[Trace]) -> None:
-    """Check that there is a file of each rank: not every form of ranges names its stage."""
-    given, sizes = len(traces), {trace.world_size for trace in traces} - {None}
-    if len(sizes) > 1:
-        listed = " and ".join(sorted(map(str, sizes)))
-        raise UsageError(
-            f"{traces[0].path}: the traces are of jobs of {listed} ranks; give those of one"
-        )
-    size = max(map(int, filter(None, sizes)), default=given)
-    if size % given or (given == 1 < size and traces[0].has_messages):
-        raise UsageError(
-            f"{traces[0].path}: is of a job of {size} ranks, of which {given} cannot be a whole "
-            "pipeline; give the files of all ranks of the pipeline"
-        )
-
-
-def _check_stages(sources: Sequence[RankTrace], stages: Sequence[set[int]]) -> None:
-    """Check that the ranks are one pipeline: no stage twice, and none missing."""
-    owners: dict[int, RankTrace] = {}
-    for source, stages_of_rank in zip(sources, stages, strict=True):
-        for stage in sorted(stages_of_rank):
-            if stage in owners:
-                raise UsageError(
-                    f"{source.trace.path}: has stage {stage}, as has {owners[stage].trace.path}: "
-                    "these are two pipelines (data parallel); import one at a time"
-                )
-            owners[stage] = source
-    actions = [named for source in sources for named in source.named]
-    named = {action.stage for action in actions if action.stage is not None}
-    ahead = {(a.stage or 0) + 1 for a in actions if a.op in (Op.SEND_F, Op.RECV_B)}
-    highest = max((named | ahead) - {None}, default=0)
-    missing = [stage for stage in range(int(highest) + 1) if owners and stage not in owners]
-    if missing:
-        raise _missing_stage(missing[0], sources)
-
-
-def _missing_stage(stage: int, sources: Sequence[RankTrace]) -> UsageError:
-    return UsageError(
-        f"stage {stage} is in none of the {len(sources)} traces, though the pipeline has it: ranks "
-        "are missing; give the files of all ranks of the pipeline"
-    )
+    shape = len(chosen), program.world_size, program.schedule
+    return Imported(run_id, *shape, clocks, job_size, len(parts), odd)
 
 
 def _program_of(
-    sources: Sequence[RankTrace], rows: tuple[tuple[Action, ...], ...], name: str | None
+    sources: Sequence[RankTrace], parts: Sequence[Sequence[Steps]], step: int, name: str | None
 ) -> Program:
+    """Return the program of every replica, without collectives. Raises UsageError."""
+    rows, *others = (tuple(tuple(computations(s[step])) for s in part) for part in parts)
+    for replica, theirs in enumerate(others, 1):
+        rank = next((r for r, row in enumerate(theirs) if row != rows[r]), None)
+        if rank is not None:
+            raise UsageError(
+                f"rank {rank} of replica {replica} has other actions than that of replica 0, or in "
+                "another order; import the replicas of one program"
+            )
     owners: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for action in row:
             owners.setdefault(action.stage, rank)
     if set(owners) != set(range(len(owners))):
-        raise _missing_stage(min(set(range(max(owners) + 1)) - set(owners)), sources)
+        raise missing_stage(min(set(range(max(owners) + 1)) - set(owners)), sources)
     placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(rows))
     microbatches = {action.microbatch for row in rows for action in row}
     return named_program(Program(IMPORTED, placement, max(microbatches) + 1, rows), name)
@@ -221,49 +169,88 @@ def _times(step: Sequence[Timed]) -> dict[Action, Timed]:
     return {timed.action: timed for timed in step}
 
 
+def _odd_collectives(
+    sources: Sequence[RankTrace], ranks: Sequence[Steps], chosen: Sequence[int]
+) -> str:
+    """Return where collectives are not those of the same rank's first replica and first step."""
+    for source, steps in zip(sources, ranks, strict=True):
+        first = issued(ranks[source.rank][chosen[0]])
+        for number in chosen:
+            if issued(steps[number]) != first:
+                return (
+                    f"rank {source.rank} of replica {source.replica} has others in step {number} "
+                    f"than that rank of replica 0 in step {chosen[0]}"
+                )
+    return ""
+
+
 def _slack(
-    program: Program, ranks: Sequence[Steps], chosen: Sequence[int]
+    program: Program, parts: Sequence[Sequence[Steps]], chosen: Sequence[int]
 ) -> dict[tuple[int, int], int]:
-    """Return the least slack of each pair of ranks; see `ppbench.external.steps`."""
+    """Return the least slack of each pair of ranks; see `ppbench.external.clocks`."""
     least: dict[tuple[int, int], int] = {}
-    needs = list(_needs(program))
+
+    def note(first: int, second: int, slack_ns: int) -> None:
+        least[first, second] = min(least.get((first, second), slack_ns), slack_ns)
+
+    needs, size = list(_needs(program)), program.world_size
     for number in chosen:
-        times = [_times(steps[number]) for steps in ranks]
-        for maker, made, taker, taken in needs:
-            slack_ns = times[taker][taken].start_ns - times[maker][made].end_ns
-            pair = (maker, taker)
-            least[pair] = min(least.get(pair, slack_ns), slack_ns)
+        for replica, part in enumerate(parts):
+            offset = replica * size
+            times = [_times(steps[number]) for steps in part]
+            for maker, made, taker, taken in needs:
+                slack_ns = times[taker][taken].start_ns - times[maker][made].end_ns
+                note(offset + maker, offset + taker, slack_ns)
+            for rank in range(size) if replica else ():
+                for ours, theirs in _met(part[rank][number], parts[replica - 1][rank][number]):
+                    note(offset + rank, offset - size + rank, theirs.end_ns - ours.start_ns)
+                    note(offset - size + rank, offset + rank, ours.end_ns - theirs.start_ns)
     return least
 
 
+def _met(ours: Sequence[Timed], theirs: Sequence[Timed]) -> list[tuple[Timed, Timed]]:
+    """Return the collectives of a step on the same rank of two replicas, if both have the same."""
+    both = [[t for t in step if t.action.op in _MEETINGS] for step in (ours, theirs)]
+    if [t.action for t in both[0]] != [t.action for t in both[1]]:
+        return []
+    return list(zip(*both, strict=True))
+
+
 def _spans(
-    program: Program, ranks: Sequence[Steps], chosen: Sequence[int], clocks: Sequence[Clock]
+    program: Program,
+    ranks: Sequence[Steps],
+    chosen: Sequence[int],
+    clocks: Sequence[Clock],
+    replica: int,
 ) -> Iterator[Span]:
     for number in chosen:
         times: dict[Action, tuple[int, Timed]] = {}
-        for rank, (steps, clock) in enumerate(zip(ranks, clocks, strict=True)):
+        for rank, (steps, clock) in enumerate(zip(ranks, clocks, strict=False)):
             for timed in steps[number]:
                 moved = timed._replace(
                     start_ns=timed.start_ns - clock.offset_ns, end_ns=timed.end_ns - clock.offset_ns
                 )
-                if timed.action.op is Op.OPT:
-                    yield _span(number, rank, moved.action, moved.start_ns, moved.end_ns)
+                if timed.action.op is Op.OPT or timed.action.op in _MEETINGS:
+                    if timed.action.op is Op.OPT or program.has_collectives:
+                        yield _span(number, rank, moved, replica)
                 else:
                     times[timed.action] = rank, moved
         for action, (rank, timed) in times.items():
             if action.op in COMPUTE_OPS:
-                yield _span(number, rank, action, timed.start_ns, timed.end_ns)
-        yield from _messages(number, program, times)
+                yield _span(number, rank, timed, replica)
+        for rank, timed in _messages(program, times):
+            yield _span(number, rank, timed, replica)
 
 
-def _span(step: int, rank: int, action: Action, start_ns: int, end_ns: int) -> Span:
-    stage, op, microbatch = action
-    return Span(step, rank, lane_of(op), stage, op, microbatch, start_ns, end_ns, 0)
+def _span(step: int, rank: int, timed: Timed, replica: int) -> Span:
+    stage, op, microbatch = timed.action
+    times = timed.start_ns, timed.end_ns
+    return Span(step, rank, lane_of(op), stage, op, microbatch, *times, timed.num_bytes, replica)
 
 
 def _messages(
-    step: int, program: Program, times: Mapping[Action, tuple[int, Timed]]
-) -> Iterator[Span]:
+    program: Program, times: Mapping[Action, tuple[int, Timed]]
+) -> Iterator[tuple[int, Timed]]:
     """Yield both ends of each message: as seen on devices, else while its receiver waited."""
     idle_from = _idle_from(program, times)
     for maker, made, taker, taken in _needs(program):
@@ -272,13 +259,12 @@ def _messages(
         assert receive == counterpart(send)
         seen = [times[end][1] for end in (send, receive) if end in times]
         if len(seen) == 2 and all(timed.is_seen for timed in seen):
-            for rank, end, timed in zip((maker, taker), (send, receive), seen, strict=True):
-                yield _span(step, rank, end, timed.start_ns, timed.end_ns)
+            yield from zip((maker, taker), seen, strict=True)
             continue
         sent_ns, went_on_ns = times[made][1].end_ns, times[taken][1].start_ns
         waits_ns = min(idle_from.get(taken, sent_ns), went_on_ns)
-        yield _span(step, maker, send, sent_ns, max(sent_ns, went_on_ns))
-        yield _span(step, taker, receive, waits_ns, max(waits_ns, went_on_ns))
+        yield maker, Timed(send, sent_ns, max(sent_ns, went_on_ns), is_seen=False)
+        yield taker, Timed(receive, waits_ns, max(waits_ns, went_on_ns), is_seen=False)
 
 
 def _idle_from(program: Program, times: Mapping[Action, tuple[int, Timed]]) -> dict[Action, int]:
@@ -297,7 +283,7 @@ def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:
     return {
         "hostname": trace.hostname,
         "device": gpu or ("cuda" if trace.kernels else "cpu"),
-        "clock": "rank 0" if source.rank == 0 else source_of_clock,
+        "clock": "rank 0" if source.rank == source.replica == 0 else source_of_clock,
         "clock_offset_ns": clock.offset_ns,
         "clock_error_ns": clock.error_ns,
     }

@@ -16,7 +16,7 @@ from ppbench.cli.report import timeline
 from ppbench.cli.runs import show
 from ppbench.errors import UsageError
 from ppbench.export.trackers import name_of
-from ppbench.external.steps import clocks_of
+from ppbench.external.clocks import clocks_of
 from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs
@@ -321,7 +321,7 @@ def test_the_files_must_be_of_one_pipelines_ranks_each_once(tmp_path):
     )
     assert "stage 0 is in none of the 1 traces" in refused([second], tmp_path)
     twin = trace(tmp_path, 2, one_step(0))
-    assert "two pipelines (data parallel)" in refused([first, second, twin], tmp_path)
+    assert "stage 0 is in 2 of the traces, stage 1 in 1" in refused([first, second, twin], tmp_path)
     nameless = trace(tmp_path, None, one_step(1), name="b.json")
     assert "does not name its rank" in refused([first, nameless], tmp_path)
 
