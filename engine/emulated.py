@@ -5,6 +5,8 @@ Rank 0 looks at the model to know the size of every message; no rank holds weigh
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 
@@ -12,7 +14,8 @@ from engine.configuration import edges_of, lowered_of
 from engine.connection import Agreement
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
-from engine.run.emulation import EmulatedStage, Emulation, wake_on_time
+from engine.run.collective_lane import HostLane
+from engine.run.emulation import EmulatedCollectives, EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
@@ -20,9 +23,9 @@ from engine.trainer import StepResult
 
 
 class EmulatedTrainer:
-    """This rank's part of an emulated pipeline.
+    """This rank's part of an emulated pipeline, or of one of its replicas.
 
-    The first `config.world_size` ranks of the default process group build one each, with the
+    The first `config.num_processes` ranks of the default process group build one each, with the
     agreement that `engine.connection.agree` returned, and call `step` with the same numbers. Raises
     what building the program raises.
     """
@@ -34,11 +37,13 @@ class EmulatedTrainer:
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
     ) -> None:
-        self.config = agreement.config
-        self.rank = dist.get_rank() if self.config.world_size > 1 else 0
-        self.program = lowered_of(self.config)
-        ranks = self.program.placement.ranks
-        edges = edges_of(self.program)
+        config = self.config = agreement.config
+        process = dist.get_rank() if config.num_processes > 1 else 0
+        self.replica, self.rank = divmod(process, config.world_size)
+        self.program = lowered_of(config)
+        first = process - self.rank
+        ranks = tuple(first + rank for rank in self.program.placement.ranks)
+        edges, self._fabric = edges_of(self.program), fabric
         wake_on_time()  # before the channels' threads, which inherit it
         delays_ns = emulation.delays_ns(edges)
         self.transport = fabric.transport_with(delays_ns)
@@ -46,8 +51,8 @@ class EmulatedTrainer:
             edges,
             ranks,
             agreement.messages,
-            self.config.data.num_microbatches,
-            with_shapes=self.config.data.is_variable,
+            config.data.num_microbatches,
+            with_shapes=config.data.is_variable,
             delays_ns=delays_ns,
         )
         messages = agreement.messages
@@ -57,9 +62,11 @@ class EmulatedTrainer:
                 messages[stage - 1] if stage else (),
                 messages[stage] if stage < len(messages) else None,
                 emulation,
+                self.replica,
             )
             for stage in self.program.placement.stages_of(self.rank)
         }
+        self._collectives = self._met(emulation, flight) if config.replicas > 1 else None
         self._executor = Executor(
             self.program,
             self.rank,
@@ -68,6 +75,8 @@ class EmulatedTrainer:
             fabric.clock,
             messages,
             flight,
+            self._collectives,
+            self.replica,
         )
         self._batch = self._nominal_batch()
 
@@ -88,10 +97,24 @@ class EmulatedTrainer:
         """Give back the channels; the trainer is not used again."""
         for channel in self._channels.values():
             channel.close()
+        if self._collectives is not None:
+            self._collectives.close()
+
+    def _met(self, emulation: Emulation, flight: Flight) -> EmulatedCollectives:
+        """The collectives with this rank of the other replicas, which meet over gloo."""
+        config = self.config
+        everyone = range(self.rank, config.num_processes, config.world_size)
+        group = self._fabric.group_of(tuple(everyone))
+        meet = functools.partial(dist.all_reduce, torch.zeros(1), group=group)
+        return EmulatedCollectives(emulation, meet, HostLane(self.rank, self.replica, flight))
 
     def _nominal_batch(self) -> StepBatch:
-        """Return a batch of the right size; its token ids are never read."""
+        """Return a batch of the right size, whose token ids are never read.
+
+        As in training, the tokens are those of all replicas.
+        """
         data = self.config.data
         microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
         microbatches = (microbatch,) * data.num_microbatches
-        return StepBatch(microbatches, microbatches, microbatch.numel() * data.num_microbatches)
+        num_tokens = self.config.replicas * data.num_microbatches * microbatch.numel()
+        return StepBatch(microbatches, microbatches, num_tokens)

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,8 @@ from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
 from engine.plan.lower import Edge
 from engine.plan.simulate import Durations
+from engine.run.collective_lane import Job, Lane
+from engine.run.p2p.channel import Transfer
 from engine.run.stage import Tensors
 
 _PR_SET_TIMERSLACK = 29  # in nanoseconds; see prctl(2)
@@ -31,13 +33,17 @@ class Emulation:
     """The time that each stage takes, its variation, and the delay of messages.
 
     A duration is multiplied by 1 + `jitter` times a standard normal number, and by no less than 0.
-    The numbers follow from `seed`, the step and the action.
+    The numbers follow from `seed`, the step, the action and the replica, whose computations all
+    take `factors[replica]` times as long.
     """
 
     durations: Durations
     jitter: float = 0.0
     seed: int = 0
     link_ns: tuple[int, ...] = ()  # of the link from each stage to the next, both ways
+    gather_ns: tuple[int, ...] = ()  # of each stage's UNSHARD, once all replicas are there
+    reduce_ns: tuple[int, ...] = ()  # of its REDUCE_GRAD
+    factors: tuple[float, ...] = ()  # of each replica; none: all 1
 
     def delays_ns(self, edges: Iterable[Edge]) -> dict[Edge, int]:
         """Return by how much the messages of each edge are delayed."""
@@ -47,21 +53,31 @@ class Emulation:
     def _by_op(self) -> dict[Op, tuple[int, ...]]:
         return self.durations.by_op()
 
-    def duration_ns(self, action: Action, step: int) -> int:
+    def duration_ns(self, action: Action, step: int, replica: int = 0) -> int:
         """Nanoseconds that a compute action takes in a step."""
-        mean = self._by_op[action.op][action.stage]
+        mean: float = self._by_op[action.op][action.stage]
+        if self.factors:
+            mean = round(mean * self.factors[replica])
         if self.jitter == 0:
-            return mean
-        drawn = random.Random(f"{self.seed}:{step}:{action}").gauss(1, self.jitter)  # noqa: S311  # no secret
+            return round(mean)
+        seed = f"{self.seed}:{step}:{action}" + (f":{replica}" if replica else "")
+        drawn = random.Random(seed).gauss(1, self.jitter)  # noqa: S311  # no secret
         return round(mean * max(0.0, drawn))
+
+    def collective_ns(self, action: Action) -> int:
+        """Nanoseconds that an UNSHARD or REDUCE_GRAD moves bytes."""
+        times = self.gather_ns if action.op is Op.UNSHARD else self.reduce_ns
+        return times[action.stage] if times else 0
 
 
 class EmulatedStage:
     """Takes what a stage takes, returns tensors of the size that it returns, and sleeps."""
 
-    def __init__(self, stage: int, takes: Message, sends: Message | None, plan: Emulation) -> None:
+    def __init__(
+        self, stage: int, takes: Message, sends: Message | None, plan: Emulation, replica: int = 0
+    ) -> None:
         """`takes`: the message of the stage before, () on the first; `sends` None on the last."""
-        self.is_first, self.is_last = not takes, sends is None
+        self.is_first, self.is_last, self._replica = not takes, sends is None, replica
         self._stage, self._takes, self._sends, self._plan = stage, takes, sends or (), plan
         self._held: set[int] = set()
         self.step = 0  # decides the jitter
@@ -97,8 +113,44 @@ class EmulatedStage:
 
     def _sleep(self, op: Op, microbatch: int) -> None:
         began_ns = time.monotonic_ns()
-        duration_ns = self._plan.duration_ns(Action(self._stage, op, microbatch), self.step)
-        time.sleep(max(0, began_ns + duration_ns - time.monotonic_ns()) / 1e9)
+        action = Action(self._stage, op, microbatch)
+        _sleep_until(began_ns + self._plan.duration_ns(action, self.step, self._replica))
+
+
+class EmulatedCollectives:
+    """Does a rank's collectives with the same rank of the other replicas, by sleeping.
+
+    Each begins when the replicas have met on the lane, and then takes its time.
+    """
+
+    def __init__(self, plan: Emulation, meet: Callable[[], None], lane: Lane) -> None:
+        """`meet` blocks the lane until the rank is there on all replicas."""
+        self._plan, self._meet, self._lane = plan, meet, lane
+        self._unsharding: dict[int, Job] = {}
+
+    def begin(self, action: Action) -> None:
+        if action.op is not Op.RESHARD:
+            job = self._lane.issue(action, functools.partial(self._move, action))
+            if action.op is Op.UNSHARD:
+                self._unsharding[action.stage] = job
+
+    def wait_for(self, stage: int) -> None:
+        if stage in self._unsharding:
+            self._lane.wait(self._unsharding.pop(stage))
+
+    def finish_step(self) -> list[Transfer]:
+        return self._lane.finish()
+
+    def close(self) -> None:
+        self._lane.close()
+
+    def _move(self, action: Action) -> None:
+        self._meet()
+        _sleep_until(time.monotonic_ns() + self._plan.collective_ns(action))
+
+
+def _sleep_until(end_ns: int) -> None:
+    time.sleep(max(0, end_ns - time.monotonic_ns()) / 1e9)
 
 
 def wake_on_time() -> None:

@@ -238,7 +238,7 @@ class Bucket:
                 torch.add(value, 0.0, out=shard[begin : begin + piece.own.numel()])
         flat = self._filled(self._size, 0.0)
         self._group.gather(flat, shard)
-        return [view if was_used(view) or not view.numel() else None for view in self._views(flat)]
+        return [view if was_used(view) else None for view in self._views(flat)]
 
 
 def was_used(total: Tensor) -> bool:

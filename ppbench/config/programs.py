@@ -20,9 +20,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from pydantic import ValidationError
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
 from engine.model.presets import PRESETS
-from engine.plan.action import OPS, SEND_OPS, Action
+from engine.plan.action import COMPUTE_OPS, OPS, SEND_OPS, Action, Op
 from engine.plan.choice import best_program, placements_of
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
@@ -44,6 +46,7 @@ from engine.plan.collectives import (
     Zero3,
     with_collectives,
 )
+from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.problem import counted
 from engine.plan.program import Program
@@ -188,6 +191,16 @@ def link_ns_of(case: Case) -> tuple[int, ...]:
     return listed * (num_stages_of(case) - 1) if len(listed) == 1 else listed
 
 
+def collective_ns_of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The times of each stage's UNSHARD and of its REDUCE_GRAD, of an emulated case."""
+    num_stages = num_stages_of(case)
+    gather, reduce = (
+        tuple(round(ms * NS_PER_MS) for ms in (listed * num_stages if len(listed) == 1 else listed))
+        for listed in (case.emulated_gather_ms, case.emulated_reduce_ms)
+    )
+    return gather, reduce
+
+
 def lowered_of(case: Case, program: Program | None = None) -> Program:
     """The program of a case, or the given one that was run instead, with its transfers.
 
@@ -214,7 +227,7 @@ def prove(program: Program, case: Case) -> None:
 def planned_step_ns(case: Case, lowered: Program) -> int:
     """The planned step of an emulated case, slow links included.
 
-    `lowered` is the case's program with its transfers.
+    `lowered` is the case's program with its transfers, and its collectives if it has replicas.
     """
     links, num_stages = link_ns_of(case), lowered.num_stages
     took = durations_of(case).by_kind(num_stages)
@@ -223,7 +236,25 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
             hop = min(edge_of(Action(stage, op, 0)))
             if 0 <= hop < len(links):
                 took[code * num_stages + stage] = links[hop]
+    if case.replicas > 1:
+        return replay_joined(lowered, _times_of_replicas(case, lowered, took)).makespan_ns
     return next(replay_all(lowered, [of_kinds(lowered, took)])).makespan_ns
+
+
+def _times_of_replicas(case: Case, lowered: Program, took: Sequence[int]) -> list[ReplicaTimes]:
+    """The times of each replica; its factor is of computations, not of messages."""
+    gather, reduce = collective_ns_of(case)
+    moving = array("q", bytes(0))
+    for action in itertools.chain.from_iterable(joining(lowered)):
+        listed = gather if action.op is Op.UNSHARD else reduce
+        moving.append(listed[action.stage] if listed else 0)
+    num_computing = len(COMPUTE_OPS) * lowered.num_stages
+    factors = case.emulated_replica_factors or (1.0,) * case.replicas
+    return [
+        ReplicaTimes(of_kinds(lowered, array("q", [*slowed, *took[num_computing:]])), moving)
+        for factor in factors
+        for slowed in [[round(ns * factor) for ns in took[:num_computing]]]
+    ]
 
 
 def simulated(case: Case, program: Program | None = None) -> Simulation:

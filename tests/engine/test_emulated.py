@@ -1,11 +1,16 @@
 """Emulated ranks: real processes, programs and messages; stages that only take time."""
 
+from array import array
+
 import pytest
 from pipeline import config
 
+from engine.configuration import lowered_of
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.collectives import DataParallel, TorchWindow, Zero2, Zero3
+from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import edge_of, lower
 from engine.plan.replay import replay
 from engine.plan.rules import peak_activations
@@ -94,3 +99,47 @@ def test_jitter_follows_from_seed_step_and_action():
     assert abs(sum(forwards) / 200 - 10 * MS) < 0.3 * MS
     assert len(set(forwards)) > 190
     assert min(Emulation(durations, 1.0).duration_ns(action, 0) for action in actions) == 0
+
+
+def joint_step_ns(lowered, emulation, replicas):
+    by_op = emulation.durations.by_op()
+    moving = [emulation.collective_ns(a) for row in joining(lowered) for a in row]
+    computed = [by_op[op][stage] if op in by_op else 0 for op, stage in kinds_of_actions(lowered)]
+    times = [
+        ReplicaTimes(array("q", [round(ns * factor) for ns in computed]), array("q", moving))
+        for factor in emulation.factors or (1,) * replicas
+    ]
+    return replay_joined(lowered, times).makespan_ns
+
+
+def kinds_of_actions(lowered):
+    return [(action.op, action.stage) for row in lowered.actions for action in row]
+
+
+@pytest.mark.parametrize("policy", [DataParallel(), Zero2(), Zero3(2, 1), TorchWindow(1)])
+def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, policy):
+    settings = config("interleaved_1f1b", 2, 4, replicas=2, sharding=policy)
+    lowered = lowered_of(settings)
+    durations = uniform(lowered.placement, 2 * MS, 2 * MS, 2 * MS)
+    stages = lowered.num_stages
+    emulation = Emulation(
+        durations, gather_ns=(3 * MS,) * stages, reduce_ns=(5 * MS,) * stages, factors=(1, 1.5)
+    )
+    outcomes = ranks.run(4, emulate, settings, emulation)
+    spans = [span for results, _ in outcomes for span in results[1].spans]
+    assert {(s.replica, s.rank) for s in spans} == {(d, r) for d in range(2) for r in range(2)}
+    assert {result.num_tokens for results, _ in outcomes for result in results} == {2 * 4 * 16}
+    for rank, row in enumerate(joining(lowered)):
+        own, other = (
+            [s for s in spans if (s.replica, s.rank, s.lane) == (d, rank, "collective")]
+            for d in range(2)
+        )
+        assert [(s.stage, s.op) for s in own] == [(a.stage, a.op) for a in row]
+        assert [(s.stage, s.op) for s in other] == [(a.stage, a.op) for a in row]
+        for one, two in zip(own, other, strict=True):
+            least = emulation.collective_ns(Action(one.stage, one.op, -1))
+            assert min(one.end_ns, two.end_ns) >= max(one.start_ns, two.start_ns) + least
+    timed = [s for s in spans if s.lane in ("compute", "collective")]
+    assert max(s.end_ns for s in timed) - min(
+        s.start_ns for s in timed if s.lane == "compute"
+    ) >= joint_step_ns(lowered, emulation, 2)

@@ -19,19 +19,24 @@ from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
-from ppbench.config.programs import durations_of, link_ns_of
+from ppbench.config.programs import collective_ns_of, durations_of, link_ns_of
 from ppbench.run.runtimes.runtime import facts_of_split
 
 
 class EmulatedRuntime:
-    """The case's emulated pipeline; every rank below the case's world size makes one."""
+    """The case's emulated pipeline; every process of the case makes one."""
 
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
         self._device = fabric.device
         emulation = Emulation(
-            durations_of(case), case.emulated_jitter, case.emulated_seed, link_ns_of(case)
+            durations_of(case),
+            case.emulated_jitter,
+            case.emulated_seed,
+            link_ns_of(case),
+            *collective_ns_of(case),
+            case.emulated_replica_factors,
         )
         self._trainer = EmulatedTrainer(agreement, emulation, fabric, flight)
 
@@ -67,7 +72,7 @@ class EmulatedRuntime:
     def run_facts(self) -> dict[str, object]:
         trainer = self._trainer
         split = facts_of_split(trainer.config, trainer.program, self._device)
-        transport = trainer.transport if trainer.config.world_size > 1 else "none"
+        transport = trainer.transport if trainer.config.num_processes > 1 else "none"
         return {**split, "transport": transport}
 
     def rank_facts(self) -> dict[str, object]:
