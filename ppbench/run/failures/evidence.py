@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -45,6 +46,7 @@ from ppbench.run.failures.post_mortem import (
     PostMortem,
     RankState,
     action_text,
+    name_of,
     post_mortem,
 )
 from ppbench.run.failures.watchdog import WatchdogReport, read_report
@@ -294,6 +296,7 @@ def diagnose(
     number: int,
     timeout_s: float,
     *,
+    replicas: int = 1,
     is_interrupted: bool = False,
 ) -> Diagnosis:
     """Find the status and the cause of the run of this number.
@@ -307,20 +310,23 @@ def diagnose(
     at_ns = max([_ended_ns(node) for node in nodes], default=time.time_ns())
     seen = [_last_seen(node, record, lowered, number) for node, record in located]
     world_size = len(seen) if lowered is None else lowered.world_size
-    seen = sorted((s for s in seen if s.rank < world_size), key=lambda state: state.rank)
+    replicas = 1 if lowered is None else replicas
+    num_ranks = world_size * replicas
+    seen = sorted((s for s in seen if s.rank < num_ranks), key=lambda state: state.rank)
     starts_ns = [*(span.start_ns for span in spans), *(state.since_ns for state in seen)]
     origin_ns = min(starts_ns, default=at_ns)
     at_ns -= origin_ns
     seen = [dataclasses.replace(s, since_ns=s.since_ns - origin_ns) for s in seen]
-    finding = post_mortem(seen, lowered, at_ns) if lowered is not None and seen else None
-    gone = sorted(set(range(world_size)) - {state.rank for state in seen})
-    status, error, rank = _cause(nodes, finding, timeout_s, gone)
+    finding = post_mortem(seen, lowered, at_ns, replicas) if lowered is not None and seen else None
+    gone = sorted(set(range(num_ranks)) - {state.rank for state in seen})
+    name = functools.partial(name_of, world_size=world_size, replicas=replicas)
+    status, error, rank = _cause(nodes, finding, timeout_s, gone, name)
     is_killed = not any(node.errors or node.faults for node in nodes) and status != "timeout"
     if is_interrupted and (is_killed or status == PEER_LOST):
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
-    return Diagnosis(status, error, rank, _last_actions(seen, world_size), finding, at_ns, frame)
+    return Diagnosis(status, error, rank, _last_actions(seen, num_ranks), finding, at_ns, frame)
 
 
 def _ended_ns(node: CrashReport) -> int:
@@ -420,51 +426,60 @@ def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
 
 
 def _cause(
-    nodes: Sequence[CrashReport], finding: PostMortem | None, timeout_s: float, gone: Sequence[int]
+    nodes: Sequence[CrashReport],
+    finding: PostMortem | None,
+    timeout_s: float,
+    gone: Sequence[int],
+    name: Callable[[int], str],
 ) -> tuple[str, str, int | None]:
     """Return the status, the error and the rank that failed first.
 
-    `gone` are the ranks of which nothing is left, as on a machine that was lost.
+    `gone` are the ranks of which nothing is left, as on a machine that was lost; `name` says what a
+    rank is called.
     """
     lines = [] if finding is None else [finding.verdict, *(r.account for r in finding.ranks)]
     states = "\n".join(line for line in lines if line)
     first = _first_end(nodes)
     if first is not None and first.error is not None:
-        return _of_error(first.error, states)
+        return _of_error(first.error, states, name)
     timeouts = [node for node in nodes if node.report is not None and node.report.has_timed_out]
     if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if finding is None else finding.rank
-    status, words, rank = _death(first, gone)
+    status, words, rank = _death(first, gone, name)
     trace = "" if first is None else first.last_words
     errors = sort_errors([error for node in nodes for error in node.errors])
-    complaints = [f"rank {e.rank}: {e.message}\n{e.traceback}" for e in errors[:1]]
+    complaints = [f"{name(e.rank)}: {e.message}\n{e.traceback}" for e in errors[:1]]
     texts = [words, states, trace, *complaints]
     return status, "\n".join(text for text in texts if text), rank
 
 
-def _of_error(error: RankError, states: str) -> tuple[str, str, int | None]:
+def _of_error(
+    error: RankError, states: str, name: Callable[[int], str]
+) -> tuple[str, str, int | None]:
     if error.status == STORE_FAILED:
         return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
     return (
         error.status,
-        f"rank {error.rank}: {error.message}\n{states}\n{error.traceback}",
+        f"{name(error.rank)}: {error.message}\n{states}\n{error.traceback}",
         error.rank,
     )
 
 
-def _death(first: _End | None, gone: Sequence[int]) -> tuple[str, str, int | None]:
+def _death(
+    first: _End | None, gone: Sequence[int], name: Callable[[int], str]
+) -> tuple[str, str, int | None]:
     """Return which rank died first and how, in a run in which no rank has an error of its own."""
     is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
     if gone and not is_seen:
-        return PEER_LOST, f"rank {gone[0]} left nothing behind: its machine is gone", gone[0]
+        return PEER_LOST, f"{name(gone[0])} left nothing behind: its machine is gone", gone[0]
     if first is None:
         return PEER_LOST, "a worker died without a Python error: it was killed, or crashed", None
     if first.is_killed_for_memory and first.rank not in first.node.faults:
         words = "was killed by the kernel, which had run out of memory"
-        return "oom", f"rank {first.rank} {words}", first.rank
+        return "oom", f"{name(first.rank)} {words}", first.rank
     limit = limit_in(first.last_words)
-    words = f"rank {first.rank} {first.how}"
+    words = f"{name(first.rank)} {first.how}"
     return PEER_LOST, f"{words}: {limit}" if limit else words, first.rank
 
 
@@ -472,8 +487,10 @@ def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
     """Return the last state of a rank; its times count from the epoch."""
+    position = collective = None
     if record.entries and record.number == number:
         last = record.entries[-1]
+        position, collective = last.index, record.collective
         phase, step, action = last.phase, last.step, _action(last, record.rank, lowered)
         since_ns = last.works_ns or last.began_ns
         is_waiting = phase is Phase.WAITS
@@ -491,6 +508,8 @@ def _last_seen(
         action,
         is_waiting,
         since_ns + node.to_epoch_ns,
+        position,
+        collective,
     )
 
 
@@ -508,14 +527,14 @@ def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
         return OPTIMIZER
     if entry.index is None or lowered is None:
         return None
-    row = lowered.actions[rank]
+    row = lowered.rows[rank % lowered.world_size]
     return row[entry.index] if entry.index < len(row) else None
 
 
-def _last_actions(seen: Sequence[RankState], world_size: int) -> list[str | None]:
+def _last_actions(seen: Sequence[RankState], num_ranks: int) -> list[str | None]:
     """Describe the last action or phase of each rank; None if it left no record."""
     words = {s.rank: s.phase if s.action is None else action_text(s.action) for s in seen}
-    return [words.get(rank) for rank in range(world_size)]
+    return [words.get(rank) for rank in range(num_ranks)]
 
 
 def _spans(node: CrashReport, record: Record, lowered: Program | None) -> list[Span]:
@@ -528,6 +547,7 @@ def _spans(node: CrashReport, record: Record, lowered: Program | None) -> list[S
             continue
         if entry.step >= last - 1:
             times = (entry.works_ns + node.to_epoch_ns, after.began_ns + node.to_epoch_ns)
-            lane = lane_of(action.op)
-            spans.append(Span(entry.step, record.rank, lane, *action, *times, 0))
+            size = record.rank + 1 if lowered is None else lowered.world_size
+            (replica, rank), lane = divmod(record.rank, size), lane_of(action.op)
+            spans.append(Span(entry.step, rank, lane, *action, *times, 0, replica))
     return spans

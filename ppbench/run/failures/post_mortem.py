@@ -4,6 +4,9 @@
     rank 1   waits in 1F3    for 0SEND_F3 of rank 0   only F, B, I and collective phases
     rank 0   has 0SEND_F3 behind it                   can wait
 
+With replicas, the rank of a process is counted over all of them, and its words have both: `rank 1
+of replica 0`. A collective waits for that rank of every replica that has not come to it.
+
 The chain of waits ends in a rank that is gone, in one that is at work, in a message that its sender
 has behind it, or in itself: a deadlock. A record shows the place of its rank in its row: all that
 is before it is over.
@@ -18,7 +21,7 @@ from enum import IntEnum
 import pandas as pd
 
 from engine.flight import Phase
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
 from engine.plan.lower import counterpart, incoming, outgoing
 from engine.plan.program import Program
 from ppbench.store.columns import FLIGHT
@@ -51,6 +54,7 @@ COLLECTIVE = tuple(phase.words for phase in _COLLECTIVE)
 MOVED_LATELY_NS = 1_000_000_000
 """When a rank has begun something later than this before the end, nothing shows a hang."""
 _BEFORE_FIRST = -1
+_UNSHARD = (Op.UNSHARD, NO_INDEX)  # what follows the stage in such an action
 _MOST_NAMED = 3
 _FLIGHT_COLUMNS = [column.name for column in FLIGHT][2:]  # the store adds the run and its version
 
@@ -62,7 +66,7 @@ _Place = tuple[int, int]
 class RankState:
     """State of a rank when it was last looked at."""
 
-    rank: int
+    rank: int  # over all replicas: replica x world size + rank
     hostname: str
     process: str  # `alive`, `stopped` (SIGSTOP, a debugger) or `dead`
     phase: str  # in words that follow "rank 0": `builds the model`, `drains its transfers`, ...
@@ -70,6 +74,8 @@ class RankState:
     action: Action | None  # of the lowered program's row, or OPT; None outside steps
     is_waiting: bool  # for the action's input, or for other ranks; else it is at work
     since_ns: int  # on one clock for all ranks
+    position: int | None = None  # of the action in the rank's row
+    collective: Action | None = None  # that its lane is in, beside the action
 
 
 @dataclass(frozen=True)
@@ -90,31 +96,44 @@ class PostMortem:
     verdict: str  # one sentence
     ranks: tuple[RankAccount, ...]  # in order of rank; those that left a record
     action: Action | None = None  # at fault: a SEND if its message was lost
+    world_size: int | None = None  # of a replica, by which the ranks are counted; None: of all
 
 
-def post_mortem(seen: Sequence[RankState], lowered: Program, at_ns: int) -> PostMortem:
+def post_mortem(
+    seen: Sequence[RankState], lowered: Program, at_ns: int, replicas: int = 1
+) -> PostMortem:
     """Find the rank at fault from the last known states of all ranks.
 
     `at_ns` is when they were taken, on the same clock; `lowered` is the case's program with its
     transfers. Ranks without a record are left out of `seen`; ranks that take no part in the case
     may be in it.
     """
-    waits = _Waits(seen, lowered)
+    waits = _Waits(seen, lowered, replicas)
     culprit = _culprit(waits, at_ns)
     accounts = tuple(
         _account(waits, rank, culprit.rank, at_ns) for rank in waits.ranks if rank in waits.seen
     )
-    return PostMortem(culprit.rank, culprit.verdict, accounts, culprit.action)
+    world_size = lowered.world_size
+    return PostMortem(culprit.rank, culprit.verdict, accounts, culprit.action, world_size)
+
+
+def name_of(rank: int, world_size: int, replicas: int) -> str:
+    """Return what a rank, counted over all replicas, is called."""
+    replica, own = divmod(rank, world_size)
+    return f"rank {rank}" if replicas == 1 else f"rank {own} of replica {replica}"
 
 
 def flight_rows(diagnosed: PostMortem, at_ns: int) -> pd.DataFrame:
     """Return the store's table `flight`: a row per rank, with the times as given."""
+    size = diagnosed.world_size or 1 + max((one.seen.rank for one in diagnosed.ranks), default=0)
     rows = [
         {
             **vars(account.seen),
+            "replica": account.seen.rank // size,
+            "rank": account.seen.rank % size,
             "action": _text_or_none(account.seen.action),
             "until_ns": at_ns,
-            "waits_for_rank": account.waits_for_rank,
+            "waits_for_rank": _within(account.waits_for_rank, size),
             "waits_for_action": _text_or_none(account.waits_for_action),
             "account": account.account,
         }
@@ -124,15 +143,22 @@ def flight_rows(diagnosed: PostMortem, at_ns: int) -> pd.DataFrame:
     return frame.astype({"step": "Int64", "waits_for_rank": "Int64"})
 
 
+def _within(rank: int | None, world_size: int) -> int | None:
+    return None if rank is None else rank % world_size
+
+
 def in_words(flight: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the table `flight` for display, in order of rank.
 
-    Columns: `rank`, `hostname` if there are several, `process`, `phase`, `step`, `action`,
-    `waits_for` (`1B0 of rank 1`, or null) and `since_s`, how long that had lasted.
+    Columns: `replica` and `hostname` if there are several, `rank`, `process`, `phase`, `step`,
+    `action`, `waits_for` (`1B0 of rank 1`, or null) and `since_s`, how long that had lasted.
     """
-    rows = flight.sort_values("rank", ignore_index=True)
+    rows = flight.sort_values(["replica", "rank"], ignore_index=True)
     where = ["hostname"] if len(rows["hostname"].unique()) > 1 else []
-    shown = rows[["rank", *where, "process", "phase", "step", "action"]].astype({"step": "Int64"})
+    which = ["replica"] if rows["replica"].any() else []
+    shown = rows[[*which, "rank", *where, "process", "phase", "step", "action"]].astype(
+        {"step": "Int64"}
+    )
     waits_for = [_waits_for(row) for _, row in rows.iterrows()]
     since_s = (rows["until_ns"] - rows["since_ns"]).clip(lower=0) / 1e9
     return shown.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
@@ -166,15 +192,19 @@ class _Wait:
 class _Waits:
     """Which ranks wait for which, as far as the records show."""
 
-    def __init__(self, seen: Sequence[RankState], lowered: Program) -> None:
+    def __init__(self, seen: Sequence[RankState], lowered: Program, replicas: int) -> None:
         self.seen = {state.rank: state for state in seen}
-        self.ranks = sorted({*range(lowered.world_size), *self.seen})
+        self._num_ranks, self._replicas = replicas * lowered.world_size, replicas
+        self.ranks = sorted({*range(self._num_ranks), *self.seen})
         self._program = lowered
-        self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
-        self._longest = max(map(len, lowered.actions))
+        self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.rows]
+        self._longest = max(map(len, lowered.rows))
         self._last_step = max((s.step for s in seen if s.step is not None), default=0)
         self.by_rank = {rank: self._wait_of(state) for rank, state in self.seen.items()}
         self.reached = {rank: self._follow(rank) for rank in self.ranks}
+
+    def name(self, rank: int) -> str:
+        return name_of(rank, self._program.world_size, self._replicas)
 
     def _follow(self, rank: int) -> set[int]:
         """Return the ranks that a rank waits for, directly or not; itself in a circle."""
@@ -197,6 +227,13 @@ class _Waits:
 
     def _wait_of(self, seen: RankState) -> _Wait | None:
         """Return None for a rank at work."""
+        if self.is_in_collective(seen):
+            absent = tuple(
+                other
+                for other in range(seen.rank % self._world_size, self._num_ranks, self._world_size)
+                if other != seen.rank and self._is_elsewhere(other, seen.collective)
+            )
+            return _Wait(absent, seen.collective) if absent else None
         if seen.action is None:
             if seen.phase == DRAINS:
                 return self._drain(seen)
@@ -206,10 +243,30 @@ class _Waits:
             return None
         if seen.action.op is Op.OPT:
             return _Wait(self._absent(seen.rank))
-        if seen.action.op not in COMPUTE_OPS or seen.rank >= self._program.world_size:
+        if seen.action.op not in COMPUTE_OPS or seen.rank >= self._num_ranks:
             return None
         receive = incoming(seen.action, self._program)
         return None if receive is None else self._message(seen, counterpart(receive))
+
+    def is_in_collective(self, seen: RankState) -> bool:
+        """Whether a rank cannot go on before the collective on its lane is done."""
+        if seen.collective is None or seen.action is None or seen.position is None:
+            return False
+        row = self._program.rows[seen.rank % self._world_size]
+        if seen.action.op not in COMPUTE_OPS:  # none of these blocks, but the end of the row does
+            return seen.position == len(row) - 1
+        before = row[: seen.position]
+        gathered = [at for at, one in enumerate(before) if one == (seen.action.stage, *_UNSHARD)]
+        begun = [at for at, one in enumerate(before) if one == seen.collective]
+        return seen.is_waiting and bool(gathered and begun) and begun[-1] <= gathered[-1]
+
+    def _is_elsewhere(self, rank: int, collective: Action | None) -> bool:
+        seen = self.seen.get(rank)
+        return seen is None or self.is_gone(rank) or seen.collective != collective
+
+    @property
+    def _world_size(self) -> int:
+        return self._program.world_size
 
     def _absent(self, rank: int) -> tuple[int, ...]:
         """Return the others that have not come to where this rank is, or are gone."""
@@ -225,28 +282,31 @@ class _Waits:
 
         For a rank that is gone it may well be there: nothing shows that it waited.
         """
-        sender = self._program.placement.ranks[send.stage]
-        positions = self._positions[sender]
+        owner = self._program.placement.ranks[send.stage]
+        sender = seen.rank - seen.rank % self._world_size + owner
+        positions = self._positions[owner]
         step, position = self._step_of(seen), positions[send]
         if not self.is_gone(sender) and self._has_begun(sender, (step, position + 1)):
             is_lost = not self.is_gone(seen.rank)
             return _Wait((sender,), send, is_lost=True) if is_lost else None
-        row = self._program.actions[sender][:position]
+        row = [a for a in self._program.rows[owner][:position] if a.op not in COLLECTIVE_OPS]
         made_by = next(a for a in reversed(row) if outgoing(a, self._program) == send)
         is_made = self._has_begun(sender, (step, positions[made_by] + 1))
         return _Wait((sender,), send if is_made else made_by)
 
     def _drain(self, seen: RankState) -> _Wait:
         """Return the wait for a message at the end of a row; it moves when both ends are ready."""
-        if seen.rank >= self._program.world_size:
+        if seen.rank >= self._num_ranks:
             return _Wait(())
         awaited: dict[int, Action] = {}
-        for send in self._program.actions[seen.rank]:
+        own = seen.rank % self._world_size
+        for send in self._program.rows[own]:
             if send.op not in SEND_OPS:
                 continue
             receive = counterpart(send)
-            receiver = self._program.placement.ranks[receive.stage]
-            place = self._step_of(seen), self._positions[receiver][receive] + 1
+            owner = self._program.placement.ranks[receive.stage]
+            receiver = seen.rank - own + owner
+            place = self._step_of(seen), self._positions[owner][receive] + 1
             if not self._has_begun(receiver, place):
                 awaited.setdefault(receiver, receive)
         return _Wait(tuple(awaited), next(iter(awaited.values()), None))
@@ -264,11 +324,12 @@ class _Waits:
         seen = self.seen.get(rank)
         if seen is None:
             return None
-        row = self._positions[rank] if rank < self._program.world_size else {}
+        row = self._positions[rank % self._world_size] if rank < self._num_ranks else {}
         if seen.action is not None:
             is_update = seen.action.op is Op.OPT
             after = self._longest + _AFTER_ROW[Phase.UPDATES.words]
-            position = after if is_update else row.get(seen.action)
+            known = row.get(seen.action) if seen.position is None else seen.position
+            position = after if is_update else known
             return None if position is None else (self._step_of(seen), position)
         if seen.phase not in _AFTER_ROW:
             return None
@@ -334,7 +395,7 @@ def _first_gone(waits: _Waits, at_ns: int) -> _Culprit:
         states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
         return _Culprit(None, f"the rank that died first is unknown: {states}")
     rank = first[0]
-    verdict = _state(waits, rank, at_ns) + _who_wait(waits.waiting_for(rank))
+    verdict = _state(waits, rank, at_ns) + _who_wait(waits, waits.waiting_for(rank))
     return _Culprit(rank, verdict, waits.seen[rank].action)
 
 
@@ -375,14 +436,14 @@ def _circle(waits: _Waits) -> list[int]:
 
 def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
     if end.cause is not _Cause.LOST:
-        return _state(waits, end.rank, at_ns) + _who_wait(end.waiting)
+        return _state(waits, end.rank, at_ns) + _who_wait(waits, end.waiting)
     lost = _Wait((end.rank,), end.action, is_lost=True)
     receiver = waits.seen[next(rank for rank, wait in waits.by_rank.items() if wait == lost)]
     assert end.action is not None
     return (
         f"the message of {end.action} was lost or never sent, or one before it on its channel: "
-        f"rank {end.rank} has it behind it, and rank {receiver.rank} waits for it in "
-        f"{_where(receiver)}, since {_age(receiver, at_ns)}"
+        f"{waits.name(end.rank)} has it behind it, and {waits.name(receiver.rank)} waits for it in "
+        f"{_where(waits, receiver)}, since {_age(receiver, at_ns)}"
     )
 
 
@@ -399,13 +460,13 @@ def _state(waits: _Waits, rank: int, at_ns: int) -> str:
     """Describe the state of a rank, also of one that is gone."""
     seen = waits.seen.get(rank)
     if seen is None:
-        return f"rank {rank} left no record"
-    where = f"in {_where(seen)}" if seen.action is not None else f"where it {_phase(seen)}"
+        return f"{waits.name(rank)} left no record"
+    where = f"in {_where(waits, seen)}" if seen.action is not None else f"where it {_phase(seen)}"
     if seen.process == STOPPED:
-        stopped = f"rank {rank} is stopped (SIGSTOP or a debugger) {where}"
+        stopped = f"{waits.name(rank)} is stopped (SIGSTOP or a debugger) {where}"
         return f"{stopped}, since {_age(seen, at_ns)}"
     if seen.process == DEAD:
-        return f"rank {rank} died {where}, begun {_age(seen, at_ns)} before"
+        return f"{waits.name(rank)} died {where}, begun {_age(seen, at_ns)} before"
     return _waits_in_words(waits, rank, at_ns)
 
 
@@ -413,27 +474,33 @@ def _waits_in_words(waits: _Waits, rank: int, at_ns: int | None) -> str:
     """Describe the state of a living rank, and since when if `at_ns` is given."""
     seen, wait = waits.seen[rank], waits.by_rank[rank]
     since = "" if at_ns is None else f", since {_age(seen, at_ns)}"
+    name, where = waits.name(rank), "" if seen.action is None else _where(waits, seen)
     if wait is None:
-        doing = _phase(seen) if seen.action is None else f"is in the work of {_where(seen)}"
-        return f"rank {rank} {doing}{since}"
-    doing = _phase(seen) if seen.action is None else f"waits in {_where(seen)}"
+        doing = _phase(seen) if seen.action is None else f"is in the work of {where}"
+        return f"{name} {doing}{since}"
+    doing = _phase(seen) if seen.action is None else f"waits in {where}"
     if not wait.ranks:
-        return f"rank {rank} {doing}{since}"
-    peer = wait.ranks[0]
+        return f"{name} {doing}{since}"
+    peer = waits.name(wait.ranks[0])
     if seen.phase == DRAINS and seen.action is None:
-        return f"rank {rank} {doing}{since}: rank {peer} has not posted {wait.action}"
-    if wait.action is None:
+        return f"{name} {doing}{since}: {peer} has not posted {wait.action}"
+    if wait.action is None or wait.action == seen.collective:
         is_not = "is" if len(wait.ranks) == 1 else "are"
-        return f"rank {rank} {doing}{since}: {_named(wait.ranks)} {is_not} not there"
+        return f"{name} {doing}{since}: {_named(waits, wait.ranks)} {is_not} not there"
     if wait.is_lost:
-        return f"rank {rank} {doing} for {wait.action}, which rank {peer} has behind it{since}"
-    return f"rank {rank} {doing} for {wait.action} of rank {peer}{since}"
+        return f"{name} {doing} for {wait.action}, which {peer} has behind it{since}"
+    return f"{name} {doing} for {wait.action} of {peer}{since}"
 
 
-def _where(seen: RankState) -> str:
+def _where(waits: _Waits, seen: RankState) -> str:
+    """Name the action that a rank is in, and the collective, which comes first if it holds it."""
     assert seen.action is not None
     step = "" if seen.step is None else f" of step {seen.step}"
-    return f"{action_text(seen.action)}{step}"
+    action = action_text(seen.action)
+    if seen.collective is None:
+        return f"{action}{step}"
+    is_held = waits.is_in_collective(seen)
+    return f"{seen.collective}{step}" + ("" if is_held else f", beside {action}")
 
 
 def _phase(seen: RankState) -> str:
@@ -448,20 +515,24 @@ def _phase(seen: RankState) -> str:
     return seen.phase
 
 
-def _who_wait(ranks: Sequence[int]) -> str:
+def _who_wait(waits: _Waits, ranks: Sequence[int]) -> str:
     if not ranks:
         return ""
-    return f"; {_named(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it"
+    return f"; {_named(waits, ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it"
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _named(waits: _Waits, ranks: Sequence[int]) -> str:
     """Name ranks as `rank 1`, `ranks 0, 2 and 3` or `ranks 0, 1, 2 and 5 more`."""
     if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks[: max(_MOST_NAMED, 2)]]
+        return waits.name(ranks[0])
+    names = [waits.name(rank) for rank in ranks[: max(_MOST_NAMED, 2)]]
+    shown = [
+        "ranks " + names[0].removeprefix("rank "),
+        *(n.removeprefix("rank ") for n in names[1:]),
+    ]
     if more := len(ranks) - len(shown):
-        return f"ranks {', '.join(shown)} and {more} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{', '.join(shown)} and {more} more"
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _age(seen: RankState, at_ns: int) -> str:

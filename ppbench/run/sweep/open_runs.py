@@ -59,6 +59,7 @@ def _close(
         _lowered(item.case, folder, begun.index),
         begun.index,
         item.measure.timeout_s,
+        replicas=item.case.replicas,
         is_interrupted=is_interrupted,
     )
     write_failure(job, item, begun, diagnosis)
