@@ -14,6 +14,6 @@ def env(how: HowToPrint = Format.table) -> None:
     from ppbench.run.machine.environment import default_device, read_environment
 
     environment, device = read_environment(), default_device()
-    fingerprint = environment.fingerprint(device, world_size=1, threads_per_rank=1)
+    fingerprint = environment.fingerprint(device, num_ranks=1, threads_per_rank=1)
     values = {**asdict(environment), "default_device": device, "fingerprint": fingerprint}
     print(facts(values, how))

@@ -161,7 +161,7 @@ class StoredLaunches:
 def fingerprint_of(case: Case) -> str:
     """The fingerprint of this machine in the runs of a case."""
     threads = case.launch_threads_per_rank
-    return read_environment().fingerprint(case.device, case.world_size, threads)
+    return read_environment().fingerprint(case.device, case.num_processes, threads)
 
 
 def _key_of(case: Case, measure: Measure) -> Key:

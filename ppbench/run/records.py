@@ -65,7 +65,7 @@ class RankResult:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """Measurements of all ranks, in order of rank, and facts of the whole case."""
+    """Measurements of all ranks, replica after replica, and facts of the whole case."""
 
     ranks: list[RankResult]
     facts: dict[str, object]  # columns of `runs`
@@ -246,7 +246,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
     }
-    telemetry, memory = _samples(result, rows.origin_ns), _memory_timelines(result)
+    telemetry, memory = _samples(result, rows.origin_ns), _memory_timelines(result, case.world_size)
     store.write_run(run, {**rows.tables, "telemetry": telemetry, "memory": memory})
     return tokens_per_s
 
@@ -302,10 +302,14 @@ def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
     return samples
 
 
-def _memory_timelines(result: CaseResult) -> pd.DataFrame:
+def _memory_timelines(result: CaseResult, world_size: int) -> pd.DataFrame:
     """Return the memory over the extra step; times count from the first rank's start."""
-    rows = [(rank, *level) for rank, ours in enumerate(result.ranks) for level in ours.memory]
-    levels = pd.DataFrame(rows, columns=["rank", "time_ns", "num_bytes"])
+    rows = [
+        (*divmod(number, world_size), *level)
+        for number, ours in enumerate(result.ranks)
+        for level in ours.memory
+    ]
+    levels = pd.DataFrame(rows, columns=["replica", "rank", "time_ns", "num_bytes"])
     levels["time_ns"] -= levels["time_ns"].min() if rows else 0
     return levels
 
@@ -343,7 +347,7 @@ def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Di
         "status": diagnosis.status,
         "verified": "no: the run failed",
         "error": diagnosis.error,
-        "error_rank": diagnosis.rank,
+        "error_rank": _within_replica(diagnosis.rank, planned.case),
         "last_actions": json.dumps(diagnosis.last_actions),
         "cautions": "",
     }
@@ -352,6 +356,11 @@ def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Di
         flight = flight_rows(diagnosis.post_mortem, diagnosis.at_ns)
         tables = {"flight": flight, "spans": diagnosis.spans}
     Store(Path(job.results)).write_run(run, tables)
+
+
+def _within_replica(rank: int | None, case: Case) -> int | None:
+    """The rank of a process; one that takes no part in the case has its own number."""
+    return rank if rank is None or rank >= case.num_processes else rank % case.world_size
 
 
 def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
@@ -371,7 +380,7 @@ def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
         **planned.measure.settings(),
         **({} if commit is None else dataclasses.asdict(commit)),
         "fingerprint": environment.fingerprint(
-            case.device, case.world_size, case.launch_threads_per_rank
+            case.device, case.num_processes, case.launch_threads_per_rank
         ),
         "environment": environment.as_json(),
         "code": code_hash(),
@@ -385,8 +394,8 @@ def _is_oversubscribed(case: Case) -> bool:
     if case.is_emulated:
         return False  # ranks sleep
     if case.device == "cuda":
-        return environment.shares_gpus(case.device, case.world_size)
-    return case.world_size * case.launch_threads_per_rank > environment.num_cores
+        return environment.shares_gpus(case.device, case.num_processes)
+    return case.num_processes * case.launch_threads_per_rank > environment.num_cores
 
 
 def bare_stages(case: Case, facts: Mapping[str, object]) -> list[int]:

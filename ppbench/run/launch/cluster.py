@@ -43,7 +43,7 @@ class Nodes:
 
 def nodes_for(sweep: Sweep, num_nodes: int) -> Nodes:
     """Return as many ranks per node as the largest case needs, and a restart for each failure."""
-    largest = max(case.world_size for case, _ in sweep.cases)
+    largest = max(case.num_processes for case, _ in sweep.cases)
     tries = sum(2 + measure.retry for _, measure in sweep.cases)
     return Nodes(num_nodes, -(-largest // num_nodes), tries)
 

@@ -49,13 +49,13 @@ class Environment:
     nccl: str | None
     transformers: str
 
-    def shares_gpus(self, device: str, world_size: int) -> bool:
+    def shares_gpus(self, device: str, num_ranks: int) -> bool:
         """Whether ranks must share a GPU, and so send through host memory."""
-        return device == "cuda" and world_size > len(self.gpus)
+        return device == "cuda" and num_ranks > len(self.gpus)
 
-    def fingerprint(self, device: str, world_size: int, threads_per_rank: int) -> str:
+    def fingerprint(self, device: str, num_ranks: int, threads_per_rank: int) -> str:
         """Return a short hash of the facts that must be equal for timings to be comparable."""
-        uses_nccl = device == "cuda" and not self.shares_gpus(device, world_size)
+        uses_nccl = device == "cuda" and not self.shares_gpus(device, num_ranks)
         facts: dict[str, object] = {
             "device": device,
             "backend": "nccl" if uses_nccl else "gloo",

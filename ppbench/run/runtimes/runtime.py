@@ -103,7 +103,8 @@ class RankContext:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.case.world_size))
+        """The processes of the case: replica after replica, each in order of its ranks."""
+        return tuple(range(self.case.num_processes))
 
     def wait(self) -> None:
         """Wait until the other ranks of the case are here as well."""
@@ -114,8 +115,8 @@ class RankContext:
 class Factory(Protocol):
     """Makes this rank's part of a case; a class is a factory through its constructor.
 
-    Every rank below the case's world size calls it. They are connected already: `fabric.group_of`
-    has their communicator. Raises RefusalError for a case that the runtime cannot run.
+    Every process of the case calls it. They are connected already: `fabric.group_of` has their
+    communicator. Raises RefusalError for a case that the runtime cannot run.
     """
 
     def __call__(

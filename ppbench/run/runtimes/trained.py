@@ -53,7 +53,7 @@ class TrainedRuntime:
         flight: Flight = NO_FLIGHT,
     ) -> None:
         config = agreement.config
-        self._transport = fabric.transport if config.world_size > 1 else "none"
+        self._transport = fabric.transport if config.num_processes > 1 else "none"
         self._trainer = Trainer(config, fabric, flight, self.executor())
 
     @staticmethod
@@ -80,7 +80,7 @@ class TrainedRuntime:
         if device.type == "cpu":  # its ranks share the cores, each having some of them
             name = f"{name} rank {self._trainer.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
-        return name, peak_of(device, dtype, config.world_size)
+        return name, peak_of(device, dtype, config.num_processes)
 
     def flop_facts(self) -> FlopFacts:
         return flop_facts(model_of(self._trainer.config, self._trainer.device))

@@ -179,8 +179,8 @@ def _run_job(job: Job, store: Store, shown: _Shown) -> dict[int, str]:
 
 
 def num_ranks_of(items: Iterable[PlannedRun]) -> int:
-    """Return how many ranks the largest case needs; 1 without cases."""
-    return max((item.case.world_size for item in items), default=1)
+    """Return how many ranks the largest case needs, all replicas together; 1 without cases."""
+    return max((item.case.num_processes for item in items), default=1)
 
 
 def start_workers(

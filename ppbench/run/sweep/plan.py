@@ -257,7 +257,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> s
         measure.profile_steps,
         launch,
         tracked,
-        environment.fingerprint(case.device, case.world_size, case.launch_threads_per_rank),
+        environment.fingerprint(case.device, case.num_processes, case.launch_threads_per_rank),
         _content_of(case.data_source),
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),

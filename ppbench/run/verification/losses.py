@@ -4,8 +4,9 @@
     last step    with that of the engine's run of the same case, if the store has one that a sweep
                  would not repeat: by the same code, on the same machine and data
 
-The engine is compared with the unsplit model by its tests and by `measure.verify`; any other
-runtime, also one of another package, by its losses. So the first launch of a sweep runs a case on
+The engine is compared with the unsplit model by its tests and by `measure.verify`, and with
+replicas, which are verified one by one, by its first loss; any other runtime, also one of another
+package, by both. So the first launch of a sweep runs a case on
 the engine before it runs it on other runtimes. A run that disagrees is `invalid`, without figures.
 
 Losses reveal gradients only through the optimizer: `adamw` trains the same with all gradients
@@ -39,6 +40,11 @@ class DisagreementError(ValueError):
 def must_agree(case: Case) -> bool:
     """Whether a case's losses are compared: it computes, on another runtime than the engine."""
     return case.runtime != ENGINE and not case.is_emulated
+
+
+def has_known_first_loss(case: Case) -> bool:
+    """Whether the first loss is compared with the unsplit model's: also that over all replicas."""
+    return must_agree(case) or (case.replicas > 1 and not case.is_emulated)
 
 
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:

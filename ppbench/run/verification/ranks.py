@@ -96,7 +96,7 @@ class Verifier:
         self._author: AuthorProcess | None = None
 
     def verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
-        """Verify a case if it is due.
+        """Verify a case if it is due; of several replicas one, on its own.
 
         Raises, on every rank, VerificationError and any error of opening the model.
         """
@@ -104,7 +104,8 @@ class Verifier:
             return NOTHING_IS_COMPUTED
         try:
             with _own_random_numbers():
-                return self._verify(case, measure, hands)
+                verified = self._verify(_one_replica_of(case), measure, hands)
+                return verified if case.replicas == 1 else _of_one_replica(verified)
         except NoRoomError as error:  # raised on every rank alike
             return _not_possible(str(error), is_asked=measure.verify)
         finally:
@@ -185,6 +186,27 @@ class Verifier:
             self._author.stop()
             self._author = None
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _one_replica_of(case: Case) -> Case:
+    """The case without replicas, whose whole gradients an author's module can be asked for."""
+    if case.replicas == 1:
+        return case
+    return dataclasses.replace(
+        case,
+        replicas=1,
+        sharding_policy=Case.sharding_policy,
+        sharding_residency=Case.sharding_residency,
+        sharding_look_ahead=Case.sharding_look_ahead,
+        sharding_every_backward=Case.sharding_every_backward,
+        sharding_max_active_stages=Case.sharding_max_active_stages,
+    )
+
+
+def _of_one_replica(verified: Verified) -> Verified:
+    if verified.how.startswith("no: "):
+        return verified
+    return dataclasses.replace(verified, how=f"one replica of them: {verified.how}")
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
         "runtime_code": runtime_code(case.runtime),
         "transformers": environment.transformers,
         "machine": environment.fingerprint(
-            case.device, case.world_size, case.launch_threads_per_rank
+            case.device, case.num_processes, case.launch_threads_per_rank
         ),
         "model": _sources(case.model_preset)
         if ":" in case.model_preset

@@ -38,7 +38,7 @@ from ppbench.run.job import PlannedRun
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
-from ppbench.run.verification.losses import must_agree
+from ppbench.run.verification.losses import has_known_first_loss
 from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
 
@@ -82,7 +82,7 @@ def measure(
 
 def _expected_loss(member: RankContext) -> float | None:
     """Return the unsplit model's first loss on rank 0, if losses are compared; else None."""
-    if dist.get_rank() > 0 or not must_agree(member.case):
+    if dist.get_rank() > 0 or not has_known_first_loss(member.case):
         return None
     return unsplit_loss(member.config, member.fabric.device)
 
@@ -136,6 +136,8 @@ class _Steps:
 
     def __init__(self, member: RankContext, plan: Measure, on_step: OnStep) -> None:
         self._member, self._plan, self._on_step = member, plan, on_step
+        self._replica, self._rank = divmod(dist.get_rank(), member.case.world_size)
+        self._which = (self._replica,) if self._replica else ()  # of a receive
         self.warmup_ns: list[int] = []
         self.spans: list[Span] = []  # of the measured steps
         self.early: set[Receive] = set()  # of those
@@ -174,7 +176,7 @@ class _Steps:
             number, result = self.num_done, self._step()
             self._look(result)
             self.spans += result.spans
-            self.early |= {(number, *action) for action in result.early}
+            self.early |= {(number, *action, *self._which) for action in result.early}
             self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
         node.end(window)
         self._member.wait()
@@ -191,7 +193,8 @@ class _Steps:
         elif isinstance(self._member.runtime, Inspected):
             what = self._member.runtime.find_not_finite(has_weights=has_weights)
         if what is not None:
-            self.not_finite = NotFinite(self.num_done - 1, dist.get_rank(), what)
+            where = f" of replica {self._replica}" if self._replica else ""
+            self.not_finite = NotFinite(self.num_done - 1, self._rank, f"{what}{where}")
 
     def _step(self) -> StepResult:
         self._member.wait()

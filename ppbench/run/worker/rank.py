@@ -336,13 +336,13 @@ class Worker:
         Collective: every rank of the launch calls it, and `end_case` after it.
         """
         self.flight.enter(Phase.CONNECTS)
-        group, fabric = self._group_of(case.world_size), self._fabric_for(case)
+        group, fabric = self._group_of(case.num_processes), self._fabric_for(case)
         check_file_unchanged(case)
         cores = self._bind(case)
         agreement = agree(_config_of(case), fabric)
         if case.runtime != ENGINE:  # it may need a communicator even with one rank
             fabric.connect([], tuple(range(case.world_size)), ())
-        if self._rank >= case.world_size:
+        if self._rank >= case.num_processes:
             return None
         self.flight.enter(Phase.BUILDS)
         runtime = _runtime(case, agreement, fabric, self.flight)
@@ -351,8 +351,8 @@ class Worker:
     def _bind(self, case: Case) -> tuple[int, ...] | None:
         """Bind this rank to its own cores if the case asks for it and its node has enough."""
         first = self._rank - int(os.environ["LOCAL_RANK"])
-        num_local = min(case.world_size - first, int(os.environ["LOCAL_WORLD_SIZE"]))
-        if self._rank >= case.world_size:
+        num_local = min(case.num_processes - first, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if self._rank >= case.num_processes:
             return None
         cores = self._cores.of_rank(case, self._rank - first, num_local)
         if cores is not None:
@@ -375,20 +375,20 @@ class Worker:
         """End the sampler and the watchdog: there are no more cases."""
         self._node.close()
 
-    def _group_of(self, world_size: int) -> dist.ProcessGroup:
+    def _group_of(self, num_ranks: int) -> dist.ProcessGroup:
         """Return the group for control messages of the first ranks.
 
         Every rank calls it, so that all make the group together.
         """
-        if world_size not in self._groups:
-            ranks = list(range(world_size))
+        if num_ranks not in self._groups:
+            ranks = list(range(num_ranks))
             group = dist.new_group(ranks, backend="gloo", timeout=WAIT_FOREVER)
-            self._groups[world_size] = group
-        return self._groups[world_size]
+            self._groups[num_ranks] = group
+        return self._groups[num_ranks]
 
     def _fabric_for(self, case: Case) -> Fabric:
         torch.set_num_threads(case.launch_threads_per_rank)
-        is_shared = read_environment().shares_gpus(case.device, case.world_size)
+        is_shared = read_environment().shares_gpus(case.device, case.num_processes)
         key = (case.device, is_shared)
         if key not in self._fabrics:
             device = _device_of(case.device)
