@@ -15,9 +15,11 @@ everything; RESHARD takes no time. One replica without collectives is a `replay`
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, run_all
@@ -54,7 +56,18 @@ class JoinedReplay:
     collective_starts_ns: tuple[Ints, ...]
     collective_ready_ns: tuple[Ints, ...]
     collective_ends_ns: tuple[Ints, ...]
-    compute_ns: tuple[Ints, ...]  # time in computation, by replica and rank
+    took_ns: tuple[Ints, ...]
+
+    @cached_property
+    def compute_ns(self) -> list[list[int]]:
+        """Time in computation, by replica and rank."""
+        table = self.program.table
+        is_compute = [code <= kernels.W for code in table.op]
+        rows = [slice(*ends) for ends in itertools.pairwise(table.offset)]
+        return [
+            [sum(itertools.compress(took[row], is_compute[row])) for row in rows]
+            for took in self.took_ns
+        ]
 
     def idle_ns(self) -> list[list[int]]:
         """Return the part of the makespan without computation, by replica and rank."""
@@ -96,13 +109,17 @@ class _Walks:
         self._table, self._lanes = fixed
         self._kinds = kinds_of(lowered.placement, width, made_by)
         self._num_links, self._width = num_links(lowered), width
+        codes = [table[1][begin:end] for begin, end in itertools.pairwise(table[0])]
+        computing = ((at for at, code in enumerate(row) if code <= kernels.W) for row in codes)
+        firsts = [next(places, None) for places in computing]
+        self._firsts = [b + at for b, at in zip(table[0], firsts, strict=False) if at is not None]
 
-    def call(self, times: Sequence[ReplicaTimes]) -> tuple[Any, ...]:
+    def call(self, given: Sequence[ReplicaTimes]) -> tuple[Any, ...]:
         """The arguments of the kernel for one step."""
-        made_by, size, walkers = self._made_by, len(times), len(times) * self._lowered.world_size
+        made_by, size, walkers = self._made_by, len(given), len(given) * self._lowered.world_size
         (offset, op, *_), (first, before, _) = self._table, self._lanes
         took, moving, stack = made_by(0, 0), made_by(0, 0), made_by(0, walkers)
-        for one in times:
+        for one in given:
             took.extend(one.took)
             moving.extend(one.collectives)
         for walker in range(walkers):
@@ -112,22 +129,22 @@ class _Walks:
         turn, channel_free = first[:-1] * size, made_by(0, links)
         walk = offset[:-1] * size, now, blocked, turn, stack, channel_free
         message = tuple(made_by(kernels.NONE, links * self._width) for _ in "pa")
-        meeting = made_by(0, len(before)), *(made_by(0, size * len(before)) for _ in "bro")
-        sums = made_by(0, walkers), made_by(kernels.NONE, walkers)
-        spans = (made_by(0, size * len(op)) for _ in "se")
-        fixed = self._table, self._kinds, self._lanes
-        return *fixed, took, moving, walk, message, meeting, sums, *spans
+        times = took, moving, *(made_by(0, size * len(op)) for _ in "se")
+        meeting = (
+            made_by(0, len(before)),
+            *(made_by(kernels.NONE, size * len(before)) for _ in "bro"),
+        )
+        return self._table, self._kinds, self._lanes, times, walk, message, meeting
 
     def result(self, arguments: tuple[Any, ...]) -> JoinedReplay:
         """The step that a call has filled in."""
-        *_, walk, _, (_, *meeting), (compute, first), starts, ends = arguments
-        position, now, *_ = walk
+        *_, (took, _, *spans), (position, now, *_), _, (_, *meeting) = arguments
         size = len(now) // self._lowered.world_size
         assert position == self._table[0][1:] * size, "a program that hangs passed the proof"
+        by_replica = [_by_replica(values, size) for values in (*spans, *meeting, took)]
+        begin = min((starts[at] for starts in by_replica[0] for at in self._firsts), default=0)
         last, done = max(now), max(meeting[-1], default=0)
-        makespan_ns = max(last, done) - min((one for one in first if one >= 0), default=0)
-        by_replica = (_by_replica(values, size) for values in (starts, ends, *meeting, compute))
-        return JoinedReplay(self._lowered, makespan_ns, *by_replica)
+        return JoinedReplay(self._lowered, max(last, done) - begin, *by_replica)
 
 
 def _by_replica(values: Ints, num_replicas: int) -> tuple[Ints, ...]:

@@ -19,71 +19,56 @@ def replay_joined(
     table: Arrays,
     kinds: Arrays,
     lanes: Arrays,
-    took: Ints,
-    moving: Ints,
+    times: Arrays,
     walk: Arrays,
     message: Arrays,
     meeting: Arrays,
-    sums: Arrays,
-    start: Ints,
-    end: Ints,
 ) -> None:
     """When each action of each replica starts and ends, as `kernels.replay` says it of one.
 
-    `lanes`: the first collective of each rank; before which action each collective stands; the
-    collective that each action waits for, or NONE. `moving` is how long each collective of each
-    replica moves bytes. `meeting`: how many replicas have come to a collective; then, by replica,
-    when it begins, is ready and ends. `sums`: of each walker the time in computation
-    and when it first computes.
+    `lanes`: the first of each rank, where each stands, and what each action waits for. `times`: how
+    long actions take and collectives move bytes; starts and ends. `meeting`: how many replicas have
+    come; by replica, when each collective begins, is ready and ends: NONE before.
     """
     offset, op, stage, column = table
     needed, _, receives, edge, user = kinds
     first, before, awaits = lanes
     position, now, blocked, turn, stack, channel_free = walk
-    num_stages, num_ranks, top = len(needed) // (OPT + 1), len(offset) - 1, len(stack)
-    num_replicas = len(position) // num_ranks
-    num_links, num_edges = len(message[0]) // num_replicas, len(channel_free) // num_replicas
+    arrived, over, num_ranks, top = message[1], meeting[3], len(offset) - 1, len(stack)
+    num_stages, size = len(needed) // (OPT + 1), len(position) // num_ranks  # D
+    num_links, num_edges = len(arrived) // size, len(channel_free) // size
     while top > 0:
-        top -= 1
-        walker = stack[top]
+        top, walker = top - 1, stack[top - 1]
         replica, rank = walker // num_ranks, walker % num_ranks
         at, free, own = position[walker], now[walker], replica * len(op)
         while True:
-            while turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
-                top = _begin(turn[walker], walker, free, lanes, moving, walk, meeting, top)
-                turn[walker] += 1
+            if turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
+                top = _begin(at, walker, free, lanes, times[1], walk, meeting, top)
             if at == offset[rank + 1]:
                 break
             kind = op[at] * num_stages + stage[at]
             link = replica * num_links + needed[kind] + column[at]
             if op[at] <= W:
-                if awaits[at] >= 0 and meeting[0][awaits[at]] < num_replicas:
-                    blocked[walker] = NONE - 1 - awaits[at]
+                here = replica * len(before) + awaits[at]
+                is_sharded = awaits[at] >= 0 and over[here] < 0
+                if is_sharded or (receives[kind] and arrived[link] < 0):
+                    blocked[walker] = NONE - 1 - awaits[at] if is_sharded else link
                     break
-                if receives[kind] and message[1][link] < 0:
-                    blocked[walker] = link
-                    break
-                if awaits[at] >= 0:
-                    free = max(free, meeting[3][replica * len(before) + awaits[at]])
-                if receives[kind]:
-                    free = max(free, message[1][link])
-                if sums[1][walker] < 0:
-                    sums[1][walker] = free
-                start[own + at] = free
-                free += took[own + at]
-                sums[0][walker] += took[own + at]
-                end[own + at] = free
+                free = max(free, over[here]) if awaits[at] >= 0 else free
+                free = max(free, arrived[link]) if receives[kind] else free
+                times[2][own + at] = free
+                times[3][own + at] = free = free + times[0][own + at]
             else:
-                is_send, channel = op[at] in (SEND_F, SEND_B), replica * num_edges + edge[kind]
-                ends = own + at, is_send, free
-                if _post(ends, link, channel, took, message, channel_free, start, end):
+                is_send, here = op[at] in (SEND_F, SEND_B), replica * num_edges + edge[kind]
+                posting = own + at, is_send, free, link, here
+                if _post(posting, times, message, channel_free):
                     top = _wake(replica * num_ranks + user[kind], link, blocked, stack, top)
             at += 1
         position[walker], now[walker] = at, free
 
 
 def _begin(
-    here: int,
+    at: int,
     walker: int,
     free: int,
     lanes: Arrays,
@@ -92,24 +77,32 @@ def _begin(
     meeting: Arrays,
     top: int,
 ) -> int:
-    """Note that a replica has come to a collective; the last to come lets it be done."""
-    first, before, _ = lanes
-    num_come, begin, ready, over = meeting
-    size, num_ranks = len(before), len(first) - 1
-    rank, num_replicas = walker % num_ranks, len(begin) // size
-    begin[walker // num_ranks * size + here] = free
-    num_come[here] += 1
-    if num_come[here] < num_replicas:
-        return top
-    latest = 0
-    for at in range(here, num_replicas * size, size):
+    """Note that a replica has come to the collectives before an action."""
+    (first, before, _), (num_come, begin, _, _), turn = lanes, meeting, walk[3]
+    replica, rank = walker // (len(first) - 1), walker % (len(first) - 1)
+    while turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
+        here = turn[walker]
+        begin[replica * len(before) + here] = free
+        num_come[here] += 1
+        turn[walker] += 1
+        if num_come[here] * len(before) == len(begin):
+            top = _join(here, rank, lanes, moving, walk, meeting, top)
+    return top
+
+
+def _join(
+    here: int, rank: int, lanes: Arrays, moving: Ints, walk: Arrays, meeting: Arrays, top: int
+) -> int:
+    """Let a collective be done, to which all replicas have come."""
+    (first, before, _), (_, begin, ready, over) = lanes, meeting
+    latest, size, num_ranks = 0, len(before), len(first) - 1
+    for at in range(here, len(begin), size):
         if here > first[rank]:
             begin[at] = max(begin[at], over[at - 1])
         latest = max(latest, begin[at])
-    for replica in range(num_replicas):
-        at = replica * size + here
+    for at in range(here, len(begin), size):
         ready[at], over[at] = latest, latest + moving[at]
-        top = _wake(replica * num_ranks + rank, NONE - 1 - here, walk[2], walk[4], top)
+        top = _wake(at // size * num_ranks + rank, NONE - 1 - here, walk[2], walk[4], top)
     return top
 
 
@@ -122,18 +115,11 @@ def _wake(walker: int, awaited: int, blocked: Ints, stack: Ints, top: int) -> in
 
 
 def _post(
-    end_of_message: tuple[int, bool, int],
-    link: int,
-    channel: int,
-    took: Ints,
-    message: Arrays,
-    channel_free: Ints,
-    start: Ints,
-    end: Ints,
+    posting: tuple[int, bool, int, int, int], times: Arrays, message: Arrays, channel_free: Ints
 ) -> bool:
     """Post a SEND or RECV; the second of the two lets the message move, and is told so."""
-    at, is_send, free = end_of_message
-    posted, arrived = message
+    (at, is_send, free, link, channel), (posted, arrived) = posting, message
+    took, _, start, end = times
     other = posted[link]
     if other < 0:
         posted[link], start[at] = at, free
