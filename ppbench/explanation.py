@@ -15,8 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.plan.collectives import with_collectives
+from engine.plan.program import Program, from_json
 from ppbench.analysis.attribution import PARTS, PHASES, figures_of
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
+from ppbench.analysis.job_times import times_of
+from ppbench.analysis.stragglers import Stragglers, stragglers_of
 from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
@@ -30,6 +34,8 @@ from ppbench.analysis.whatif import (
     stored_program,
     without_outliers,
 )
+from ppbench.config.case import Case
+from ppbench.config.programs import sharding_of
 from ppbench.console import note
 from ppbench.display.cases import cautions_of, settings_text, usual_axes
 from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
@@ -233,12 +239,43 @@ def explanations_of(store: Store, names: Sequence[str]) -> list[Explanation]:
     return [_explained(store, run) for _, run in runs[is_ok].iterrows()]
 
 
+def stragglers_of_run(store: Store, name: str) -> tuple[str, Stragglers]:
+    """The id of a run of a store, and who is slow in it.
+
+    Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
+    """
+    run_id, spans, lowered, replicas = stored_job(store, name)
+    try:
+        return run_id, stragglers_of(times_of(spans, lowered, replicas))
+    except KeyError as error:
+        raise StoreError(f"run {run_id}: {error.args[0]} has no span in some step") from None
+
+
+def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int]:
+    """A run's id, the spans of its measured steps, its program and its number of replicas.
+
+    Raises as `stragglers_of_run` does.
+    """
+    run = store.find(name)
+    _check_ok(run)
+    spans = store.table("spans", [run["run_id"]])
+    if spans.empty:
+        raise missing_spans(store, run)
+    return str(run["run_id"]), spans, _joined_program(run), int(run["replicas"])
+
+
+def _joined_program(run: pd.Series) -> Program:
+    """The lowered program of a run, with the collectives of its replicas."""
+    lowered, _ = stored_program(run)
+    if lowered.has_collectives or int(run["replicas"]) == 1:
+        return lowered
+    names = (name for name in Case().settings() if name.startswith("sharding_"))
+    case = Case(**{name: run[name] for name in names})
+    return with_collectives(lowered, from_json(str(run["program"])), sharding_of(case))
+
+
 def _explained(store: Store, run: pd.Series) -> Explanation:
-    if run["status"] != "ok":
-        raise UsageError(
-            f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
-            f"why it failed: ppbench show {run['run_id']}"
-        )
+    _check_ok(run)
     lowered, posting = stored_program(run)
     if has_parts(run):
         rows, edges = _stored_rows(store, run), edges_of_run(store, run)
@@ -263,8 +300,23 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
             *(o for o in others if isinstance(o, WhatIf)),
         ],
         [o for o in others if isinstance(o, Inapplicable)],
-        [HALVES_NOTE] if needs_halves(costs) else [],
+        [*([HALVES_NOTE] if needs_halves(costs) else []), *_advice(run)],
     )
+
+
+def _advice(run: pd.Series) -> list[str]:
+    """What else to ask of a run with replicas."""
+    if int(run["replicas"]) == 1:
+        return []
+    return [f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}"]
+
+
+def _check_ok(run: pd.Series) -> None:
+    if run["status"] != "ok":
+        raise UsageError(
+            f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
+            f"why it failed: ppbench show {run['run_id']}"
+        )
 
 
 def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:

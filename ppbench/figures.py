@@ -17,10 +17,13 @@ import plotly.graph_objects as go
 from ppbench.analysis.metrics import MEDIAN
 from ppbench.display.cases import Axes, by_case, ok_runs, varying_axes
 from ppbench.display.formats import Theme
+from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import UsageError, nearest
+from ppbench.explanation import stragglers_of_run
 from ppbench.report import charts
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
+from ppbench.report.charts.stragglers import heat_map
 from ppbench.report.charts.themes import styled
 from ppbench.report.pages.timeline import run_names
 from ppbench.report.scripts import Picture
@@ -39,6 +42,7 @@ __all__ = [
     "pareto",
     "scaling",
     "steps",
+    "stragglers",
     "throughput",
     "timeline",
 ]
@@ -129,9 +133,19 @@ def levels_of_memory(
     return _styled(memory_over_time(table, ranks), theme)
 
 
+def stragglers(
+    results: Results, run: str | Sequence[str] | None = None, theme: str = "light"
+) -> go.Figure:
+    """How much each worker of a run slows it down, replicas by ranks; by default of the last ok."""
+    row = _only(_rows_named(results, run), "stragglers")
+    _, found = stragglers_of_run(results.store, str(row["run_id"]))
+    return _styled(heat_map(found.by_worker, cause_in_words(found)), theme)
+
+
 OF_RUNS: dict[str, Callable[..., go.Figure]] = {
     "timeline": timeline,
     "levels_of_memory": levels_of_memory,
+    "stragglers": stragglers,
 }
 OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
     "throughput": throughput,

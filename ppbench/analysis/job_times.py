@@ -37,14 +37,11 @@ class JobTimes:
 def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTimes:
     """The times of all steps that spans hold; `lowered` has its transfers and collectives.
 
-    `spans` has the columns of `engine.plan.spans.Span`. Where it has no spans of collectives, the
-    program is taken without them. Raises KeyError with the first computation or collective of the
-    program that has no span in some step of some replica.
+    `spans` has the columns of `engine.plan.spans.Span`. Where some step lacks a collective of the
+    program, as where a library places them its own way, the program is taken without collectives.
+    Raises KeyError with a computation of the program that some replica lacks in some step.
     """
-    op = _numbers_of(spans["op"])
-    if op.max(initial=_NONE) < len(OPS):
-        lowered = lowered.without_collectives()
-    columns = Columns(lowered)
+    op, columns = _numbers_of(spans["op"]), Columns(lowered)
     steps, step = np.unique(spans["step"].to_numpy(), return_inverse=True)
     replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
     column = _columns_of(spans, op, step * replicas + replica, columns)
@@ -55,6 +52,8 @@ def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTim
     starts.reshape(-1)[at] = spans["start_ns"].to_numpy()[column != _NONE]
     ends.reshape(-1)[at] = spans["end_ns"].to_numpy()[column != _NONE]
     is_known.reshape(-1)[at] = True
+    if not np.all(is_known[..., columns.of_ops(JOINED)]):
+        return times_of(spans, lowered.without_collectives(), replicas)
     return _job(columns, starts, ends, is_known)
 
 
@@ -94,8 +93,7 @@ def _columns_of(
 
 def _job(columns: Columns, starts: Ns, ends: Ns, is_known: npt.NDArray[np.bool_]) -> JobTimes:
     is_joined, is_compute = columns.of_ops(JOINED), columns.is_compute
-    is_own = is_joined | is_compute
-    is_missing = is_own & ~np.all(is_known, axis=(0, 1))
+    is_missing = is_compute & ~np.all(is_known, axis=(0, 1))
     if is_missing.any():
         raise KeyError(columns.actions[int(is_missing.argmax())])
     ns = np.zeros_like(starts)
@@ -115,4 +113,6 @@ def _job(columns: Columns, starts: Ns, ends: Ns, is_known: npt.NDArray[np.bool_]
         ns[..., send] = np.where(is_known[..., send] & is_known[..., receive], took, 0)
         over[channel] = over_ns
     first = starts[..., is_compute].min(axis=(1, 2))
-    return JobTimes(columns, np.maximum(ns, 0), ends[..., is_own].max(axis=(1, 2)) - first)
+    return JobTimes(
+        columns, np.maximum(ns, 0), ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
+    )

@@ -205,11 +205,11 @@ class _Analysis:
         self, by_worker: pd.DataFrame, by_replica: pd.DataFrame, correlation: float
     ) -> Iterator[Straggler]:
         compute, columns = self._columns.is_compute, self._columns
-        slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
-        for replica, rank in slowest.to_numpy().tolist():
-            chosen = self._chosen(compute & (columns.rank == rank), replica)
-            yield self._straggler(Kind.WORKER, chosen, replica, rank)
         if self._replicas > 1:
+            slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
+            for replica, rank in slowest.to_numpy().tolist():
+                chosen = self._chosen(compute & (columns.rank == rank), replica)
+                yield self._straggler(Kind.WORKER, chosen, replica, rank)
             for replica in by_replica.nlargest(_TRIED, "slowness")["replica"].tolist():
                 yield self._straggler(Kind.REPLICA, self._chosen(compute, replica), replica)
             for replica, link in self._slow_links():

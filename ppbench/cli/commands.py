@@ -60,6 +60,10 @@ COMMANDS = [
         "Explain where runs' idle time went, and how long their steps would take otherwise.",
     ),
     Entry(
+        *(LOOK, "stragglers", "stragglers:stragglers"),
+        "Say who slows a job down: a worker, stage, replica, link, op type or sequence lengths.",
+    ),
+    Entry(
         *(LOOK, "report", "report:report"),
         "Write an HTML report of runs.",
     ),

@@ -316,7 +316,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "stage_share": number(
             "share", ".1f", PERCENT, meaning="the stage's share of what the partition balances"
         ),
-        "replica_shown": words("replica", "replica of the rank, or `median` over all of them"),
         "waits_for": words("waits for", "action and rank that a failed run's rank waited for"),
         "since_s": number("for", ",.3f", SECONDS, meaning="how long the rank had been there"),
         "key": words("key", "name of a fact: a column of the store, or a property"),
@@ -352,6 +351,23 @@ COMPUTED: dict[str, dict[str, Field]] = {
             meaning="most microbatches whose activations one rank held at once, for its whole "
             "share of the model",
         ),
+    },
+    "Stragglers (`stragglers`)": {
+        "straggler": words("straggler", "who is replayed with times like the others'"),
+        "cost_ns": number(
+            "costs", ",.2f", MS, lower, "the step less what it would take with these times"
+        ),
+        "share_of_step": number("of the step", ".1f", PERCENT, lower, "the same over the step"),
+        "explained": number(
+            "of the slowness", ".1f", PERCENT, meaning="the same over all that is beyond ideal, M"
+        ),
+        "slowness": number(
+            "S", ".3f", direction=lower, meaning="step with these times alone over the ideal one"
+        ),
+        "wasted": number(
+            "wasted", ".1f", PERCENT, lower, "1 - 1/S: the part of the job lost by it"
+        ),
+        "share": number("share", ".1f", PERCENT, lower, "S beyond 1 over that of all of the table"),
     },
     "Schedules (`schedules list`, `simulate`)": {
         "name": words("name", "name of the schedule"),

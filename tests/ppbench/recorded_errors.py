@@ -143,6 +143,7 @@ ERRORS: dict[str, tuple[str, list[Command]]] = {
         "show ''",
         "explain 20260102",
         "explain 20260101",
+        "stragglers 20260101",
         "query 'SELEC 1'",
         "query 'SELECT nothing FROM runs'",
         "query 'DELETE FROM runs'",

@@ -144,7 +144,7 @@ def test_figures_of_what_newer_versions_store(tmp_path: Path) -> None:
 
 
 def test_every_figure_is_drawn_on_white_and_on_dark_with_legible_text(results: Results) -> None:
-    skipped = {"idle", "levels_of_memory"}  # older runs have neither
+    skipped = {"idle", "levels_of_memory", "stragglers"}  # these runs have no data for them
     for name in set(figures.FIGURES) - skipped:
         for theme, (paper, ink) in {
             "light": ("#ffffff", "#1a1c1f"),

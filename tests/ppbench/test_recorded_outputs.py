@@ -47,6 +47,7 @@ LISTINGS = {
     "show-hung": ("swept", f"show {HUNG}"),
     "explain-emulated": ("swept", "explain last"),
     "explain-real": ("swept", f"explain {MEASURED}"),
+    "stragglers": ("swept", f"stragglers {MEASURED}"),
     "compare": ("tracked", "compare HEAD~1 HEAD"),
     "compare-across": ("tracked", "compare --across schedule"),
     "check": ("tracked", "check"),
