@@ -1,0 +1,129 @@
+"""A replica that dies or stops in a collective: which rank, of which replica, in which action."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from engine.flight import read_record
+from engine.plan.action import Op
+from ppbench.run.failures.evidence import node_folder
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+PATIENCE_S = 120
+TIMEOUT_S = 20
+SWEEP = """\
+name = "replicas"
+replicas = 2
+world_size = 2
+num_microbatches = 2
+seq_len = 8
+model.preset = "llama-tiny"
+data.source = "synthetic"
+measure = {{warmup_steps = 1, max_warmup_steps = 1, steps = 100000, timeout_s = {timeout_s}}}
+{more}
+"""
+EMULATED = """\
+device = "emulated"
+sharding.policy = "zero3"
+emulated = {F_ms = 1, I_ms = 1, W_ms = 1, gather_ms = 600000}
+"""
+REAL = """\
+device = "cpu"
+sharding.policy = "zero2"
+"""
+
+
+def start(folder, more, timeout_s=600):
+    (folder / "replicas.toml").write_text(SWEEP.format(more=more, timeout_s=timeout_s))
+    words = "from ppbench.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", words, "sweep", "replicas.toml", "--no-report"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def record_of(folder, rank, is_there):
+    """The record of a process, once it is as it shall be."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        for launch in (folder / "results" / "launches").glob("*"):
+            record = read_record(node_folder(launch.name) / f"flight-rank{rank}")
+            if record is not None and is_there(record):
+                return record
+        time.sleep(0.01)
+    pytest.fail(f"process {rank} does not come to it")
+
+
+def ended(process, folder):
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in stderr
+    (run,) = Store(folder / "results").runs().to_dict("records")
+    flight = Store(folder / "results").table("flight", [run["run_id"]])
+    assert list(zip(flight["replica"], flight["rank"], strict=True)) == [
+        (0, 0), (0, 1), (1, 0), (1, 1)
+    ]  # fmt: skip
+    assert len(json.loads(run["last_actions"])) == 4
+    return run
+
+
+def is_in_gather(record):
+    return record.collective is not None and record.collective.op is Op.UNSHARD
+
+
+def test_an_emulated_replica_that_is_killed_in_a_collective_is_named_with_it(tmp_path):
+    process = start(tmp_path, EMULATED)
+    for other in range(4):
+        record = record_of(tmp_path, other, is_in_gather)
+    killed_s = time.monotonic()
+    os.kill(record.pid, signal.SIGKILL)
+    run = ended(process, tmp_path)
+    assert time.monotonic() - killed_s < 60  # a bound on hangs, not a measurement
+    assert (run["status"], run["error_rank"]) == ("crash", 1)
+    assert run["error"].startswith("rank 1 of replica 1 was killed by SIGKILL")
+    assert "rank 1 of replica 1 died in 1UNSHARD of step 0" in run["error"]
+    assert "rank 1 of replica 0 waits for it" in run["error"] or "wait for it" in run["error"]
+
+
+def test_a_real_replica_that_is_killed_in_a_collective_is_named_with_it(tmp_path):
+    process = start(tmp_path, REAL)
+    absent = record_of(tmp_path, 3, lambda record: record.entries and record.entries[-1].step)
+    os.kill(absent.pid, signal.SIGSTOP)  # so that its fellow waits for it
+    waiting = record_of(tmp_path, 1, is_in_reduction)
+    os.kill(waiting.pid, signal.SIGKILL)
+    run = ended(process, tmp_path)
+    assert (run["status"], run["error_rank"]) == ("crash", 1)
+    assert run["error"].startswith("rank 1 of replica 0 was killed by SIGKILL")
+    assert "rank 1 of replica 0 died in 1REDUCE_GRAD of step" in run["error"]
+
+
+def is_in_reduction(record):
+    """Whether it has been in one for long enough to wait for another."""
+    if record.collective is None or record.collective.op is not Op.REDUCE_GRAD:
+        return False
+    return time.monotonic_ns() - record.collective_began_ns > 10**9
+
+
+def test_a_replica_that_stops_is_named_when_the_time_is_up(tmp_path):
+    process = start(tmp_path, REAL, TIMEOUT_S)
+    stopped = record_of(tmp_path, 2, lambda record: record.entries and record.entries[-1].step)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    run = ended(process, tmp_path)
+    took_s = time.monotonic_ns() / 1e9 - stopped.began_ns / 1e9
+    print(f"ended {took_s - TIMEOUT_S:.2f} s after measure.timeout_s")
+    assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
+    assert (run["status"], run["error_rank"]) == ("timeout", 0)
+    assert "rank 0 of replica 1 is stopped (SIGSTOP or a debugger)" in run["error"]
+    assert "rank 0 of replica 0 waits in 0REDUCE_GRAD of step" in run["error"]
+    assert "rank 0 of replica 1 is not there" in run["error"]
