@@ -74,6 +74,9 @@ class TorchWindow:
 
     Before each computation exactly the `max_active_stages` stages that are needed next are
     unsharded. Several that are resharded at once come in the order of a Python set, as there.
+    Of a pair that torch may overlap (DualPipeV) each computation counts alone, since it is run
+    alone: in a window of 1 torch has both stages of a pair unsharded, here it is one after the
+    other. Larger windows are torch's.
     """
 
     max_active_stages: int = 3

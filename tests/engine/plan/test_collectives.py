@@ -1,6 +1,7 @@
 """Where a policy puts collectives, against torch's own passes and against all orders of a cache."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -10,9 +11,9 @@ from torch.distributed.pipelining.schedules import (
     _add_reduce_grad,
     _add_unshard_reshard,
 )
-from torch_schedules import OUR_NAMES, runtime
+from torch_schedules import OUR_NAMES, numbers_of_microbatches, runtime, schedule, stages_of
 
-from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op, parse_cell
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     DataParallel,
@@ -73,6 +74,34 @@ def test_torchs_window_and_reductions_are_reproduced_action_for_action(is_thorou
                 num_rows += 1
     assert num_rows > (10_000 if is_thorough else 100)
     assert num_programs > (400 if is_thorough else 12)
+
+
+def torchs_own(torch_name, p, m, v, window):
+    """The rows of torch's own table with its collectives; of a pair, its two actions in order."""
+    order = schedule(torch_name, p, m, v).pipeline_order
+    for rank in range(p):
+        computations = [one for one in order[rank] if one is not None and one.is_compute_op]
+        actions = _add_reduce_grad(_add_unshard_reshard(computations, window), m)
+        yield [a for action in actions for a in parse_cell(str(action))]
+
+
+@pytest.mark.parametrize("name", OUR_NAMES)
+def test_torchs_own_tables_get_the_same_collectives_but_for_pairs_in_a_window_of_one(
+    name, is_thorough
+):
+    """Torch gathers both stages of a pair that may overlap; here each computation is alone."""
+    ranks = range(1, 9) if is_thorough else (1, 4)
+    sizes = itertools.product(ranks, stages_of(name), range(1, 6))
+    num_rows = Counter()
+    for p, v, window in sizes:
+        for m in numbers_of_microbatches(name, p, v):
+            placed = add_collectives(build_program(OUR_NAMES[name], p, m, v), TorchWindow(window))
+            theirs = torchs_own(name, p, m, v, window)
+            for ours, row in zip(placed.rows, theirs, strict=True):
+                num_rows[window == 1, list(ours) == row] += 1
+    differ = {key for key in num_rows if not key[1]}
+    assert differ == ({(True, False)} if name == "DualPipeV" else set())
+    assert min(num_rows.values()) > 2
 
 
 @cache

@@ -5,14 +5,22 @@ from collections import Counter
 from copy import deepcopy
 
 import pytest
-from brute_force import receive_of
+from brute_force import delivers_all, is_legal, receive_of
 
-from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, Action, Op
+from engine.plan.action import (
+    COLLECTIVE_OPS,
+    COMPUTE_OPS,
+    NO_INDEX,
+    RECV_OPS,
+    SEND_OPS,
+    Action,
+    Op,
+)
 from engine.plan.collectives import DataParallel, TorchWindow, Zero2, Zero3, add_collectives
-from engine.plan.lower import Policy, lower
+from engine.plan.lower import Policy, Sharing, lower, prove_no_deadlock
 from engine.plan.program import from_csv
 from engine.plan.replicas import prove_replicas_join
-from engine.plan.rules import ProgramError
+from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.registry import SCHEDULES, build_program
 
 POLICIES = (DataParallel(), Zero2(), Zero3(1, 0), Zero3(2, 1), TorchWindow(2))
@@ -97,10 +105,20 @@ def hangs_in_some_order(replicas):
 
 def verdict_on(replicas):
     try:
+        for one in replicas:
+            check(one)
+            prove_no_deadlock(one)
+    except ProgramError:
+        return "alone"
+    try:
         prove_replicas_join(replicas)
     except ProgramError as error:
         return "circle" if error.reason.startswith("hangs") else "lanes"
     return "proved"
+
+
+def is_sound_alone(program):
+    return is_legal(program.compute_only()) and delivers_all(program, Sharing.STAGE_EDGE)
 
 
 def drawn(chance):
@@ -113,15 +131,20 @@ def drawn(chance):
 
 
 KINDS = ("slide", "near", "far", "swap", "drop")
+ANY = ("computation", "transfer", *KINDS)
 
 
 def mutated(program, chance, kinds=KINDS):
-    """The program with collectives of one rank moved, swapped or lost: the rest stays legal."""
+    """The program with collectives of one rank moved, swapped or lost, or others of ANY kind."""
     rows = [list(row) for row in program.rows]
     row = chance.choice([row for row in rows if not COLLECTIVE_OPS.isdisjoint(a.op for a in row)])
     places = [at for at, action in enumerate(row) if action.op in COLLECTIVE_OPS]
     at, other = chance.choice(places), chance.choice(places)
-    match chance.choice(kinds):
+    match kind := chance.choice(kinds):
+        case "computation" | "transfer":
+            ops = COMPUTE_OPS if kind == "computation" else SEND_OPS | RECV_OPS
+            at = chance.choice([n for n, action in enumerate(row) if action.op in ops])
+            row.insert(max(0, at + chance.choice([-4, -2, -1, 1, 2, 4])), row.pop(at))
         case "slide":  # as far as the order of collectives allows
             least = max((p for p in places if p < at), default=-1) + 1
             most = min((p for p in places if p > at), default=len(row)) - 1
@@ -150,15 +173,16 @@ def test_mutants_are_refused_exactly_when_queues_run_by_chance_come_to_a_stop(is
     num_mutants = 1000 if is_thorough else 200
     for _ in range(num_mutants):
         replicas = drawn(chance)
-        num_changes, kinds = chance.choice([(1, KINDS), (2, KINDS), (16, ["slide"])])
-        for _ in range(num_changes):
+        few = chance.choice([(1, KINDS), (2, KINDS), (16, ["slide"]), (1, ANY), (2, ANY)])
+        for _ in range(few[0]):
             number = chance.randrange(len(replicas))
-            replicas[number] = mutated(replicas[number], chance, kinds)
+            replicas[number] = mutated(replicas[number], chance, few[1])
         verdict = verdict_on(replicas)
-        assert (verdict != "proved") == hangs(replicas, chance)
+        assert (verdict == "alone") != all(map(is_sound_alone, replicas))
+        assert verdict == "alone" or (verdict != "proved") == hangs(replicas, chance)
         verdicts[verdict] += 1
     assert verdicts["circle"] >= num_mutants / 100
-    assert min(verdicts["proved"], verdicts["lanes"]) > num_mutants / 10
+    assert min(verdicts[one] for one in ("proved", "lanes", "alone")) > num_mutants / 20
 
 
 def test_in_small_groups_all_orders_come_to_the_same_end(is_thorough):
