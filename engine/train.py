@@ -114,9 +114,10 @@ def _description(job: Job, launch: Launch, trainer: Trainer) -> str:
     options = job.options
     layers = ", ".join(str(len(owned)) for owned in trainer.partition)
     num_microbatches = options.global_batch_size // options.microbatch_size
+    replicas = f"{options.replicas} replicas ({options.sharding}), " if options.replicas > 1 else ""
     return (
         f"{options.model}: {trainer.model.num_parameters:,} parameters; "
-        f"{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
+        f"{replicas}{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
         f"{num_microbatches} microbatches of {options.microbatch_size}"
     )
 

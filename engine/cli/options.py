@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
     from engine.model.data import DataSpec
     from engine.model.spec import ModelSpec
+    from engine.plan.collectives import CollectivePolicy
     from engine.run.optimizer import OptimizerSpec
 
 LATEST: Final = "latest"
@@ -50,6 +51,7 @@ CHOICES = {
     "weights": ("auto", "random"),
     "split": ("auto", "trace"),
     "device": ("auto", "cpu", "cuda"),
+    "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "torch"),
 }
 
 
@@ -120,6 +122,16 @@ class Options:
         str | None,
         _pipeline(metavar="SIZE", help="Of a rank, with --schedule auto, such as '1.5 GiB'."),
     ] = None
+    replicas: Annotated[
+        int, _pipeline(metavar="N", min=1, help="Pipelines, which divide the processes and batch.")
+    ] = 1
+    sharding: Annotated[
+        str,
+        _pipeline(
+            metavar="none|ddp|zero1|zero2|zero3|torch",
+            help="What each replica keeps a part of: optimizer, gradients too, parameters too.",
+        ),
+    ] = "ddp"
     global_batch_size: Annotated[int, _pipeline(metavar="N", min=1, help="Sequences per step.")] = 8
     microbatch_size: Annotated[
         int,
@@ -238,6 +250,11 @@ class Options:
                 f"--global-batch-size {whole} is not a multiple of --microbatch-size {part}; "
                 f"{(whole // part + 1) * part} is"
             )
+        if whole // part % self.replicas:
+            raise OptionError(
+                f"--global-batch-size {whole} has {whole // part} microbatches, which --replicas "
+                f"{self.replicas} does not divide; expected a multiple of {part * self.replicas}"
+            )
 
     def _check_recomputation(self) -> None:
         words = self.recompute_stages.split(",") if self.recompute_stages else []
@@ -304,21 +321,28 @@ def read_options(arguments: Sequence[str]) -> Options | None:
 
 
 def configuration(options: Options, world_size: int) -> TrainerConfig:
-    """The trainer's configuration. Raises OptionError."""
+    """The trainer's configuration, of the replicas on all processes. Raises OptionError."""
     from engine.configuration import TrainerConfig
 
+    if world_size % options.replicas:
+        raise OptionError(
+            f"--replicas {options.replicas} does not divide the {world_size} processes; start a "
+            f"multiple of it: torchrun --nproc-per-node {options.replicas}"
+        )
     try:
         return TrainerConfig(
             model=_model_spec(options),
             data=_data_spec(options),
             schedule=options.schedule,
-            world_size=world_size,
+            world_size=world_size // options.replicas,
             stages_per_rank=options.stages_per_rank,
             optimizer=_optimizer_spec(options),
             autocast=options.autocast,
             recompute=options.recomputed,
             compile=options.compile,
             memory_limit=options.memory_limit,
+            replicas=options.replicas,
+            sharding=_sharding(options.sharding),
         )
     except ValueError as error:
         raise OptionError(str(error)) from None
@@ -347,7 +371,7 @@ def _data_spec(options: Options) -> DataSpec:
         source=options.data,
         seq_len=options.length,
         microbatch_size=options.microbatch_size,
-        num_microbatches=options.global_batch_size // options.microbatch_size,
+        num_microbatches=options.global_batch_size // options.microbatch_size // options.replicas,
         seed=options.seed,
         tokenizer=options.tokenizer,
         text_column=options.text_column,
@@ -355,6 +379,20 @@ def _data_spec(options: Options) -> DataSpec:
         shuffle=options.shuffle,
         num_workers=options.data_workers,
     )
+
+
+def _sharding(name: str) -> CollectivePolicy:
+    from engine.plan import collectives
+
+    policies: dict[str, CollectivePolicy] = {
+        "none": collectives.NoCollectives(),
+        "ddp": collectives.DataParallel(),
+        "zero1": collectives.Zero1(),
+        "zero2": collectives.Zero2(),
+        "zero3": collectives.Zero3(),
+        "torch": collectives.TorchWindow(),
+    }
+    return policies[name]
 
 
 def _partition(text: str) -> str | tuple[int, ...]:

@@ -25,6 +25,7 @@ alone add up to a negative zero: the sum itself tells whether there was a gradie
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ from engine.run.p2p.channel import Transfer
 
 _ALIGNED_BYTES = 64
 """Parameters and shards begin at multiples of it: kernels load whole vectors."""
+_BUCKET_BYTES = 25 * 2**20
+"""As in torch's DistributedDataParallel: gradients are there twice while a bucket takes them."""
+
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names of torch 2.13, where it has them: the older ones warn."""
 
 
 class ReplicaGroup:
@@ -58,10 +66,10 @@ class ReplicaGroup:
         """Put the shards of all replicas together; `shard` may be this replica's part of it."""
         if self._is_gloo and whole.is_cuda:  # gloo knows host memory only
             on_host = torch.empty_like(whole, device="cpu")
-            dist.all_gather_into_tensor(on_host, shard.cpu(), self._group)
+            _gather(on_host, shard.cpu(), group=self._group)
             whole.copy_(on_host)
         else:
-            dist.all_gather_into_tensor(whole, shard, self._group)
+            _gather(whole, shard, group=self._group)
 
     def sum(self, flat: Tensor) -> None:
         """Replace it by the sum over replicas, equal on all of them bit for bit."""
@@ -71,10 +79,10 @@ class ReplicaGroup:
         """Write this replica's part of the sum over replicas."""
         if self._is_gloo and flat.is_cuda:
             on_host = torch.empty_like(shard, device="cpu")
-            dist.reduce_scatter_tensor(on_host, flat.cpu(), group=self._group)
+            _reduce_scatter(on_host, flat.cpu(), group=self._group)
             shard.copy_(on_host)
         else:
-            dist.reduce_scatter_tensor(shard, flat, group=self._group)
+            _reduce_scatter(shard, flat, group=self._group)
 
 
 @dataclass(frozen=True)
@@ -238,13 +246,24 @@ class Bucket:
                 torch.add(value, 0.0, out=shard[begin : begin + piece.own.numel()])
         flat = self._filled(self._size, 0.0)
         self._group.gather(flat, shard)
-        return [view if was_used(view) else None for view in self._views(flat)]
+        return [view if was_used(view) or not view.numel() else None for view in self._views(flat)]
 
 
 def was_used(total: Tensor) -> bool:
     """Whether anything but negative zeros was added up. Blocks until it is known."""
     first = torch.view_as_real(total.flatten()[:1])[:, 0] if total.is_complex() else total.flatten()
     return not bool(((first[:1] == 0) & torch.signbit(first[:1])).all())
+
+
+def _in_parts(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parts of at most a bucket's bytes, or one parameter that is larger."""
+    part: list[nn.Parameter] = []
+    for parameter in parameters:
+        if part and sum(p.nbytes for p in part) + parameter.nbytes > _BUCKET_BYTES:
+            yield part
+            part = []
+        part.append(parameter)
+    yield part
 
 
 def _all(works: Iterable[Callable[[], None]]) -> Callable[[], None]:
@@ -286,7 +305,7 @@ class Shards:
                 kind = (own, parameter.dtype, parameter.requires_grad)
                 if parameter not in self._bucket_of:
                     kinds.setdefault(kind, []).append(parameter)
-            for some in kinds.values():
+            for some in itertools.chain.from_iterable(map(_in_parts, kinds.values())):
                 bucket = Bucket(some, group, self.kept)
                 self._bucket_of |= dict.fromkeys(some, bucket)
             self._of_stage[stage] = list(dict.fromkeys(self._bucket_of[p] for p in mine))

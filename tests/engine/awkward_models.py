@@ -520,6 +520,21 @@ def unused() -> nn.Sequential:
     return chain(Unused(), mixer(), Unused())
 
 
+class Chosen(nn.Module):
+    """Uses one of its layers for a microbatch, by its length, and a third one for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(mixer() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[x.shape[1] % 2](x)
+
+
+def used_by_some() -> nn.Sequential:
+    return chain(Chosen(), mixer(), nn.Tanh(), Chosen())
+
+
 class Half(nn.Module):
     """Computes in bfloat16, whatever its neighbours do."""
 

@@ -150,7 +150,7 @@ def train_unsplit(
     """The same with the unsplit model and torch's optimizer, nothing of ours but the batches."""
     model = build(settings, initial)
     data = Data(settings.data, 256, tokenizer_of(settings))
-    loss = _accumulate(model, data, 0)
+    loss = accumulate(model, data, 0)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     spec = settings.optimizer
     if spec.name == "adamw":
@@ -159,7 +159,7 @@ def train_unsplit(
         optimizer = torch.optim.SGD(model.parameters(), spec.learning_rate, spec.momentum)
     for step in range(NUM_STEPS):
         if step > 0:  # whose gradients are there
-            _accumulate(model, data, step)
+            accumulate(model, data, step)
         if spec.clip_norm:
             torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
         optimizer.step()
@@ -167,7 +167,7 @@ def train_unsplit(
     return Outcome(loss, initial, gradients, trained)
 
 
-def _accumulate(model: nn.Module, data: Data, step: int) -> float:
+def accumulate(model: nn.Module, data: Data, step: int) -> float:
     model.zero_grad()
     batch = data.step(step)
     total = 0.0

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from engine.connection import connect
 from engine.model.data import Data
 from engine.model.stage_module import ModelError
+from engine.plan.collectives import DataParallel, Zero1, Zero2, Zero3
 from engine.run.optimizer import OptimizerSpec
 from engine.trainer import Trainer, TrainerConfig, _seed_of
 
@@ -67,12 +68,14 @@ def train(fabric, is_member: bool, settings: TrainerConfig) -> Trained | str | N
         trained.losses.append(trainer.step(step).loss)
         if step == 0:
             trained.gradients = {
-                names.get(name, name): None if p.grad is None else p.grad.clone()
-                for name, p in trainer.parameters().items()
+                names.get(name, name): None if gradient is None else gradient.clone()
+                for name, gradient in trainer.gathered(lambda held: held.grad).items()
             }
+    state = trainer.gathered(lambda held: held.detach())
     for module in trainer.modules.values():
-        own = {names.get(name, name): t.detach().clone() for name, t in module.own_state().items()}
-        trained.state |= own
+        theirs = module.own_parameters()
+        state |= {n: t for n, t in module.own_state().items() if n not in theirs}
+    trained.state = {names.get(name, name): t.detach().clone() for name, t in state.items()}
     trainer.close()
     return trained
 
@@ -177,6 +180,7 @@ EXACT: dict[str, dict[str, object]] = {
     "complex_weight": {"optimizer": ADAMW},
     "complex_shared_weight": {"optimizer": ADAMW},
     "unused": {"optimizer": ADAMW},
+    "used_by_some": {"optimizer": ADAMW, "seq_len": "variable", "max_seq_len": 12},
     "half_inside": {},
     "sends_half": {},
     "padded": {},
@@ -388,6 +392,34 @@ def test_what_is_shared_is_exact_where_a_rank_has_several_stages(ranks, name, is
     for schedule in ("interleaved_1f1b", "zbv") if is_thorough else ("zbv",):
         ours = ranks.run(2, train, settings_of(name, 2, schedule=schedule))
         assert_equal(ours, theirs, 1e-10)
+
+
+REPLICATED = (
+    *("twice", "thrice", "tied_over_three", "shared_layer", "shared_projection", "frozen"),
+    *("complex_weight", "complex_shared_weight", "unused", "used_by_some", "recurrent"),
+    *("weight_normed", "reads_weights", "frozen_llama", "stopped", "quantised"),
+)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(DataParallel(), marks=pytest.mark.thorough),
+        pytest.param(Zero2(), marks=pytest.mark.thorough),
+        Zero1(),
+        Zero3(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", REPLICATED)
+def test_an_awkward_model_is_exact_on_replicas(ranks, name, policy):
+    """What no replica has used stays without a gradient, and what one has used has one on all."""
+    theirs = unsplit(settings_of(name, 1, **EXACT[name]))
+    settings = settings_of(name, 2, **EXACT[name], schedule="zbv", replicas=2, sharding=policy)
+    data = dataclasses.replace(settings.data, num_microbatches=settings.data.num_microbatches // 2)
+    ours = ranks.run(4, train, dataclasses.replace(settings, data=data))
+    for pipeline in (ours[:2], ours[2:]):
+        assert_equal(pipeline, theirs, 1e-10)
 
 
 UNEVEN = {2: [(3, 4), (4, 3), (1, 6)], 3: [(3, 1, 3), (2, 2, 3), (1, 4, 2), (4, 1, 2), (1, 1, 5)]}

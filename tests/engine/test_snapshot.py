@@ -1,5 +1,7 @@
 """Checkpoints: resumed bit for bit, at any world size, and readable by plain transformers."""
 
+import dataclasses
+
 import pytest
 import torch
 from models import configuration_folder
@@ -7,6 +9,7 @@ from pipeline import config, merged
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from engine.plan.collectives import DataParallel, NoCollectives, Zero1, Zero2, Zero3
 from engine.run import restoring, snapshot
 from engine.run.optimizer import OptimizerSpec
 from engine.run.snapshot import SnapshotError
@@ -31,9 +34,9 @@ def run(fabric, is_member, settings, first, stop, folder=None, source=None):
         trainer.step(step)
     if folder is not None:
         trainer.save(folder, Progress(stop))
-    parameters = {name: p.detach().clone() for name, p in trainer.parameters().items()}
+    parameters = trainer.gathered(lambda held: held.detach())
     trainer.close()
-    return parameters
+    return {name: parameter.clone() for name, parameter in parameters.items()}
 
 
 def settings_for(world_size, preset, **rest):
@@ -74,6 +77,50 @@ def test_a_run_saved_at_world_size_4_resumes_at_another(ranks, saved_at_4, world
     assert resumed.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.allclose(resumed[name], value, rtol=1e-10, atol=1e-13), name
+
+
+REPLICATED = {
+    "alone": (1, 1, NoCollectives()),
+    "whole": (2, 2, DataParallel()),
+    "zero1": (4, 1, Zero1()),
+    "zero2": (2, 3, Zero2()),
+    "zero3": (2, 2, Zero3()),
+}
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("zero3", "alone"), ("alone", "zero2"), ("zero1", "zero3")]
+)
+def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, preset, saved, resumed):
+    def trained(name, *arguments):
+        replicas, world_size, sharding = REPLICATED[name]
+        settings = settings_for(world_size, preset, replicas=replicas, sharding=sharding)
+        data = dataclasses.replace(settings.data, num_microbatches=4 // replicas)
+        settings = dataclasses.replace(settings, data=data)
+        found = ranks.run(settings.num_processes, run, settings, *arguments)
+        return merged(found[-world_size:], shared_by(preset))
+
+    expected = trained("whole", 0, 6)
+    trained(saved, 0, 3, tmp_path)
+    ours = trained(resumed, 3, 6, None, snapshot.latest(tmp_path))
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(ours[name], value, rtol=1e-10, atol=1e-13), name
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_replicas_go_on_bit_for_bit(ranks, tmp_path, name):
+    replicas, world_size, sharding = REPLICATED[name]
+    settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
+    expected = ranks.run(settings.num_processes, run, settings, 0, 4)
+    ranks.run(settings.num_processes, run, settings, 0, 2, tmp_path)
+    source = snapshot.latest(tmp_path)
+    assert len(list(source.glob("model-*.safetensors"))) == world_size  # of one replica
+    resumed = ranks.run(settings.num_processes, run, settings, 2, 4, None, source)
+    for ours, theirs in zip(resumed, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class Runs:
     unsplit: Done  # the same without torchrun
     resumed: Done  # two ranks, from 4
     resumed_alone: Done  # one rank, from 4
+    replicated: Done  # two replicas of one rank, sharded, from 4
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +89,11 @@ def runs(tmp_path_factory) -> Runs:
     from_folder = ["--resume", folder / "again" / "step-000004", "--log-file", folder / "log.jsonl"]
     both = [start(TWO_RANKS, *STEPS, *from_latest), start(ALONE, *STEPS, *from_folder)]
     resumed, resumed_alone = map(finish, both)
-    done = Runs(folder, whole, unsplit, resumed, resumed_alone)
-    for run in (whole, unsplit, resumed, resumed_alone):
+    shared = ["--replicas", "2", "--sharding", "zero3", "--save", folder / "shared"]
+    from_4 = ["--resume", folder / "again" / "step-000004"]
+    replicated = finish(start(TWO_RANKS, *STEPS, *shared, *from_4))
+    done = Runs(folder, whole, unsplit, resumed, resumed_alone, replicated)
+    for run in (whole, unsplit, resumed, resumed_alone, replicated):
         assert run.code == 0, run.stderr
     return done
 
@@ -129,6 +133,17 @@ def test_what_two_ranks_saved_one_rank_resumes(runs):
     assert "| 640 tokens |" in runs.resumed_alone.stdout
 
 
+def test_replicas_with_shards_go_on_as_one_rank_does(runs):
+    assert runs.replicated.losses == runs.resumed.losses
+    assert "| 640 tokens |" in runs.replicated.stdout
+    assert "2 replicas (zero3), 2 x cpu" in runs.replicated.stderr
+    ours = tensors_in(runs.folder / "shared" / "step-000006")
+    theirs = tensors_in(runs.folder / "whole" / "step-000006")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.allclose(tensor, theirs[name], rtol=1e-3, atol=1e-6), name
+
+
 def test_a_checkpoint_loads_with_transformers(runs):
     folder = runs.folder / "whole" / "step-000006"
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -156,6 +171,8 @@ ENOUGH = ["--max-steps", "1"]
     ("options", "words"),
     [
         (["--global-batch-size", "4", "--microbatch-size", "3", *ENOUGH], "not a multiple"),
+        (["--global-batch-size", "4", "--replicas", "3", *ENOUGH], "4 microbatches, which"),
+        ([*TINY, "--replicas", "2", *ENOUGH], "does not divide the 1 processes"),
         (["--schedule", "zigzag", *ENOUGH], 'unknown schedule "zigzag"'),
         ([], "--max-tokens"),
         (["--seq-len", "long", *ENOUGH], '--seq-len is "long"'),
@@ -165,7 +182,19 @@ ENOUGH = ["--max-steps", "1"]
         ([*TINY, "--seq-len", "4096", *ENOUGH], "1024 positions"),
         ([*TINY, "--recompute-stages", "true,false", *ENOUGH], "2 values for 1 stages"),
     ],
-    ids=["batch", "schedule", "no end", "length", "range", "typo", "latest", "positions", "stages"],
+    ids=[
+        "batch",
+        "shares",
+        "replicas",
+        "schedule",
+        "no end",
+        "length",
+        "range",
+        "typo",
+        "latest",
+        "positions",
+        "stages",
+    ],
 )
 def test_bad_input_is_one_line(options, words):
     done = finish(start(ALONE, *options))
