@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ppbench.cli.options import RESULTS, HowToPrint, Runs, StoredResults, print_text
 from ppbench.display.formats import Format
+from ppbench.display.replicas import folded, folding_note
 from ppbench.display.tables import View, render
 
 if TYPE_CHECKING:
@@ -55,11 +56,17 @@ def _paragraphs(explanation: Explanation, how: Format) -> Iterator[str]:
     yield render(explanation.parts, how, PART_COLUMNS, _WHOLE)
     yield BY_RANK_HEADING
     for kinds in (PARTS, PHASES):  # in tables of their own, so that each adds up at any width
-        yield render(explanation.ranks, how, ["rank", "idle_ns", *kinds], _WHOLE, kinds)
+        ranks, names = folded(explanation.ranks, "rank", ["rank", "idle_ns", *kinds], "idle_ns")
+        yield render(ranks, how, names, _WHOLE, kinds)
+    if note := folding_note(explanation.ranks, "rank"):
+        yield note
     if not (edges := explanation.edges).empty:
         names = [f"{s} to {t}" for s, t in zip(edges["source"], edges["target"], strict=True)]
         yield "Messages: means over all measured steps."
-        yield render(edges.assign(edge=names), how, EDGE_COLUMNS, _WHOLE)
+        named, columns = folded(
+            edges.assign(edge=names), "edge", EDGE_COLUMNS, "receiver_waiting_ns"
+        )
+        yield render(named, how, columns, _WHOLE)
     if explanation.run["world_size"] > 1:
         yield "What if: the modelled step, at the measured costs."
         yield render(explanation.what_if, how, WHAT_IF_COLUMNS, _WHOLE)

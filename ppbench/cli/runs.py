@@ -26,6 +26,7 @@ from ppbench.config.case import Case
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD, Direction, field_of, figure, words
 from ppbench.display.formats import Format
+from ppbench.display.replicas import folded, folding_note
 from ppbench.display.tables import View, as_records, facts, render
 from ppbench.display.units import NO_UNIT
 from ppbench.errors import first_line, no_runs_in
@@ -63,6 +64,13 @@ GPU_COLUMNS = [
     *("rank", "gpu_power_w", "gpu_energy_j", "gpu_utilization", "gpu_sm_mhz"),
     *("gpu_temperature_c", "gpu_throttle_reasons", "gpu_memory_used_bytes"),
 ]
+TABLES_OF_RANKS = {
+    "compute_ns": RANK_COLUMNS,
+    "peak_memory_bytes": MEMORY_COLUMNS,
+    "other_load_cores": MACHINE_COLUMNS,
+    "gpu_power_w": GPU_COLUMNS,
+}
+"""By the figure by which the worst replica of a rank is chosen."""
 STEP_COLUMNS = [
     *("step", "num_tokens", "step_ns", "optimizer_ns", "tokens_per_s"),
     *("bubble_fraction", "loss", "is_outlier"),
@@ -205,10 +213,15 @@ def _asked(details: RunDetails, how: Format, names: Sequence[str]) -> Iterator[s
     facts_of_run = {name: details.row[name] for name in names if name in details.row}
     if facts_of_run:
         yield facts(facts_of_run if how in PROGRAMS else _readable(facts_of_run), how)
-    for frame, key in ((details.stages, "stage"), (details.ranks, "rank"), (details.steps, "step")):
+    ranks = ["replica", "rank"] if details.row["replicas"] not in (None, 1) else ["rank"]
+    for frame, keys in (
+        (details.stages, ["stage"]),
+        (details.ranks, ranks),
+        (details.steps, ["step"]),
+    ):
         shown = [name for name in names if name in frame and name not in facts_of_run]
         if shown and not frame.empty:
-            shown = list(dict.fromkeys([key, *shown]))
+            shown = list(dict.fromkeys([*keys, *shown]))
             yield render(frame[shown], how, shown)
 
 
@@ -228,19 +241,21 @@ def _details(details: RunDetails, how: Format) -> list[str]:
     parts = [*failure, *([facts(_readable(measured), how)] if measured else [])]
     if not details.stages.empty:
         parts.append(render(details.stages, how, list(map(str, details.stages)), _WHOLE))
-    for frame, columns in (
-        (details.ranks, RANK_COLUMNS),
-        (details.ranks, MEMORY_COLUMNS),
-        (details.ranks, MACHINE_COLUMNS),
-        (details.ranks, GPU_COLUMNS),
-        (details.steps, STEP_COLUMNS),
-    ):
-        filled = [name for name in columns if frame[name].notna().any()]
-        if len(filled) > 1:
-            parts.append(render(frame, how, filled, _WHOLE))
+    for leading, columns in TABLES_OF_RANKS.items():
+        if len(filled := _filled(details.ranks, columns)) > 1:
+            ranks, names = folded(details.ranks, "rank", filled, leading)
+            parts.append(render(ranks, how, names, _WHOLE))
+    if hidden_ranks := folding_note(details.ranks, "rank"):
+        parts.append(hidden_ranks)
+    if len(filled := _filled(details.steps, STEP_COLUMNS)) > 1:
+        parts.append(render(details.steps, how, filled, _WHOLE))
     notes = details.ranks["telemetry_note"].dropna().unique()
     parts += [facts(group, how) for group in (asked_for, rest) if group]
     return parts + [f"note: {text}" for text in notes if text]
+
+
+def _filled(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if frame[name].notna().any()]
 
 
 def _is_figure(column: str) -> bool:

@@ -316,6 +316,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "stage_share": number(
             "share", ".1f", PERCENT, meaning="the stage's share of what the partition balances"
         ),
+        "replica_shown": words("replica", "replica of the rank, or `median` over all of them"),
         "waits_for": words("waits for", "action and rank that a failed run's rank waited for"),
         "since_s": number("for", ",.3f", SECONDS, meaning="how long the rank had been there"),
         "key": words("key", "name of a fact: a column of the store, or a property"),
