@@ -47,6 +47,7 @@ KINDS = {
     "clipped": {"optimizer": OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)},
     "uneven": {"seq_len": "variable", "max_seq_len": 40, "microbatch_size": 2},
     "empty": {"partition": "with an empty stage"},
+    "recomputed": {"recompute": True},
 }
 EVERY = list(itertools.product(SHAPES, POLICIES, SCHEDULES, KINDS))
 
@@ -191,6 +192,22 @@ def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lan
             elif action.op in COMPUTE_OPS and isinstance(policy, Zero3):
                 computed = at[action.op, action.stage, action.microbatch]
                 assert computed.start_ns >= unsharded[action.stage]
+
+
+@pytest.mark.parametrize("policy", [DataParallel(), Zero1(), Zero3()], ids=str)
+def test_replicas_of_bfloat16_stay_equal_bit_for_bit(ranks, policy):
+    settings = dataclasses.replace(
+        settings_of((2, 2), policy, "zbv", "tied"), optimizer=OptimizerSpec(learning_rate=0.1)
+    )
+    model = dataclasses.replace(settings.model, dtype="bfloat16")
+    settings = dataclasses.replace(settings, model=model)
+    outcomes = ranks.run(4, train, settings)
+    for one, other in zip(outcomes[:2], outcomes[2:], strict=True):
+        assert [r.loss for r in one.results] == [r.loss for r in other.results]
+        for name, tensor in one.trained.items():
+            assert tensor.dtype is torch.bfloat16
+            assert torch.equal(tensor, other.trained[name]), name
+            assert not torch.equal(tensor, one.initial[name]), name
 
 
 def test_one_replica_has_no_collectives_and_no_lane(ranks):
