@@ -24,7 +24,7 @@ from ppbench.cli.options import (
 )
 from ppbench.config.case import Case
 from ppbench.console import note
-from ppbench.display.fields import WORKLOAD, Direction, field_of, figure, words
+from ppbench.display.fields import OF_REPLICAS, Direction, field_of, figure, words
 from ppbench.display.formats import Format
 from ppbench.display.replicas import folded, folding_note
 from ppbench.display.tables import View, as_records, facts, render
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 BULKY = ("program", "environment")
 LISTED = [
-    *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *WORKLOAD),
+    *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *OF_REPLICAS),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
 """Columns of a list for people; `error` and `cautions` are shown if any run has some, `runtime` if
-any run has another than the engine."""
+any run has another than the engine, `replicas` if any has several."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 RANK_COLUMNS = [
@@ -126,12 +126,14 @@ def list_runs(
 
 
 def _is_shown(runs: pd.DataFrame, name: str) -> bool:
-    """Whether a column says anything: errors and cautions if there are any, other runtimes."""
+    """Whether a column says anything: errors and cautions, other runtimes, several replicas."""
     match name:
         case "error":
             return bool(runs["error"].notna().any())
         case "cautions":
             return bool(runs["cautions"].fillna("").ne("").any())
+        case "replicas":
+            return bool(runs["replicas"].gt(1).any())
         case "runtime":
             return bool(runs["runtime"].ne(ENGINE).any())
         case _:

@@ -30,7 +30,7 @@ from ppbench.cli.options import (
     print_text,
 )
 from ppbench.console import note
-from ppbench.display.fields import WORKLOAD
+from ppbench.display.fields import OF_REPLICAS, WORKLOAD
 from ppbench.display.formats import Assets, Format
 from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.errors import ExitCode, UsageError
@@ -150,7 +150,13 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
     note_stages(chosen)
     for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
         note(f"note: {text}")
-    print(render(planned_cases(chosen), how, ["case_id", *(chosen.axes or WORKLOAD)], view))
+    print(render(planned_cases(chosen), how, ["case_id", *_axes_of(chosen)], view))
+
+
+def _axes_of(sweep: Sweep) -> tuple[str, ...]:
+    """The columns that tell the cases of a sweep apart."""
+    has_replicas = any(case.replicas > 1 for case, _ in sweep.cases)
+    return sweep.axes or (OF_REPLICAS if has_replicas else WORKLOAD)
 
 
 def _sweep_here(
@@ -284,7 +290,7 @@ def _shown_columns(done: SweepResult) -> list[str]:
         if (done.frame[name].notna() & done.frame[name].ne("")).any()
         and (done.is_emulated or name != "planned_step_ns")
     ]
-    axes = [*(sweep.axes or WORKLOAD), *(["launch"] if is_repeated else [])]
+    axes = [*_axes_of(sweep), *(["launch"] if is_repeated else [])]
     return ["run_id", *axes, "status", *figures]
 
 

@@ -126,9 +126,14 @@ def case_text(row: Row, axes: Axes) -> str:
 
 
 def usual_axes(row: Row, axes: Axes) -> Axes:
-    """Return these settings, the first one followed by the runtime if it is not the engine."""
+    """Return these settings, and the runtime if it is not the engine, several replicas with theirs.
+
+    The runtime follows the first, replicas and what they share come last.
+    """
     first, *rest = axes
-    return axes if row.get("runtime", ENGINE) == ENGINE else (first, "runtime", *rest)
+    runtime = () if row.get("runtime", ENGINE) == ENGINE else ("runtime",)
+    shared = ("replicas", "sharding_policy") if row.get("replicas", 1) > 1 else ()
+    return (first, *runtime, *rest, *shared) if runtime or shared else axes
 
 
 def cautions_of(row: Row) -> list[str]:

@@ -121,6 +121,8 @@ def _at_most(length: int) -> Callable[[object], str]:
 
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
 """The settings that identify a run where no sweep file says which vary."""
+OF_REPLICAS = (*WORKLOAD[:2], "replicas", *WORKLOAD[2:])
+"""These settings where some runs have several replicas."""
 DISPENSABLE = (
     *("created_at", "launches", "num_launches", "fingerprint", "gaps", "unmeasured", "author_date"),
     *("commit", "subject", "sweep_name", "seconds", "aliases", "source", "bubble_max_stage_span"),
@@ -142,6 +144,7 @@ SETTINGS: dict[str, Field] = {
     "schedule": words("schedule"),
     "runtime": words("runtime"),
     "world_size": number("ranks", ".0f"),
+    "replicas": number("replicas", ".0f"),
     "num_microbatches": number("microbatches", ".0f"),
     "seq_len": words("seq len", is_number=True),  # a number, or `variable`
     "stages_per_rank": number("stages per rank", ".0f"),

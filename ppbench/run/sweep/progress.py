@@ -137,7 +137,8 @@ def _kind(item: PlannedRun) -> tuple[object, ...]:
 def describe(item: PlannedRun, axes: tuple[str, ...]) -> str:
     """Name the settings that distinguish a run from the others of its sweep."""
     settings = {**item.case.settings(), **item.measure.settings()}
-    words = [axis_text(axis, settings[axis]) for axis in axes or ("schedule", "world_size")]
+    usual = ("schedule", "world_size", *(("replicas",) if item.case.replicas > 1 else ()))
+    words = [axis_text(axis, settings[axis]) for axis in axes or usual]
     if item.measure.launches > 1:
         words.append(f"launch {item.launch} (0 to {item.measure.launches - 1})")
     return ", ".join(words)
