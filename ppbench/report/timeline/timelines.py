@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from engine.plan.spans import Lane
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
 from ppbench.display.cases import (
     Axes,
@@ -175,11 +176,17 @@ def _steps_of_run(
     if compute_spans(spans).empty:
         raise missing_spans(store, run)
     text = facts(run, step, choice)
+    spans = _drawable(spans)
     drawn = [Step(f"{name} · {text}", spans)]
     if has_plan:
         title = " · ".join([f"{name}, planned with its own mean costs", *_plan_facts(run)])
         drawn.append(_planned_step(store, run, title, spans))
     return _RunSteps(run, name, text, tuple(drawn))
+
+
+def _drawable(spans: pd.DataFrame) -> pd.DataFrame:
+    """Return what is drawn of replicas: the computations and messages of the first."""
+    return spans[spans["replica"].eq(0) & spans["lane"].ne(Lane.COLLECTIVE.value)]
 
 
 def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
@@ -196,6 +203,7 @@ def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
 def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     """Return the last step with any computation, and the unfinished actions."""
     flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
+    spans, flight = _drawable(spans), flight[flight["replica"].eq(0)]
     computed = compute_spans(spans)
     if flight.empty and computed.empty:
         check_ok(run, "timeline")
