@@ -17,7 +17,7 @@ import pandas as pd
 
 from engine.plan.collectives import with_collectives
 from engine.plan.program import Program, from_json
-from ppbench.analysis.attribution import PARTS, PHASES, figures_of
+from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, figures_of, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
@@ -171,7 +171,9 @@ class Explanation:
     def _totals(self) -> dict[str, object]:
         rows = self.frame
         by_step = rows.drop(columns=["rank", "replica"]).groupby("step", as_index=False).sum()
-        totals = {column: int(rows[column].sum()) for column in ("idle_ns", *PARTS, *PHASES)}
+        totals = {
+            column: int(rows[column].sum()) for column in ("idle_ns", *parts_in(rows), *PHASES)
+        }
         return {
             "parts": {
                 name: {"share_of_rank_time": share, "total_ns": totals[f"{name}_ns"]}
@@ -291,7 +293,7 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
     others = list(other_schedules(lowered, costs, posting))
     return Explanation(
         run,
-        rows.drop(columns=["run_id", "schema_version"], errors="ignore"),
+        _of_its_parts(rows).drop(columns=["run_id", "schema_version"], errors="ignore"),
         edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
         as_modelled(lowered, costs),
         [
@@ -326,6 +328,12 @@ def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
         return rows
     made = attribution_of_run(store, run)
     return rows if made is None else made.rows
+
+
+def _of_its_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the parts of replicas where there are none."""
+    others = [part for part in REPLICA_PARTS if part not in parts_in(rows)]
+    return rows.drop(columns=others, errors="ignore")
 
 
 def _attributed_now(store: Store, run: pd.Series) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:

@@ -139,9 +139,13 @@ def with_link_like_others(costs: Costs, link: int) -> Costs:
 def stored_costs(run: pd.Series, edges: pd.DataFrame) -> Costs:
     """The costs that a run's idle time was attributed with, from its row and its `edges`."""
     by_stage = {Op(op): tuple(ns) for op, ns in json.loads(str(run["op_costs_ns"])).items()}
-    rows = zip(edges["source"], edges["target"], edges["moving_ns"], strict=True)
-    by_channel = {Edge(int(source), int(target)): round(ns) for source, target, ns in rows}
-    return Costs(by_stage, by_channel)
+    return Costs(by_stage, _mean_by_channel(edges))
+
+
+def _mean_by_channel(moved: pd.DataFrame) -> dict[Edge, int]:
+    means = moved.groupby(["source", "target"], as_index=False)["moving_ns"].mean()
+    rows = zip(means["source"], means["target"], means["moving_ns"], strict=True)
+    return {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
 
 
 def _equal(of_op: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -157,10 +161,7 @@ def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int)
         Op(str(op)): _of_stages(duration[of_op.index], of_op["stage"], num_stages)
         for op, of_op in compute.groupby("op")
     }
-    means = messages.groupby(["source", "target"], as_index=False)["moving_ns"].mean()
-    rows = zip(means["source"], means["target"], means["moving_ns"], strict=True)
-    by_channel = {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
-    return Costs(by_stage, by_channel)
+    return Costs(by_stage, _mean_by_channel(messages))
 
 
 def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int | None, ...]:

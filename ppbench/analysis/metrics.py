@@ -40,7 +40,8 @@ def step_figures(
     `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` is the number of tokens of
     each step, None for all where unknown, and may hold steps without spans. Times are nanoseconds.
     A step begins with its first computation: a receive posted before that only waits. Without
-    optimizer spans (a simulation) it ends with its last action.
+    optimizer spans (a simulation) it ends with its last action. Of replicas, each of `world_size`
+    ranks, it is all of them: the first start and the last end.
     """
     program = spans[spans["op"] != Op.OPT.value]
     start = compute_spans(spans).groupby("step")["start_ns"].min()
@@ -59,22 +60,27 @@ def step_figures(
     tokens = [tokens_of_step[int(step)] for step in figures.index]
     figures["num_tokens"] = tokens if None not in tokens else np.nan
     figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
-    bubbles = _bubbles(spans, figures["step_ns"], world_size)
+    bubbles = _bubbles(spans, figures["step_ns"], num_replicas(spans) * world_size)
     return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()
 
 
-def _bubbles(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.DataFrame:
+def num_replicas(spans: pd.DataFrame) -> int:
+    """The replicas of a run, from all its spans."""
+    return int(spans["replica"].max()) + 1
+
+
+def _bubbles(spans: pd.DataFrame, step_ns: pd.Series, num_ranks: int) -> pd.DataFrame:
     compute = compute_spans(spans)
     total = (compute["end_ns"] - compute["start_ns"]).groupby(compute["step"]).sum()
-    by_rank = compute.groupby(["step", "rank"])
+    by_rank = compute.groupby(["step", "replica", "rank"])
     rank_span = by_rank["end_ns"].max() - by_rank["start_ns"].min()
     longest = rank_span.groupby("step").max()
-    capacity = world_size * step_ns
+    capacity = num_ranks * step_ns
     return pd.DataFrame(
         {
             "bubble_fraction": 1 - total / capacity,
             "bubble_idle_over_ideal": (capacity - total) / total,
-            "bubble_max_stage_span": 1 - total / world_size / longest,
+            "bubble_max_stage_span": 1 - total / num_ranks / longest,
         }
     )
 
@@ -85,17 +91,21 @@ def compute_spans(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_figures(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.DataFrame:
-    """One row per rank: `rank`, `compute_ns`, `idle_fraction`, each the median over steps.
+    """One row per rank of each replica: `compute_ns`, `idle_fraction`, both medians over steps.
 
-    `step_ns` is indexed by step. A rank without compute is idle throughout.
+    `replica` and `rank` come first. `step_ns` is indexed by step. A rank without compute is idle
+    throughout.
     """
     compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
-    per_step = duration.groupby([compute["step"], compute["rank"]]).sum().unstack(fill_value=0)
-    per_step = per_step.reindex(index=step_ns.index, columns=range(world_size), fill_value=0)
+    ranks = [range(num_replicas(spans)), range(world_size)]
+    columns = pd.MultiIndex.from_product(ranks, names=["replica", "rank"])
+    by_rank = duration.groupby([compute[name] for name in ("step", *columns.names)]).sum()
+    per_step = by_rank.unstack(columns.names, fill_value=0)
+    per_step = per_step.reindex(index=step_ns.index, columns=columns, fill_value=0)
     idle = 1 - per_step.div(step_ns, axis=0)
     figures = pd.DataFrame({"compute_ns": per_step.median(), "idle_fraction": idle.median()})
-    return figures.rename_axis("rank").reset_index()
+    return figures.reset_index()
 
 
 def run_figures(steps: pd.DataFrame) -> dict[str, float]:

@@ -19,10 +19,12 @@ from collections.abc import Collection
 import pandas as pd
 
 from engine.plan.action import RECV_OPS, SEND_OPS
+from ppbench.analysis.collectives import collectives
 
-Receive = tuple[int, int, str, int]
-"""A receive: step, stage, op, microbatch."""
-MESSAGE = ["step", "direction", "source", "microbatch"]
+Receive = tuple[int, int, str, int] | tuple[int, int, str, int, int]
+"""A receive: step, stage, op, microbatch, and its replica where that is not 0."""
+CHANNEL = ["step", "replica", "direction", "source"]
+MESSAGE = [*CHANNEL, "microbatch"]
 """Columns that identify a message at both of its ends; direction is `F` or `B`."""
 
 
@@ -59,30 +61,34 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
 
 
 def _with_moving(moved: pd.DataFrame) -> pd.DataFrame:
-    moved = moved.sort_values([*MESSAGE[:3], "send_start_ns"], ignore_index=True)
+    moved = moved.sort_values([*CHANNEL, "send_start_ns"], ignore_index=True)
     ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
     is_early = moved[["send_end_ns", "end_ns"]].max(axis=1) <= moved["recv_start_ns"]
     over = moved["end_ns"].mask(is_early, moved["send_end_ns"])
-    before = over.groupby([moved[name] for name in MESSAGE[:3]]).shift()
+    before = over.groupby([moved[name] for name in CHANNEL]).shift()
     began = ready.where(~(before > ready), before).mask(is_early, moved["send_start_ns"])
     began = began.clip(upper=over).astype(over.dtype)
     return moved.assign(moving_start_ns=began, moving_ns=over - began)
 
 
 def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
-    """Time at which the bytes of each transfer began to move; the start of other spans.
+    """Time at which the bytes of each transfer or collective began to move; the start of others.
 
-    `moved` are the spans' `messages`, where they are known already. Indexed like `spans`.
+    `moved` are the spans' `messages`, where they are known already. Collectives need the spans of
+    all replicas. Indexed like `spans`.
     """
     moved = messages(spans) if moved is None else moved
     moving = _of_each_end(spans, moved, "moving_start_ns").clip(lower=spans["start_ns"])
+    if len(joined := collectives(spans)):
+        moving = moving.fillna(joined["ready_ns"])
     return spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
 
 
 def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
-    """The part of each span spent waiting for the peer or the channel; 0 for computations.
+    """The part of each span spent waiting for a peer or the channel; 0 for computations.
 
-    In the rest of a transfer's span its bytes move. Parameters are those of `moving_start_ns`.
+    In the rest of the span of a transfer or collective its bytes move. Parameters are those of
+    `moving_start_ns`.
     """
     began = moving_start_ns(spans, moved).clip(upper=spans["end_ns"])
     return (began - spans["start_ns"]).clip(lower=0)
@@ -116,12 +122,14 @@ def corrected_end_ns(spans: pd.DataFrame, early: Collection[Receive]) -> pd.Seri
     """
     if not early:
         return spans["end_ns"]
-    keys = zip(spans["step"], spans["stage"], spans["op"], spans["microbatch"], strict=True)
-    was_early = pd.Series([key in early for key in keys], spans.index, dtype=bool)
+    columns = (spans[name] for name in ("step", "stage", "op", "microbatch", "replica"))
+    known = {(*receive, 0)[:5] for receive in early}
+    is_known = [key in known for key in zip(*columns, strict=True)]
+    was_early = pd.Series(is_known, spans.index, dtype=bool)
     moved = messages(spans)
     ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
     took = (moved["end_ns"] - ready).clip(lower=0)
-    least = took.groupby([moved["direction"], moved["source"]]).transform("min")
+    least = took.groupby([moved["replica"], moved["direction"], moved["source"]]).transform("min")
     arrived = _of_each_end(spans, moved.assign(end_ns=ready + least), "end_ns")
     end_ns = spans["end_ns"]
     return end_ns.mask(was_early & (arrived < end_ns), arrived).astype(end_ns.dtype)
@@ -146,15 +154,16 @@ def _of_each_end(spans: pd.DataFrame, moved: pd.DataFrame, column: str) -> pd.Se
 def edges(moved: pd.DataFrame) -> pd.DataFrame:
     """One row per channel of the `messages` of some steps.
 
-    Columns: `source`, `target` (stages), `source_rank`, `target_rank`, `num_messages` (of a step),
-    `num_bytes` (of a message, mean), `moving_ns` (mean), `bytes_per_s` (all bytes over all the time
-    in which they moved), `sender_waiting_ns` and `receiver_waiting_ns` (of a message, mean).
+    Columns: `source`, `target` (stages), `source_rank`, `target_rank`, `replica`, `num_messages`,
+    (of a step), `num_bytes` (of a message, mean), `moving_ns` (mean), `bytes_per_s` (all bytes over
+    all the time in which they moved), `sender_waiting_ns` and `receiver_waiting_ns` (of a message,
+    mean).
     """
     waits = moved.assign(
         sender_waiting_ns=(moved["moving_start_ns"] - moved["send_start_ns"]).clip(lower=0),
         receiver_waiting_ns=(moved["moving_start_ns"] - moved["recv_start_ns"]).clip(lower=0),
     )
-    groups = waits.groupby(["source", "target", "source_rank", "target_rank"])
+    groups = waits.groupby(["source", "target", "source_rank", "target_rank", "replica"])
     means = groups[["num_bytes", "moving_ns", "sender_waiting_ns", "receiver_waiting_ns"]].mean()
     means.insert(0, "num_messages", groups.size() // max(1, moved["step"].nunique()))
     moving_s = groups["moving_ns"].sum() / 1e9

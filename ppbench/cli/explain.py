@@ -49,13 +49,14 @@ def explain(runs: Runs, results: StoredResults = RESULTS, how: HowToPrint = Form
 
 
 def _paragraphs(explanation: Explanation, how: Format) -> Iterator[str]:
-    from ppbench.analysis.attribution import PARTS, PHASES
+    from ppbench.analysis.attribution import PHASES, parts_in
 
     yield explanation.title
     yield "\n".join([*explanation.sentences, *explanation.doubts])
     yield render(explanation.parts, how, PART_COLUMNS, _WHOLE)
     yield BY_RANK_HEADING
-    for kinds in (PARTS, PHASES):  # in tables of their own, so that each adds up at any width
+    tables = parts_in(explanation.frame), PHASES  # so that each adds up at any width
+    for kinds in tables:
         ranks, names = folded(explanation.ranks, "rank", ["rank", "idle_ns", *kinds], "idle_ns")
         yield render(ranks, how, names, _WHOLE, kinds)
     if note := folding_note(explanation.ranks, "rank"):

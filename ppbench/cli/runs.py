@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ppbench.results import RunDetails
 
-BULKY = ("program", "environment")
+BULKY = ("program", "environment", "replica_costs_ns")
 LISTED = [
     *("run_id", "sweep_name", "status", "device", "model_preset", "runtime", *OF_REPLICAS),
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),

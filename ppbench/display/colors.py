@@ -31,6 +31,9 @@ OP_COLORS: dict[Op, str] = {
     Op.RECV_F: MEDIUM_BLUE,  # a darker sky: the same message at its other end
     Op.SEND_B: PURPLE,
     Op.RECV_B: "#A8527F",  # a darker purple
+    Op.UNSHARD: "#8F6BD9",
+    Op.RESHARD: GREY,
+    Op.REDUCE_GRAD: "#D0406B",
 }
 OP_WORDS: dict[Op, str] = {
     Op.F: "forward",
@@ -42,11 +45,16 @@ OP_WORDS: dict[Op, str] = {
     Op.RECV_F: "receive activations",
     Op.SEND_B: "send gradients",
     Op.RECV_B: "receive gradients",
+    Op.UNSHARD: "gather parameters",
+    Op.RESHARD: "free parameters",
+    Op.REDUCE_GRAD: "reduce gradients",
 }
 PART_COLORS: dict[str, str] = {
     "structure": "#8DA0B6",
     "imbalance": "#A63D57",
     "transfer": "#4B3FA0",
+    "collective": "#60A8F0",
+    "skew": "#48240C",
     "jitter": "#D9C8B4",
     "launch_gap": "#7A7A2E",
 }

@@ -30,10 +30,14 @@ PART_NAMES = {
     "structure": "schedule",
     "imbalance": "stage imbalance",
     "transfer": "exposed transfer",
+    "collective": "exposed collective",
+    "skew": "replica skew",
     "jitter": "jitter",
     "launch_gap": "launch gaps",
 }
 """The parts of the bubble, by the suffix of their columns in `runs`."""
+OF_REPLICAS = ("collective", "skew")
+"""The parts that only runs with replicas have."""
 _LEAST_SHARE = 0.005  # of rank-time that is worth a sentence
 
 
@@ -49,7 +53,12 @@ def with_parts(runs: pd.DataFrame) -> pd.Series:
 
 def parts_of(run: pd.Series) -> dict[str, float]:
     """Return the parts of the bubble as shares of rank-time; their sum is `bubble_mean`."""
-    return {name: float(run[f"bubble_{name}"]) for name in PART_NAMES}
+    shares = {name: run.get(f"bubble_{name}") for name in PART_NAMES}
+    return {
+        name: float(str(share))
+        for name, share in shares.items()
+        if name not in OF_REPLICAS or not is_missing(share)
+    }
 
 
 def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:

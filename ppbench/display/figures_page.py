@@ -32,6 +32,7 @@ _TITLES = {
     "planned": "Modelled actions: the table `planned`",
     "attribution": "Idle time by cause: the table `attribution`",
     "edges": "Messages: the table `edges`",
+    "collectives": "Collectives: the table `collectives`",
     "memory": "Memory over time: the table `memory`",
     "telemetry": "The machine over time: the table `telemetry`",
     "flight": "Failed runs: the table `flight`",

@@ -22,6 +22,7 @@ from engine.plan.program import Program, to_json
 from engine.plan.spans import COLUMNS
 from ppbench import __version__
 from ppbench.analysis.attribution import attribute, figures_of
+from ppbench.analysis.collectives import collective_figures
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.transfers import (
@@ -135,7 +136,8 @@ def rows_of(finished: FinishedRun) -> Rows:
         "planned_step_ns": finished.planned_step_ns,
         "cautions": _cautions(finished, figures, moved),
     }
-    planned = pd.DataFrame(attribution.modelled.spans(), columns=list(COLUMNS))
+    planned = pd.DataFrame(attribution.modelled_spans(), columns=list(COLUMNS))
+    joined = collective_figures(attribution.collectives)
     tables = {
         "spans": spans.assign(waiting_ns=waiting_ns(spans, moved)),
         "steps": steps,
@@ -143,6 +145,7 @@ def rows_of(finished: FinishedRun) -> Rows:
         "planned": planned.drop(columns="num_bytes"),
         "attribution": attribution.rows,
         "edges": edges(moved),
+        **({"collectives": joined} if len(joined) else {}),
     }
     return Rows(run, tables, origin_ns)
 
@@ -198,7 +201,7 @@ def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.Dat
         relative_deviation=figures["step_relative_deviation"],
         has_settled=finished.has_settled,
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=_has_coarse_clock(moved, errors),
+        has_coarse_clock=_has_coarse_clock(moved, errors, finished.case.world_size),
         is_busy_machine=finished.is_busy_machine,
         is_throttled=finished.is_throttled,
         has_bare_stage=finished.has_bare_stage,
@@ -206,14 +209,14 @@ def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.Dat
     return ",".join(caution.name for caution in cautions)
 
 
-def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int]) -> bool:
+def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int], p: int) -> bool:
     """Whether some transfer's span is shorter than its two ranks' clocks may differ.
 
-    Within a rank times are exact: its clock's offset does not matter. `errors` are the ranks'
-    `clock_error_ns`.
+    Within a rank times are exact: its clock's offset does not matter. `errors` are the
+    `clock_error_ns` of all ranks, replica by replica of `p` ranks.
     """
-    ends = zip(moved["source_rank"], moved["target_rank"], strict=True)
-    error_ns = [errors[source] + errors[target] for source, target in ends]
+    ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
+    error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
     spans_ns = moved["end_ns"] - moved["recv_start_ns"]
     return bool((spans_ns < error_ns).any())
 
@@ -278,7 +281,11 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         first_loss=losses[0],
         last_loss=losses[measure.warmup_steps + measure.steps - 1],  # which every run computes
         not_finite=first_of(rank.not_finite for rank in ranks),
-        early=set().union(*(rank.early for rank in ranks)),
+        early={
+            (*receive, number // case.world_size)
+            for number, rank in enumerate(ranks)
+            for receive in rank.early
+        },
         completion_seen_on_wait=str(result.facts.get("transport", "")).startswith("gloo"),
         has_warmup=measure.warmup_steps > 0,
         planned_step_ns=planned_step_ns(case, lowered) if case.is_emulated else None,

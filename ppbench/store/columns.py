@@ -149,6 +149,16 @@ RUNS: tuple[Column, ...] = (
     ),
     Column("bubble_transfer", pa.float64(), "part added by mean transfer times"),
     Column(
+        "bubble_collective",
+        pa.float64(),
+        "part added by mean collectives, of replicas alike; null without replicas",
+    ),
+    Column(
+        "bubble_skew",
+        pa.float64(),
+        "part added by differences between the replicas' mean costs; null without replicas",
+    ),
+    Column(
         "bubble_jitter", pa.float64(), "part added by the variation of single actions and messages"
     ),
     Column("bubble_launch_gap", pa.float64(), "the rest: host time between actions"),
@@ -157,6 +167,12 @@ RUNS: tuple[Column, ...] = (
         pa.string(),
         "mean cost of one microbatch by op and stage, JSON; stages that do not differ "
         "significantly have one cost",
+    ),
+    Column(
+        "replica_costs_ns",
+        pa.string(),
+        "the same for each replica, JSON list, with messages by sending stage; replicas that do "
+        "not differ significantly have one cost; null without replicas",
     ),
     Column(
         "op_variation",
@@ -414,9 +430,17 @@ ATTRIBUTION: tuple[Column, ...] = (
     Column("imbalance_ns", pa.int64(), "idle time added by the stages' mean costs"),
     Column("transfer_ns", pa.int64(), "idle time added by the channels' mean transfer times"),
     Column(
+        "collective_ns", pa.int64(), "idle time added by mean collectives; null without replicas"
+    ),
+    Column(
+        "skew_ns",
+        pa.int64(),
+        "idle time added by the replicas' own mean costs; null without replicas",
+    ),
+    Column(
         "jitter_ns", pa.int64(), "idle time added by the variation of single actions and messages"
     ),
-    Column("launch_gap_ns", pa.int64(), "the rest; the five parts add up to idle_ns"),
+    Column("launch_gap_ns", pa.int64(), "the rest; the parts add up to idle_ns"),
     Column("warmup_ns", pa.int64(), "idle time before the rank's first backward begins"),
     Column(
         "steady_ns", pa.int64(), "idle time between the two; the three phases add up to idle_ns"
@@ -451,6 +475,20 @@ EDGES: tuple[Column, ...] = (
     ),
     _REPLICA,
 )
+COLLECTIVES: tuple[Column, ...] = (
+    _RUN_ID,
+    _VERSION,
+    Column("rank", pa.int64(), "rank in the pipeline"),
+    Column("stage", pa.int64(), "stage whose parameters or gradients are moved"),
+    Column("op", pa.string(), "UNSHARD or REDUCE_GRAD"),
+    _REPLICA,
+    Column("num_collectives", pa.int64(), "collectives of a step"),
+    Column("num_bytes", pa.float64(), "bytes of one, mean"),
+    Column("bytes_per_s", pa.float64(), "all bytes over the total time in which they moved"),
+    Column("moving_ns", pa.float64(), "time from when all replicas had begun one to its end, mean"),
+    Column("waiting_ns", pa.float64(), "time for which it waited for the slowest replica, mean"),
+)
+"""Only runs with replicas have rows here."""
 MEMORY: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
@@ -558,6 +596,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "planned": PLANNED,
     "attribution": ATTRIBUTION,
     "edges": EDGES,
+    "collectives": COLLECTIVES,
     "memory": MEMORY,
     "telemetry": TELEMETRY,
     "flight": FLIGHT,

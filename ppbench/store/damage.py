@@ -130,6 +130,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "planned": _SPAN,
     "attribution": ("step", "rank", "idle_ns"),
     "edges": ("source", "target"),
+    "collectives": ("rank", "stage", "op", "replica"),
     "memory": ("rank", "time_ns", "num_bytes"),
     "telemetry": ("time_ns", "hostname", "device"),
     "flight": ("rank",),
@@ -144,6 +145,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "planned": (RUN_ID, "replica", *_SPAN),
     "attribution": (RUN_ID, "step", "replica", "rank"),
     "edges": (RUN_ID, "replica", "source", "target"),
+    "collectives": (RUN_ID, "replica", "stage", "op"),
     "memory": (),  # a sample may be recorded twice
     "telemetry": (),
     "flight": (RUN_ID, "replica", "rank"),
@@ -153,6 +155,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "runs": {"status": STATUSES, "transfer_policy": tuple(Policy)},
     "spans": {"op": tuple(Op), "lane": tuple(Lane)},
+    "collectives": {"op": (Op.UNSHARD, Op.REDUCE_GRAD)},
     "planned": {"op": tuple(Op), "lane": tuple(Lane)},
     "costs": {"place": ("before", "layer", "after")},
 }
@@ -163,6 +166,7 @@ _MAY_BE_NEGATIVE = frozenset(
         *("clock_offset_ns", "clock_drift_ppb", "model_seed", "data_seed", "emulated_seed"),
         *("measure_order_seed", "time_ns", "start_ns", "end_ns", "since_ns", "until_ns"),
         *("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns"),
+        *("collective_ns", "skew_ns", "bubble_collective", "bubble_skew"),
         *("bubble_structure", "bubble_imbalance", "bubble_transfer", "bubble_jitter"),
         *("bubble_launch_gap", "bubble_fraction", "bubble_max_stage_span", "idle_fraction"),
         *("bubble_idle_over_ideal", "bubble_mean", "bubble_fraction_theory", "idle_ns"),
@@ -185,6 +189,7 @@ _LISTS_OF_NUMBERS = (
 _LISTS = (
     "last_actions",
     "settings_told",
+    "replica_costs_ns",
     "model_split_points",
     "train_recompute_stages",
     "emulated_F_ms",

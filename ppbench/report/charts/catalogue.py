@@ -9,7 +9,7 @@ import pandas as pd
 
 from ppbench.display.cases import Axes, by_case, ok_runs
 from ppbench.report import charts
-from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
+from ppbench.report.charts.speed import has_scaling, parts_of_runs
 from ppbench.report.scripts import Picture
 from ppbench.store import Store
 
@@ -111,7 +111,7 @@ def _memory(store: Store, runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -
 
 
 def _idle(runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -> list[Chart]:
-    if runs.reindex(columns=list(PART_COLUMNS.values())).dropna().empty:
+    if parts_of_runs(runs).empty:
         return []
     explanation = (
         "Idle time as shares of rank-time, stacked by cause: what the schedule itself leaves idle, "

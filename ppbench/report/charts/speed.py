@@ -12,7 +12,7 @@ import pandas as pd
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import Axes, ok_runs
 from ppbench.display.colors import PART_COLORS, schedule_colors, translucent
-from ppbench.display.explanation import PART_NAMES
+from ppbench.display.explanation import OF_REPLICAS, PART_NAMES
 from ppbench.display.fields import field_of
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import (
@@ -310,7 +310,15 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
         )
 
 
-PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES}
+PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES if part not in OF_REPLICAS}
+"""The parts of every run."""
+
+
+def parts_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The parts of the runs that have them; those of replicas are columns only where some has."""
+    known = runs.reindex(columns=[f"bubble_{part}" for part in PART_NAMES])
+    known = known.dropna(subset=list(PART_COLUMNS.values())).astype(float)
+    return known.dropna(axis="columns", how="all").fillna(0.0)
 
 
 def bubble(cases: pd.DataFrame, axes: Axes) -> Picture:
@@ -339,13 +347,15 @@ def idle(cases: pd.DataFrame, runs: pd.DataFrame, axes: Axes) -> Picture:
     Cases without stored parts are not drawn, nor are single ranks beside pipelines. `cases` are
     rows of `by_case`, `runs` of the store's `runs`, `axes` the varying settings.
     """
-    runs = ok_runs(runs).dropna(subset=list(PART_COLUMNS.values()))
+    runs = ok_runs(runs)
+    own = parts_of_runs(runs)
+    runs = runs.loc[own.index].assign(**own)
     runs = runs[(runs["world_size"] > 1) | (runs["world_size"].max() == 1)]
-    parts = runs.groupby("case_id")[[*PART_COLUMNS.values(), "bubble_mean"]].mean()
+    parts = runs.groupby("case_id")[[*own.columns, "bubble_mean"]].mean()
     panels = arrange_rows(cases.join(parts, on="case_id", how="inner"), axes)
     figure = blank(panels, "share of rank-time", shared_axis(panels, tickformat=".0%"), "relative")
-    for part in PART_NAMES:
-        figure["data"] += _part_bars(panels, part)
+    for column in own.columns:
+        figure["data"] += _part_bars(panels, column.removeprefix("bubble_"))
     return with_hatch_key(figure, panels)
 
 
@@ -354,7 +364,7 @@ def _part_bars(panels: Panels, part: str) -> Iterator[Trace]:
     for panel, cases, is_first in by_panel(panels.cases):
         total = [f"<br>of {share:.1%} idle" for share in cases["bubble_mean"]]
         yield bar(
-            **panels.at(cases["x"], cases[PART_COLUMNS[part]]),
+            **panels.at(cases["x"], cases[f"bubble_{part}"]),
             **ids_in_panel(cases, panel),
             name=field_of(f"{part}_ns").label,
             legendgroup=part,

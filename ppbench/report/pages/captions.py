@@ -11,7 +11,7 @@ from ppbench.display.cases import ok_runs
 from ppbench.display.explanation import PART_NAMES
 from ppbench.display.units import counted, is_missing, percent, size
 from ppbench.report.charts.memory import pareto_front
-from ppbench.report.charts.speed import PART_COLUMNS, efficiencies
+from ppbench.report.charts.speed import efficiencies, parts_of_runs
 from ppbench.report.pages.judgement import Judged, alike
 
 
@@ -95,13 +95,13 @@ def _pareto(facts: _Facts) -> str:
 
 
 def _idle(facts: _Facts) -> str:
-    parts = facts.runs.reindex(columns=list(PART_COLUMNS.values())).dropna()
+    parts = parts_of_runs(facts.runs)
     if parts.empty:
         return ""
     means = parts.mean().sort_values(ascending=False, kind="stable")
-    names = {column: PART_NAMES[part] for part, column in PART_COLUMNS.items()}
+    part = str(means.index[0]).removeprefix("bubble_")
     return (
-        f"Over all runs the largest part is {names[str(means.index[0])]}: "
+        f"Over all runs the largest part is {PART_NAMES[part]}: "
         f"{percent(means.iloc[0])} of rank-time."
     )
 

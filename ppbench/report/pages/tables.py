@@ -12,7 +12,7 @@ from pandas.api.types import is_bool, is_number
 from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN, VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
-from ppbench.display.explanation import PART_NAMES, with_parts
+from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
 from ppbench.display.fields import field_of, meaning_of
 from ppbench.display.units import MISSING, counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
@@ -129,7 +129,8 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return the causes of idle time of the runs that store them, and the modelled step."""
     explained = runs[with_parts(runs)]
     mean_ns = explained["modelled_step_ns"] * (1 + explained["model_residual"])
-    columns = [*_identity(runs, axes), *map(_figure, _PARTS)]
+    none = {f"bubble_{part}" for part in OF_REPLICAS} - set(explained.dropna(axis=1, how="all"))
+    columns = [*_identity(runs, axes), *(_figure(name) for name in _PARTS if name not in none)]
     return _table(columns, explained.assign(mean_step_ns=mean_ns))
 
 

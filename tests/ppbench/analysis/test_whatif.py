@@ -123,7 +123,7 @@ def spans_of(costs):
     rows = [(0, 0, op, stage, n, 0, ns) for n, (op, stage, ns) in enumerate(costs)]
     return pd.DataFrame(
         rows, columns=["step", "rank", "op", "stage", "microbatch", "start_ns", "end_ns"]
-    ).assign(num_bytes=0)
+    ).assign(num_bytes=0, replica=0)
 
 
 def costs_of(rows, num_stages=2):

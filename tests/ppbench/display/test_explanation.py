@@ -7,7 +7,7 @@ import pytest
 
 from engine.plan.program import to_json
 from engine.plan.schedules.registry import build_program
-from ppbench.display.explanation import PART_NAMES, explain, headline, what_if
+from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, explain, headline, what_if
 
 MS = 1_000_000
 
@@ -15,7 +15,8 @@ MS = 1_000_000
 def run_with(op_costs_ms=None, **parts):
     """A run of 1F1B, 4 ranks and 8 microbatches, with these parts of its bubble."""
     costs = op_costs_ms or {"F": [10] * 4, "B": [20] * 4}
-    shares = {f"bubble_{name}": parts.get(name, 0.0) for name in PART_NAMES}
+    names = [name for name in PART_NAMES if name in parts or name not in OF_REPLICAS]
+    shares = {f"bubble_{name}": parts.get(name, 0.0) for name in names}
     return pd.Series(
         {
             **shares,

@@ -139,7 +139,7 @@ def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow
     ends = pd.DataFrame(
         [(0, 0, "SEND_F", "send", 10, 20), (1, 1, "RECV_F", "recv", 1, end_ns)],
         columns=["rank", "stage", "op", "lane", "start_ns", "end_ns"],
-    ).assign(step=0, microbatch=0, num_bytes=1)
+    ).assign(step=0, microbatch=0, num_bytes=1, replica=0)
     made = trace_of({}, ends, _no_rows("rank", "hostname", "device"), _no_memory())
     assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
 
@@ -152,7 +152,7 @@ def test_slices_of_one_track_never_overlap_however_early_receives_are_posted():
     posted = pd.DataFrame(
         [(0, 0, 10), (1, 2, 12), (2, 4, 14), (3, 10, 20), (4, 12, 12), (5, 13, 15)],
         columns=["microbatch", "start_ns", "end_ns"],
-    ).assign(step=0, rank=1, lane="recv", stage=1, op="RECV_F", num_bytes=1)
+    ).assign(step=0, rank=1, lane="recv", stage=1, op="RECV_F", num_bytes=1, replica=0)
     made = trace_of({}, posted, _no_rows("rank", "hostname", "device"), _no_memory())
     assert [track.name for track in made.tracks] == [
         "receive activations",

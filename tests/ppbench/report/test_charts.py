@@ -15,6 +15,7 @@ from stored_runs import concluded, run_row, store_with, traces
 from ppbench.config.case import Case
 from ppbench.display.cases import by_case, varying_axes
 from ppbench.display.colors import PART_COLORS
+from ppbench.display.explanation import OF_REPLICAS
 from ppbench.report import charts as plain
 from ppbench.report.charts.catalogue import Chart, charts_of
 from ppbench.report.charts.panels import Panels, arrangement, panels_meta
@@ -302,7 +303,8 @@ def test_idle_time_is_stacked_by_cause_as_the_mean_over_launches_that_tell() -> 
         "jitter": 0.01,
         "launch gaps": 0.03,
     }
-    assert [bar.marker.color for bar in drawn.values()] == list(PART_COLORS.values())
+    colors = [color for part, color in PART_COLORS.items() if part not in OF_REPLICAS]
+    assert [bar.marker.color for bar in drawn.values()] == colors
 
 
 def times_of(times_ms: list[int]) -> go.Figure:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from stored_runs import NASTY, concluded, demo_store, run_row, store_failed, store_with
 
-from engine.plan.action import OPS
+from engine.plan.action import Op
 from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, by_case, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
@@ -108,8 +108,8 @@ def page(html: str) -> _Page:
 
 
 def test_every_op_has_its_own_colour_and_readable_ink() -> None:
-    assert set(OP_COLORS) == set(OPS)
-    assert len(set(OP_COLORS.values())) == len(OPS)
+    assert set(OP_COLORS) == set(Op)
+    assert len(set(OP_COLORS.values())) == len(Op)
     assert ink_on("#0072B2") == "#ffffff"
     assert ink_on("#F0E442") == "#000000"
 

@@ -11,7 +11,7 @@ from engine.plan.action import Op
 from engine.plan.spans import COLUMNS, Lane, Span
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
-from ppbench.display.explanation import PART_NAMES
+from ppbench.display.explanation import parts_of
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.records import CaseResult, RankResult, _finished, _spans_of, write_result
@@ -64,7 +64,7 @@ def test_what_the_partition_gave_to_each_stage_is_in_the_row(tmp_path):
 
 def test_where_the_idle_time_went_is_in_the_row_and_adds_up(tmp_path):
     run, _ = write(tmp_path, Case(**ALONE))
-    parts = [run[f"bubble_{part}"] for part in PART_NAMES]
+    parts = list(parts_of(run).values())
     assert parts == pytest.approx([0, 0, 0, 0, 0.1])
     assert run["bubble_mean"] == pytest.approx(sum(parts))
     assert (run["modelled_step_ns"], run["op_costs_ns"]) == (900, '{"B": [500], "F": [400]}')

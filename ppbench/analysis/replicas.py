@@ -1,0 +1,182 @@
+"""Costs of replicas that train together, and the replays of their joined steps.
+
+All replicas run one program, so its mean costs are those of all of them; what one replica takes
+more or less than that is skew. A replica's mean differs from that of all by chance too: it is
+shrunk towards it as `ppbench.analysis.costs` does with stages, and is the same where the F test
+does not reject that all replicas are alike.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from engine.plan.action import NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.joined import JoinedReplay, ReplicaTimes, joining
+from engine.plan.lower import edge_of
+from engine.plan.program import Program
+from engine.plan.replay import Replay, of_kinds
+from engine.plan.spans import Lane, Span
+from ppbench.analysis.collectives import Moving, mean_moving
+from ppbench.analysis.costs import Costs, share_of_difference
+from ppbench.analysis.metrics import compute_spans
+
+
+@dataclass(frozen=True)
+class ReplicaCosts:
+    """Mean costs of all replicas, of each, and of the collectives that join them."""
+
+    mean: Costs
+    own: tuple[Costs, ...]  # by replica
+    moving: Moving
+
+    def alike(self) -> ReplicaCosts:
+        """Every replica at the mean costs of all."""
+        return replace(self, own=(self.mean,) * len(self.own))
+
+    def changed(self, change: Callable[[Costs], Costs]) -> ReplicaCosts:
+        """The same with a change of the mean costs and of each replica's."""
+        new = {id(each): change(each) for each in _once(self.own)}
+        own = tuple(new[id(each)] for each in self.own)
+        return replace(self, mean=change(self.mean), own=own)
+
+    def without_collectives(self) -> ReplicaCosts:
+        """Collectives that take no time, but join the replicas."""
+        return replace(self, moving={})
+
+    def times(self, lowered: Program) -> list[ReplicaTimes]:
+        """The times of each replica's step."""
+        row = (action for actions in joining(lowered) for action in actions)
+        moving = array("q", (self.moving.get((action.op, action.stage), 0) for action in row))
+        took = {id(each): of_kinds(lowered, each.by_kind(lowered)) for each in _once(self.own)}
+        return [ReplicaTimes(took[id(each)], moving) for each in self.own]
+
+    def own_as_json(self) -> str:
+        """Each replica's costs by op and stage, a message's at its SEND."""
+        return json.dumps([{**each.by_stage, **_sends(each)} for each in self.own])
+
+
+def _once(every: Sequence[Costs]) -> list[Costs]:
+    return list({id(each): each for each in every}.values())
+
+
+def _sends(costs: Costs) -> dict[Op, list[int | None]]:
+    stages = range(len(costs.by_stage[Op.F]))
+    sends = {op: [edge_of(Action(stage, op, 0)) for stage in stages] for op in SEND_OPS}
+    return {op: [costs.by_channel.get(edge) for edge in edges] for op, edges in sends.items()}
+
+
+def stored_replica_costs(run: pd.Series, mean: Costs, collectives: pd.DataFrame) -> ReplicaCosts:
+    """The costs that a run was attributed with; `collectives` are its rows of that table."""
+    own = tuple(map(_parsed, json.loads(str(run["replica_costs_ns"]))))
+    return ReplicaCosts(mean, own, mean_moving(collectives))
+
+
+def _parsed(stored: dict[str, list[int | None]]) -> Costs:
+    by_op = {Op(op): tuple(of_op) for op, of_op in stored.items()}
+    by_channel = {
+        edge_of(Action(stage, op, 0)): ns
+        for op in SEND_OPS & by_op.keys()
+        for stage, ns in enumerate(by_op[op])
+        if ns is not None
+    }
+    return Costs({op: ns for op, ns in by_op.items() if op not in SEND_OPS}, by_channel)
+
+
+def replica_costs(
+    mean: Costs, spans: pd.DataFrame, messages: pd.DataFrame, joined: pd.DataFrame
+) -> ReplicaCosts:
+    """The mean costs of each replica beside those of all, from the spans of all.
+
+    `messages` and `joined` are those of `analysis.transfers` and `analysis.collectives`.
+    """
+    compute = compute_spans(spans)
+    taken = compute.assign(ns=compute["end_ns"] - compute["start_ns"])
+    offsets = _offsets(taken, ["op", "stage"])
+    sent = _offsets(messages.assign(ns=messages["moving_ns"]), ["source", "target"])
+    replicas = range(int(spans["replica"].max()) + 1)
+    own = tuple(_with_offsets(mean, offsets, sent, replica) for replica in replicas)
+    return ReplicaCosts(mean, own, mean_moving(joined))
+
+
+_Offsets = Mapping[tuple[object, object], Mapping[int, float]]
+"""By op and stage, or by both ends of a channel: by how much each replica's mean is more."""
+
+
+def _offsets(timed: pd.DataFrame, keys: list[str]) -> _Offsets:
+    offsets: dict[tuple[object, object], dict[int, float]] = {}
+    for (first, second), group in timed.groupby(keys, observed=True):
+        samples = {
+            int(str(replica)): own.to_numpy()
+            for replica, own in group["ns"].groupby(group["replica"])
+        }
+        weight, overall = share_of_difference(samples), float(group["ns"].mean())
+        offsets[first, second] = {
+            replica: weight * (float(own.mean()) - overall) for replica, own in samples.items()
+        }
+    return offsets
+
+
+def _with_offsets(costs: Costs, computed: _Offsets, sent: _Offsets, replica: int) -> Costs:
+    def moved(ns: int, offsets: Mapping[int, float] | None) -> int:
+        return max(0, ns + round((offsets or {}).get(replica, 0.0)))
+
+    by_stage = {
+        op: tuple(
+            None if ns is None else moved(ns, computed.get((op.value, stage)))
+            for stage, ns in enumerate(of_op)
+        )
+        for op, of_op in costs.by_stage.items()
+    }
+    by_channel = {
+        edge: moved(ns, sent.get((edge.source, edge.target)))
+        for edge, ns in costs.by_channel.items()
+    }
+    return Costs(by_stage, by_channel)
+
+
+def no_moving(lowered: Program) -> array[int]:
+    """The times of collectives that take none."""
+    return array("q", bytes(8 * sum(map(len, joining(lowered)))))
+
+
+def own_moving(joined: pd.DataFrame, lowered: Program) -> dict[tuple[int, int], array[int]]:
+    """Nanoseconds that each collective of a replica moves bytes, by step and replica.
+
+    They are in the order of `engine.plan.joined.joining`; one without a span takes no time.
+    """
+    places: dict[tuple[int, str, int], int] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    for action in (action for row in joining(lowered) for action in row):
+        key = action.stage, action.op.value
+        places[*key, counts[key]] = len(places)
+        counts[key] += 1
+    own: dict[tuple[int, int], array[int]] = {}
+    columns = ("step", "replica", "stage", "op", "number", "moving_ns")
+    rows = zip(*(joined[name].tolist() for name in columns), strict=True)
+    for step, replica, stage, op, number, ns in rows:
+        if (times := own.get((step, replica))) is None:
+            times = own[step, replica] = no_moving(lowered)
+        place = places.get((stage, str(op), number))
+        if place is not None:
+            times[place] = ns
+    return own
+
+
+def joined_spans(replayed: JoinedReplay) -> Iterator[Span]:
+    """All spans of a joined step, replica by replica."""
+    program = replayed.program
+    actions = [(rank, one) for rank, row in enumerate(joining(program)) for one in row]
+    for replica, times in enumerate(zip(replayed.starts_ns, replayed.ends_ns, strict=True)):
+        for span in Replay(program, *times).spans():
+            yield span._replace(replica=replica)
+        starts_ns = replayed.collective_starts_ns[replica]
+        ends_ns = replayed.collective_ends_ns[replica]
+        for (rank, (stage, op, _)), *own in zip(actions, starts_ns, ends_ns, strict=True):
+            start_ns, end_ns = own
+            yield Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start_ns, end_ns, 0, replica)
