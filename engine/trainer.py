@@ -59,6 +59,7 @@ OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
 
 
 Build = Callable[["Trainer", Flight], Runner]
+Share = Callable[["Trainer", Shared, Flight], Shards]
 
 
 class Trainer:
@@ -78,8 +79,12 @@ class Trainer:
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
         build: Build | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`build` makes what runs the microbatches, given all but that; None: the executor."""
+        """`build` makes what runs the microbatches, given all but that; None: the executor.
+
+        `share` makes, before that, what replicas share of the modules; None: `shards_of`.
+        """
         if config.num_processes == 1 and is_open(config):
             config = connect(config, fabric)
         self.config, self.lowered = config, lowered_of(config)
@@ -101,7 +106,8 @@ class Trainer:
             for stage in placement.stages_of(self.rank)
         }
         self._shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
-        self.shards = _shards_of(self, self._shared, flight) if config.replicas > 1 else None
+        share = share or shards_of
+        self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
         _prepared(config, self.modules, len(self.partition))
         self.runner: Runner = (build or _Executing)(self, flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
@@ -371,7 +377,8 @@ class _Executing(Executor):
             channel.close()
 
 
-def _shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
+def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
+    """The engine's own: buckets of parameters on a lane beside the executor."""
     config, fabric, device = trainer.config, trainer.fabric, trainer.device
     mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
     group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)

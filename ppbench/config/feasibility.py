@@ -42,6 +42,7 @@ from ppbench.config.replicas import (
     emulated_collectives,
     problems_of_emulated_replicas,
     problems_of_sharding,
+    problems_of_torch_replicas,
 )
 from ppbench.config.toml import brief, printable
 from ppbench.runtimes import ENGINE
@@ -351,8 +352,9 @@ def problems_of_runtime(case: Case) -> Iterator[Problem]:
     """Problems of the case's runtime."""
     if case.runtime == ENGINE:
         return
-    if case.replicas > 1:
-        message = f'{case.replicas} replicas need runtime = "{ENGINE}", got "{case.runtime}"'
+    if case.replicas > 1 and case.runtime != "torch":
+        message = f'{case.replicas} replicas need runtime = "{ENGINE}" or "torch"'
+        message = f'{message}, got "{case.runtime}"'
         yield Problem("runtime", message)
         return
     if case.is_emulated:
@@ -400,6 +402,7 @@ def _of_torch(case: Case) -> Iterator[Problem]:
     if case.transfer_look_ahead != Case.transfer_look_ahead:
         message = 'applies only with runtime = "engine": torch places its own receives'
         yield Problem("transfer.look_ahead", message)
+    yield from problems_of_torch_replicas(case)
 
 
 def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> list[str]:

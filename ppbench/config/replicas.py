@@ -60,3 +60,16 @@ def problems_of_emulated_replicas(case: Case) -> Iterator[Problem]:
         if len(listed) not in (0, 1, num_stages):
             message = f"{len(listed)} times for {num_stages} stages; give one number, or one each"
             yield Problem(f"emulated.{name}", message)
+
+
+def problems_of_torch_replicas(case: Case) -> Iterator[Problem]:
+    """Problems of replicas with torch's schedules, whose stages torch shares, too."""
+    if case.replicas == 1:
+        return
+    if case.sharding_policy in ("zero1", "zero2"):
+        message = f'"torch" has no policy "{case.sharding_policy}". It has: none, ddp, zero3, torch'
+        yield Problem("sharding.policy", message)
+    if case.sharding_max_active_stages != Case.sharding_max_active_stages:
+        message = f'"torch" unshards {Case.sharding_max_active_stages} stages, got '
+        message += str(case.sharding_max_active_stages)
+        yield Problem("sharding.max_active_stages", message)

@@ -12,6 +12,7 @@ whose transfers torch has placed, that is proved before they run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -33,10 +34,11 @@ from engine.plan.spans import Span
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
-from engine.trainer import Build, StepResult, Trainer
+from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.runtime import RefusalError
+from ppbench.run.runtimes.torch_replicas import TorchShards, torch_shards_of
 from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_of
 from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
 
@@ -50,11 +52,13 @@ class TorchPipeline(Stopwatch):
         self._num_tokens = 0
         self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
         self.schedule = self._schedule()
-        self._instrument = Instrument(self.schedule, self.clock)
+        self._instrument = Instrument(self.schedule, self.clock, trainer.replica)
         self._is_recorded = False
         self._program = program_of(self.schedule)
         if self._program is not None:
             prove_no_deadlock(self._program, Sharing.RANK_EDGE)
+        if trainer.config.replicas > 1:
+            self._program = None  # what torch has done of its collectives is known when it has run
         # Receive buffers are made once and stay; sent tensors are kept until the step is over.
         none = [0] * len(trainer.messages)
         self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
@@ -92,7 +96,7 @@ class TorchPipeline(Stopwatch):
         spans = self._instrument.collect(step)
         self.peak_held = max(self.peak_held, self._instrument.peak_held)
         if self._program is None:  # blocks until every rank is here, once
-            rows = self._trainer.gather(self._instrument.row)
+            rows = self._trainer.gather(self._instrument.row)[: self._trainer.config.world_size]
             self._program = program_from(self.schedule, rows)
         if not self.recording.has_spans:
             return []
@@ -139,6 +143,10 @@ class TorchRuntime(TrainedRuntime):
     @staticmethod
     def executor() -> Build:
         return TorchPipeline
+
+    @staticmethod
+    def share() -> Share:
+        return functools.partial(torch_shards_of, submodule_of=_submodule_of)
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         result, runner = super().step(step, recording), self._trainer.runner
@@ -229,12 +237,14 @@ def _contiguous(operations: list[P2POp]) -> list[P2POp]:
 def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineStage:
     """Build torch's stage. Given the shapes of messages, torch need not run the model for them."""
     config, module, device = trainer.config, trainer.modules[index], trainer.device
-    sends = None if module.is_last else trainer.messages[index]
+    sends, shards = None if module.is_last else trainer.messages[index], trainer.shards
     shape = (config.data.microbatch_size, config.data.longest)
     ids = (TensorSpec(shape, torch.int64),)
     logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
     stage = _Stage(
-        _Submodule(module, sends, autocast_of(config.autocast, device)),
+        shards.submodules[index]
+        if isinstance(shards, TorchShards)
+        else _submodule_of(trainer, index),
         index,
         trainer.lowered.num_stages,
         device,
@@ -244,6 +254,12 @@ def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineSta
     )
     stage.stopwatch = stopwatch
     return stage
+
+
+def _submodule_of(trainer: Trainer, index: int) -> nn.Module:
+    module = trainer.modules[index]
+    sends = None if module.is_last else trainer.messages[index]
+    return _Submodule(module, sends, autocast_of(trainer.config.autocast, trainer.device))
 
 
 def _examples(message: Message) -> tuple[Tensor, ...]:

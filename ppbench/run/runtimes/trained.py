@@ -33,7 +33,7 @@ from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.run.peak import measured_peak_flops
 from engine.run.recording import Recording
-from engine.trainer import Build, StepResult, Trainer
+from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
 from ppbench.run.runtimes.runtime import facts_of_split
@@ -54,11 +54,16 @@ class TrainedRuntime:
     ) -> None:
         config = agreement.config
         self._transport = fabric.transport if config.num_processes > 1 else "none"
-        self._trainer = Trainer(config, fabric, flight, self.executor())
+        self._trainer = Trainer(config, fabric, flight, self.executor(), self.share())
 
     @staticmethod
     def executor() -> Build | None:
         """Return the builder of the executor of microbatches; None for the trainer's own."""
+        return None
+
+    @staticmethod
+    def share() -> Share | None:
+        """Return the maker of what replicas share; None for the trainer's own."""
         return None
 
     @property
@@ -127,7 +132,7 @@ class Stopwatch:
         """Follow the computations of this rank's row of the lowered program."""
         row = trainer.lowered.actions[trainer.rank]
         self.clock, self.recording = trainer.fabric.clock, Recording.spans
-        self._rank, self._record = trainer.rank, flight
+        self._rank, self._replica, self._record = trainer.rank, trainer.replica, flight
         self._flight: Flight = NO_FLIGHT
         self._computations = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
         self._ahead = iter(self._computations)
@@ -190,9 +195,8 @@ class Stopwatch:
         return [self._span(step, *timed) for timed in self._timed]
 
     def _span(self, step: int, action: Action, start: Mark, end: Mark) -> Span:
-        stage, op, microbatch = action
         times = self.clock.read_ns(start), self.clock.read_ns(end)
-        return Span(step, self._rank, lane_of(op), stage, op, microbatch, *times, 0)
+        return Span(step, self._rank, lane_of(action.op), *action, *times, 0, self._replica)
 
 
 def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:

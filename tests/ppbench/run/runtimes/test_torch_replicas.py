@@ -1,0 +1,81 @@
+"""Replicas with torch's schedules, shared by torch: they train what the engine's replicas do."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
+
+from pipeline import config
+from ranks import Ranks
+from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, trained_by
+
+from engine.plan.action import Op
+from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero3
+from engine.plan.spans import Lane
+from engine.trainer import Trainer
+from ppbench.config.case import Case
+from ppbench.config.feasibility import problems_of_runtime
+from ppbench.run.runtimes.runtime import RefusalError
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+POLICIES = [NoCollectives(), DataParallel(), Zero3(), TorchWindow()]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    pool = Ranks(4)
+    yield pool
+    pool.stop()
+
+
+def train(fabric, is_member, settings):
+    shape = settings.num_processes, settings.world_size
+    fabric.connect([], tuple(range(shape[1])), (), settings.replicas)
+    if not is_member:
+        return None
+    return trained_by(Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share()))
+
+
+def refused(fabric, is_member, settings):
+    with pytest.raises(RefusalError) as error:
+        train(fabric, is_member, settings)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize(("schedule", "shape"), [("1f1b", (2, 2)), ("interleaved_zb", (2, 2))])
+def test_gradients_losses_and_norms_are_those_of_one_device(ranks, schedule, shape, policy):
+    settings = config(schedule, *shape, replicas=2, sharding=policy, **KINDS["clipped"])
+    outcomes = ranks.run(settings.num_processes, train, settings)
+    assert_as_one_device(outcomes, settings)
+    for process, outcome in enumerate(outcomes):
+        replica, rank = divmod(process, 2)
+        for step, result in enumerate(outcome.results):
+            assert {(s.step, s.rank, s.replica) for s in result.spans} == {(step, rank, replica)}
+            done = [span for span in result.spans if span.lane is Lane.COLLECTIVE]
+            kinds = {span.op for span in done}
+            expected = {
+                NoCollectives: set(),
+                DataParallel: {Op.REDUCE_GRAD},
+            }.get(type(policy), {Op.UNSHARD, Op.REDUCE_GRAD})
+            assert kinds == expected
+            stages = {span.stage for span in result.spans if span.stage >= 0}
+            assert not kinds or {span.stage for span in done} == stages
+    assert len(outcomes[0].results) == NUM_STEPS
+
+
+def test_other_policies_are_refused_in_one_message(ranks):
+    settings = config("1f1b", 2, 2, replicas=2, sharding=Zero1())
+    answers = ranks.run(4, refused, settings)
+    assert all('expected sharding.policy "none", "ddp", "zero3" or "torch"' in a for a in answers)
+    case = Case(runtime="torch", replicas=2, sharding_policy="zero2", sharding_max_active_stages=1)
+    found = [(problem.key, problem.message) for problem in problems_of_runtime(case)]
+    assert found == [
+        ("sharding.policy", '"torch" has no policy "zero2". It has: none, ddp, zero3, torch'),
+        ("sharding.max_active_stages", '"torch" unshards 3 stages, got 1'),
+    ]
+    assert not list(problems_of_runtime(Case(runtime="torch", replicas=2)))
