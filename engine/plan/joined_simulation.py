@@ -1,0 +1,231 @@
+"""Predicts what D replicas of a program would do, from costs of computations and collectives.
+
+As `engine.plan.simulate` for one. Each replica has durations of its own, so that what a slow one
+costs the others can be asked. While a collective of a rank moves bytes, the rank may compute more
+slowly: with a slow-down of 0.2, what takes 10 ns alone takes 12.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from engine.arrays import Ints
+from engine.plan.action import CODES, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.collectives import CollectivePolicy, Zero2, most_unsharded, with_collectives
+from engine.plan.joined import JoinedReplay, ReplicaTimes, joining, replay_joined
+from engine.plan.kernels import W
+from engine.plan.lower import counterpart, lower
+from engine.plan.program import Program
+from engine.plan.replay import of_kinds
+from engine.plan.rules import check
+from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
+from engine.plan.spans import Lane, Span, lane_of
+
+
+@dataclass(frozen=True)
+class CollectiveModel:
+    """How long gathering a stage's parameters and summing its gradients moves bytes, by stage.
+
+    `slowdown`: the part by which a computation takes longer while a collective of its rank moves
+    bytes.
+    """
+
+    gather_ns: tuple[int, ...]
+    reduce_ns: tuple[int, ...]
+    slowdown: float = 0.0
+
+
+def ring_ns(
+    num_bytes: int, replicas: int, bytes_per_s: float, latency_ns: int = 0, *, is_summed_whole: bool
+) -> int:
+    """The latency plus bytes x (D - 1) / D over the bandwidth of a link.
+
+    That is a ring's all-gather or reduce-scatter, and no algorithm sends less; an all-reduce, which
+    leaves the whole sum on each replica, is one after the other (Patarasuk and Yuan 2009,
+    doi 10.1016/j.jpdc.2008.09.002).
+    """
+    passes = 2 if is_summed_whole else 1
+    share = (replicas - 1) / replicas
+    return latency_ns + round(passes * num_bytes * share / bytes_per_s * 1e9)
+
+
+def ring(
+    parameter_bytes: Sequence[int],
+    gradient_bytes: Sequence[int],
+    replicas: int,
+    policy: CollectivePolicy,
+    bytes_per_s: float,
+    latency_ns: int = 0,
+) -> CollectiveModel:
+    """Collectives over a ring, from the bytes of each stage."""
+    is_whole = not isinstance(policy, Zero2) and most_unsharded(policy) is None
+    given = replicas, bytes_per_s, latency_ns
+    return CollectiveModel(
+        tuple(ring_ns(size, *given, is_summed_whole=False) for size in parameter_bytes),
+        tuple(ring_ns(size, *given, is_summed_whole=is_whole) for size in gradient_bytes),
+    )
+
+
+@dataclass(frozen=True)
+class JoinedSimulation:
+    """One step of all replicas, which starts at 0 ns."""
+
+    replay: JoinedReplay
+    message_bytes: int = 0
+
+    @property
+    def program(self) -> Program:
+        return self.replay.program
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.replay.starts_ns)
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first computation's start to the last end of a computation or collective."""
+        return self.replay.makespan_ns
+
+    @property
+    def compute_ns(self) -> int:
+        """Summed over ranks and replicas."""
+        return sum(map(sum, self.replay.compute_ns))
+
+    @property
+    def _capacity_ns(self) -> int:
+        return self.num_replicas * self.program.world_size * self.makespan_ns
+
+    @property
+    def bubble_fraction(self) -> float:
+        """1 - compute / (replicas x ranks x makespan)."""
+        return (self._capacity_ns - self.compute_ns) / self._capacity_ns
+
+    @property
+    def bubble_idle_over_ideal(self) -> float:
+        """Idle time over compute time."""
+        return (self._capacity_ns - self.compute_ns) / self.compute_ns
+
+    def spans(self) -> Iterator[Span]:
+        """Computations, both ends of each message and collectives, by replica, all of step 0."""
+        ranks = self.program.placement.ranks
+        actions = [action for row in self.program.actions for action in row]
+        for replica in range(self.num_replicas):
+            times = self.replay.starts_ns[replica], self.replay.ends_ns[replica]
+            for action, start, end in zip(actions, *times, strict=True):
+                num_bytes = 0 if action.op in COMPUTE_OPS else self.message_bytes
+                ends = (action, counterpart(action)) if action.op in SEND_OPS else ()
+                for stage, op, m in (action,) if action.op in COMPUTE_OPS else ends:
+                    lane, rank = lane_of(op), ranks[stage]
+                    yield Span(0, rank, lane, stage, op, m, start, end, num_bytes, replica)
+            yield from self.collectives(replica)
+
+    def collectives(self, replica: int) -> Iterator[Span]:
+        """Those of a replica, each from when its lane begins it: rank after rank."""
+        replay = self.replay
+        times = replay.collective_starts_ns[replica], replay.collective_ends_ns[replica]
+        lanes = enumerate(joining(self.program))
+        placed = ((rank, action) for rank, lane in lanes for action in lane)
+        for (rank, (stage, op, _)), start, end in zip(placed, *times, strict=True):
+            yield Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start, end, 0, replica)
+
+
+def simulate_joined(
+    program: Program,
+    durations: Sequence[Durations],
+    policy: CollectivePolicy,
+    collectives: CollectiveModel,
+    transfers: TransferModel = FREE_TRANSFERS,
+) -> JoinedSimulation:
+    """Run replicas of a program in time, each with its durations.
+
+    The program has its own collectives and transfers, or gets those of the policy and of `lower`.
+    Raises ProgramError if it is illegal or could hang, ValueError where transfers are to block
+    their sender, which is not simulated here, or where times are not of its stages.
+    """
+    if not transfers.overlaps:
+        raise ValueError("transfers that block their sender are not simulated with replicas")
+    check(program)
+    lowered = with_collectives(lower(program), program, policy)
+    num_stages = lowered.num_stages
+    if {len(collectives.gather_ns), len(collectives.reduce_ns)} != {num_stages}:
+        raise ValueError(f"expected the times of collectives of {num_stages} stages")
+    moving = array("q", [_moving_ns(a, collectives) for lane in joining(lowered) for a in lane])
+    times = [ReplicaTimes(_took(lowered, one, transfers), moving) for one in durations]
+    replay = replay_joined(lowered, times)
+    if collectives.slowdown:
+        replay = _slowed(lowered, times, replay, collectives.slowdown)
+    return JoinedSimulation(replay, transfers.message_bytes)
+
+
+def _moving_ns(action: Action, collectives: CollectiveModel) -> int:
+    by_stage = collectives.gather_ns if action.op is Op.UNSHARD else collectives.reduce_ns
+    return by_stage[action.stage]
+
+
+def _took(lowered: Program, durations: Durations, transfers: TransferModel) -> array[int]:
+    """The nanoseconds of each action, in the order of the table."""
+    num_stages = lowered.num_stages
+    by_kind = durations.by_kind(num_stages)
+    for op in SEND_OPS:
+        first = CODES[op] * num_stages
+        by_kind[first : first + num_stages] = [transfers.duration_ns] * num_stages
+    return of_kinds(lowered, by_kind)
+
+
+def _slowed(
+    lowered: Program, times: Sequence[ReplicaTimes], replay: JoinedReplay, slowdown: float
+) -> JoinedReplay:
+    """Run again with computations that take longer beside collectives, until nothing changes.
+
+    When a computation ends depends on what went on until then alone. So each time at least the
+    earliest event that was wrong is right, and it comes to an end.
+    """
+    before: list[array[int]] = []
+    while True:
+        slowed = [
+            _beside_collectives(lowered, one.took, replay, replica, slowdown)
+            for replica, one in enumerate(times)
+        ]
+        if slowed == before:
+            return replay
+        before = slowed
+        pairs = zip(slowed, times, strict=True)
+        replay = replay_joined(
+            lowered, [ReplicaTimes(took, one.collectives) for took, one in pairs]
+        )
+
+
+def _beside_collectives(
+    lowered: Program, alone: Ints, replay: JoinedReplay, replica: int, slowdown: float
+) -> array[int]:
+    """How long each action of a replica takes from its start on, beside what its lane moves."""
+    took, table = array("q", alone), lowered.table
+    starts = replay.starts_ns[replica]
+    moves = list(
+        zip(replay.collective_ready_ns[replica], replay.collective_ends_ns[replica], strict=True)
+    )
+    begun = 0
+    for rank, lane in enumerate(joining(lowered)):
+        own, begun = moves[begun : begun + len(lane)], begun + len(lane)
+        for at in range(table.offset[rank], table.offset[rank + 1]):
+            if table.op[at] <= W and took[at]:
+                took[at] = _slow_ns(starts[at], took[at], own, slowdown)
+    return took
+
+
+def _slow_ns(start: int, alone: int, moves: Sequence[tuple[int, int]], slowdown: float) -> int:
+    """How long what takes `alone` takes from a start on, beside moves that follow each other."""
+    now, left = float(start), float(alone)
+    for begin, end in moves[bisect_right(moves, start, key=itemgetter(1)) :]:
+        if round(now + left) <= begin:  # rounded, as what its end issues must not slow it
+            break
+        left -= max(0.0, begin - now)
+        now = max(now, begin)
+        if round(now + left * (1 + slowdown)) <= end:
+            return round(now + left * (1 + slowdown)) - start
+        now, left = float(end), left - (end - now) / (1 + slowdown)
+    return round(now + left) - start

@@ -1,0 +1,121 @@
+"""Replicas in time: formulae by hand, the simulation of one as oracle, rates summed up again."""
+
+import random
+
+import pytest
+
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, Op
+from engine.plan.collectives import DataParallel, NoCollectives, Zero1, Zero2, Zero3
+from engine.plan.joined import joining
+from engine.plan.joined_simulation import CollectiveModel, ring, simulate_joined
+from engine.plan.rules import ProgramError
+from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.simulate import Durations, TransferModel, simulate, uniform
+from engine.plan.spans import Lane, Span
+
+FREE = CollectiveModel((0,) * 2, (0,) * 2)
+
+
+def test_a_ring_sends_all_but_a_replicas_own_part_and_twice_for_a_sum_that_all_get():
+    sharded = ring([1000, 2000], [4000, 8000], 4, Zero3(), bytes_per_s=1e9, latency_ns=7)
+    assert sharded == CollectiveModel((757, 1507), (3007, 6007))
+    assert ring([1000], [4000], 4, Zero2(), 1e9, 7).reduce_ns == (3007,)
+    for policy in (DataParallel(), Zero1()):
+        assert ring([1000], [4000], 4, policy, 1e9, 7).reduce_ns == (6007,)
+    assert ring([1000], [4000], 1, Zero3(), 1e9) == CollectiveModel((0,), (0,))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_replicas_with_free_collectives_are_one_simulation(name):
+    v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
+    program = build_program(name, 2, 4, v)
+    durations = uniform(program.placement, 12 * v, 18 * v, 6 * v)
+    free = CollectiveModel((0,) * 2 * v, (0,) * 2 * v, slowdown=0.5)
+    alone = simulate(program, durations)
+    for policy in (NoCollectives(), DataParallel(), Zero3()):
+        joined = simulate_joined(program, [durations] * 3, policy, free)
+        assert joined.makespan_ns == alone.makespan_ns
+        assert joined.compute_ns == 3 * alone.compute_ns
+        assert joined.bubble_fraction == alone.bubble_fraction
+        assert joined.bubble_idle_over_ideal == alone.bubble_idle_over_ideal
+        of_compute = {span for span in joined.spans() if span.lane is Lane.COMPUTE}
+        expected = {span._replace(replica=d) for span in alone.spans() for d in range(3)}
+        assert of_compute == {span for span in expected if span.lane is Lane.COMPUTE}
+
+
+def test_one_slow_replica_keeps_the_others_waiting_at_the_sum():
+    program = build_program("1f1b", 1, 2)
+    quick, slow = Durations((10,), (10,), (10,)), Durations((12,), (12,), (12,))
+    joined = simulate_joined(program, [quick, slow], DataParallel(), CollectiveModel((0,), (20,)))
+    assert joined.makespan_ns == 72 + 20
+    sums = [next(joined.collectives(replica)) for replica in (0, 1)]
+    assert sums == [
+        Span(0, 0, Lane.COLLECTIVE, 0, Op.REDUCE_GRAD, NO_INDEX, 60, 92, 0, 0),
+        Span(0, 0, Lane.COLLECTIVE, 0, Op.REDUCE_GRAD, NO_INDEX, 72, 92, 0, 1),
+    ]
+
+
+def test_gathers_are_hidden_by_look_ahead_and_else_exposed():
+    program = build_program("interleaved_1f1b", 1, 1, 2)
+    durations, model = Durations((10,) * 2, (10,) * 2, (10,) * 2), CollectiveModel((8, 8), (0, 0))
+    spans = {}
+    for policy in (Zero3(1, 0), Zero3(2, 0), Zero3(2, 1)):
+        joined = simulate_joined(program, [durations] * 2, policy, model)
+        spans[policy] = joined.makespan_ns  # from the first computation on: 60 of them
+    assert spans == {Zero3(1, 0): 60 + 2 * 8, Zero3(2, 0): 60 + 8, Zero3(2, 1): 60}
+
+
+def test_messages_move_in_their_time_at_both_ends():
+    program = build_program("1f1b", 2, 1)
+    durations, transfers = Durations((10,) * 2, (5,) * 2, (5,) * 2), TransferModel(3, 1.0, 4)
+    joined = simulate_joined(program, [durations], NoCollectives(), FREE, transfers)
+    spans = set(joined.spans())
+    took = transfers.duration_ns
+    assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 10 + took, 4) in spans
+    assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 10 + took, 4) in spans
+    assert joined.makespan_ns == simulate(program, durations, transfers).makespan_ns
+
+
+@pytest.mark.parametrize("slowdown", [0.25, 1.0])
+def test_beside_what_moves_a_computation_does_less_and_its_work_adds_up(slowdown, is_thorough):
+    chance, num_slowed = random.Random(slowdown), 0
+    for _ in range(200 if is_thorough else 20):
+        program = build_program(chance.choice(["interleaved_1f1b", "zbv", "looped_bfs"]), 2, 4, 2)
+        costs = [
+            Durations(*(tuple(chance.randint(0, 10**6) for _ in range(4)) for _ in "FIW"))
+            for _ in range(chance.randint(1, 3))
+        ]
+        moving = [tuple(chance.randint(0, 10**6) for _ in range(4)) for _ in "gr"]
+        policy = chance.choice([DataParallel(), Zero2(), Zero3(1, 0), Zero3(2, 1)])
+        model = CollectiveModel(*moving, slowdown)
+        replay = simulate_joined(program, costs, policy, model).replay
+        lowered = replay.program
+        for d, durations in enumerate(costs):
+            moves = iter(
+                zip(replay.collective_ready_ns[d], replay.collective_ends_ns[d], strict=True)
+            )
+            lanes = [[next(moves) for _ in lane] for lane in joining(lowered)]
+            times = zip(replay.starts_ns[d], replay.ends_ns[d], strict=True)
+            for rank, row in enumerate(lowered.actions):
+                for action, (start, end) in zip(row, times, strict=False):
+                    if action.op in COMPUTE_OPS:
+                        beside = sum(max(0, min(end, e) - max(start, b)) for b, e in lanes[rank])
+                        work = end - start - beside + beside / (1 + slowdown)
+                        assert work == pytest.approx(
+                            durations.by_op()[action.op][action.stage], abs=1
+                        )
+                        num_slowed += beside > 0
+    assert num_slowed > 100
+
+
+def test_what_cannot_be_simulated_is_refused():
+    program = build_program("1f1b", 2, 2)
+    durations = uniform(program.placement, 1, 1, 1)
+    with pytest.raises(ValueError, match="block their sender"):
+        blocking = TransferModel(overlaps=False)
+        simulate_joined(program, [durations], NoCollectives(), FREE, blocking)
+    with pytest.raises(ValueError, match="collectives of 2 stages"):
+        simulate_joined(program, [durations], NoCollectives(), CollectiveModel((1,), (1,)))
+    backwards = type(program)("x", program.placement, 2, [row[::-1] for row in program.actions])
+    with pytest.raises(ProgramError):
+        simulate_joined(backwards, [durations], NoCollectives(), FREE)
