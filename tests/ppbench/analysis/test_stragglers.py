@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
 from engine.plan.action import Op
-from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3
-from engine.plan.replay import replay_all
+from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
+from engine.plan.joined import ReplicaTimes, replay_joined
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.joint_walk import Columns
 from ppbench.analysis.stragglers import Kind, stragglers_of
@@ -32,15 +32,26 @@ def test_times_that_are_replayed_give_the_steps_that_they_were_taken_from(schedu
     assert times.measured_ns.tolist() == walk.step_ns.tolist()
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("policy", [*POLICIES, TorchWindow(1)], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("schedule", ["afab", "1f1b", "zbv", "looped_bfs"])
-def test_one_replica_takes_as_long_as_its_replay(schedule):
-    lowered = replace(SMALL, schedule=schedule, policy=NoCollectives(), microbatches=8).lowered
+def test_all_steps_at_once_take_as_long_as_each_of_them_alone(schedule, policy, replicas):
+    lowered = replace(SMALL, schedule=schedule, policy=policy, microbatches=8).lowered
     columns = Columns(lowered)
-    ns = np.random.default_rng(1).integers(1, 10**6, (3, 1, columns.num_actions))
+    size = 4, replicas, len(columns.actions)
+    ns = np.random.default_rng(1).integers(0, 10**6, size)
 
-    replayed = replay_all(lowered, [array("q", step.tobytes()) for step in ns[:, 0]])
+    alone = [
+        replay_joined(lowered, [_times(one, columns.num_actions) for one in step]).makespan_ns
+        for step in ns
+    ]
 
-    assert columns.steps_ns(ns).tolist() == [one.makespan_ns for one in replayed]
+    assert columns.steps_ns(ns).tolist() == alone
+
+
+def _times(ns, num_actions):
+    """One replica's times, as the engine takes them."""
+    return ReplicaTimes(*(array("q", part.tobytes()) for part in np.split(ns, [num_actions])))
 
 
 @pytest.mark.parametrize("seed", range(18))
