@@ -18,6 +18,7 @@ BENCHMARKS: tuple[str, ...] = (
     "planning",
     "worlds",
     "split_backward",
+    "stragglers",
     "report",
     "reports",
     "timeline",

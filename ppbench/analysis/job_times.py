@@ -11,15 +11,17 @@ replicas to its end, so that waiting for a slow replica is no time of the others
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import CODES, OPS, SEND_OPS, Op
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
+from engine.plan.collectives import NoCollectives, with_collectives
 from engine.plan.lower import counterpart, edge_of
 from engine.plan.program import Program
+from engine.plan.table import Table
 from ppbench.analysis.joint_walk import JOINED, Columns, Ns
 
 _NONE = -1
@@ -37,10 +39,36 @@ class JobTimes:
 def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTimes:
     """The times of all steps that spans hold; `lowered` has its transfers and collectives.
 
-    `spans` has the columns of `engine.plan.spans.Span`. Where some step lacks a collective of the
-    program, as where a library places them its own way, the program is taken without collectives.
-    Raises KeyError with a computation of the program that some replica lacks in some step.
+    `spans` has the columns of `engine.plan.spans.Span`. Where their collectives are others than the
+    program's, since a library places them its own way, those of the first step are taken; where
+    steps or replicas differ in them, none. Raises KeyError with a computation of the program that
+    some replica lacks in some step.
     """
+    for program in (lowered, _as_seen(spans, lowered), lowered.without_collectives()):
+        if (times := _times_of(spans, program, replicas)) is not None:
+            return times
+    raise AssertionError("without collectives, none can be missing")
+
+
+def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
+    """The program with the collectives of the first step of replica 0.
+
+    Each stands before the first computation that starts after it.
+    """
+    replica = spans["replica"] if "replica" in spans else 0 * spans["step"]
+    first = spans[(spans["step"] == spans["step"].min()) & (replica == 0)].sort_values("start_ns")
+    rows: list[list[Action]] = [[] for _ in range(lowered.world_size)]
+    taken = {str(op): op for op in (*COMPUTE_OPS, *JOINED)}
+    for row in first[first["op"].isin(taken)].itertuples():
+        rows[row.rank].append(Action(int(row.stage), taken[row.op], int(row.microbatch)))
+    seen = replace(lowered, actions=Table.of(rows))
+    if seen.compute_only() != lowered.compute_only():
+        return lowered.without_collectives()
+    return with_collectives(lowered.without_collectives(), seen, NoCollectives())
+
+
+def _times_of(spans: pd.DataFrame, lowered: Program, replicas: int) -> JobTimes | None:
+    """The times, unless the collectives are others than those of the program, where it has any."""
     op, columns = _numbers_of(spans["op"]), Columns(lowered)
     steps, step = np.unique(spans["step"].to_numpy(), return_inverse=True)
     replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
@@ -52,8 +80,11 @@ def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTim
     starts.reshape(-1)[at] = spans["start_ns"].to_numpy()[column != _NONE]
     ends.reshape(-1)[at] = spans["end_ns"].to_numpy()[column != _NONE]
     is_known.reshape(-1)[at] = True
+    is_other = (op >= len(OPS)) & (column == _NONE)
+    if lowered.has_collectives and is_other.any():
+        return None
     if not np.all(is_known[..., columns.of_ops(JOINED)]):
-        return times_of(spans, lowered.without_collectives(), replicas)
+        return None
     return _job(columns, starts, ends, is_known)
 
 

@@ -13,6 +13,9 @@ import pandas as pd
 from ppbench.display.cases import Axes, by_case, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
+from ppbench.display.stragglers import cause_in_words
+from ppbench.errors import StoreError
+from ppbench.explanation import stragglers_of_run
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
 from ppbench.report.pages.beside import drawn_beside
@@ -193,7 +196,18 @@ def _idle_answers(store: Store, runs: pd.DataFrame, judged: Judged) -> list[str]
     run = median_run(explained, cases[0])
     edges = edges_of_run(store, run)
     first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    return [first, *what_if(run, edges)]
+    return [first, *what_if(run, edges), *_slowest(store, run)]
+
+
+def _slowest(store: Store, run: pd.Series) -> list[str]:
+    """Say who slows the replicas of a run down, where there are any and their spans are stored."""
+    if int(run["replicas"]) == 1:
+        return []
+    try:
+        run_id, found = stragglers_of_run(store, str(run["run_id"]))
+    except StoreError:
+        return []
+    return [f"{cause_in_words(found)} The heat map: ppbench figure stragglers {run_id}"]
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,28 @@ def test_reductions_that_are_long_now_and_then_are_named_by_their_op():
     assert (found.cause.kind, found.cause.op) == (Kind.OP, Op.REDUCE_GRAD)
 
 
+@pytest.mark.parametrize("policy", [Zero2(), Zero3(1, 0), TorchWindow(1)], ids=repr)
+def test_collectives_that_a_library_placed_its_own_way_are_taken_from_the_spans(policy):
+    shape = replace(SMALL, policy=policy, schedule="looped_bfs", microbatches=8)
+    walk = walked(shape, durations(shape, np.random.default_rng(0)))
+    expected = replace(shape, policy=DataParallel()).lowered
+
+    times = times_of(walk.spans(), expected, shape.replicas)
+
+    assert len(times.columns.actions) == len(Columns(shape.lowered).actions)
+    assert times.columns.steps_ns(times.ns) == pytest.approx(walk.step_ns, rel=1e-3)
+
+
+def test_collectives_that_differ_between_steps_are_left_out():
+    spans = walked(SMALL, durations(SMALL, np.random.default_rng(0))).spans()
+    is_gone = (spans["op"] == "REDUCE_GRAD") & (spans["step"] == 1) & (spans["stage"] == 2)
+
+    times = times_of(spans[~is_gone], SMALL.lowered, SMALL.replicas)
+
+    assert not times.columns.program.has_collectives
+    assert len(times.ns) == SMALL.num_steps
+
+
 def test_a_step_without_a_computation_is_refused_by_its_name():
     walk = walked(SMALL, durations(SMALL, np.random.default_rng(0)))
     spans = walk.spans()
