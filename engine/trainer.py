@@ -280,22 +280,14 @@ class Trainer:
             self.fabric.sum_over(tensor, ranks)
 
     def _update(self, rate: float) -> None:
-        self._update_own(rate)
+        if self._optimizer is not None:
+            if self._gradient_norm is not None:
+                _clip(self.trained().values(), self.config.optimizer.clip_norm, self._gradient_norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
         if self.shards is not None:
             self.shards.gather_updated()
-
-    def _update_own(self, rate: float) -> None:
-        if self._optimizer is None:
-            return
-        if self._gradient_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                list(self.trained().values()),
-                self.config.optimizer.clip_norm,
-                self._gradient_norm.squeeze(),
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
 
     def _sum_shared_gradients(self) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
@@ -317,6 +309,10 @@ class Trainer:
         if len(self.everyone) == 1:
             return [ours]
         return self.fabric.gather_objects(ours, self.everyone)
+
+
+def _clip(trained: Iterable[nn.Parameter], largest: float, norm: Tensor) -> None:
+    torch.nn.utils.clip_grads_with_norm_(list(trained), largest, norm.squeeze())
 
 
 def _prepared(config: TrainerConfig, modules: dict[int, StageModule], num_stages: int) -> None:

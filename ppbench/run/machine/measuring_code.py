@@ -28,9 +28,11 @@ ROOT = Path(__file__).parents[3]
 MEASURING = (
     "engine",
     "ppbench/analysis/attribution.py",
+    "ppbench/analysis/collectives.py",
     "ppbench/analysis/costs.py",
     "ppbench/analysis/metrics.py",
     "ppbench/analysis/mfu.py",
+    "ppbench/analysis/replicas.py",
     "ppbench/analysis/transfers.py",
     "ppbench/config/programs.py",
     "ppbench/run/launch/agent.py",
