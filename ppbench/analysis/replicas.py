@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from engine.plan.action import NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.joined import JoinedReplay, ReplicaTimes, joining
 from engine.plan.lower import edge_of
 from engine.plan.program import Program
@@ -166,6 +166,16 @@ def own_moving(joined: pd.DataFrame, lowered: Program) -> dict[tuple[int, int], 
         if place is not None:
             times[place] = ns
     return own
+
+
+def slowest_replica(spans: pd.DataFrame) -> int:
+    """The replica with the most time of its own: of computations, and of messages that move.
+
+    `spans` are of all replicas, with the column `waiting_ns`.
+    """
+    own = spans[spans["op"].isin([*COMPUTE_OPS, *RECV_OPS])]
+    took = (own["end_ns"] - own["start_ns"] - own["waiting_ns"]).groupby(own["replica"]).sum()
+    return int(str(took.idxmax()))
 
 
 def joined_spans(replayed: JoinedReplay) -> Iterator[Span]:

@@ -9,8 +9,9 @@ A computation needs its rank to be free, and the output of the neighbouring stag
                                     ^ host
 
 so the gap before it is divided at two moments: when that output was made, and when its message
-arrived. The parts of `ppbench.analysis.attribution` differ: they show what the whole step would
-gain without a cause.
+arrived. Where its stage's parameters are gathered first (UNSHARD), their arrival is a third. The
+parts of `ppbench.analysis.attribution` differ: they show what the whole step would gain without a
+cause.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import CODES, COMPUTE_OPS, RECV_OPS, Op
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, Op
 
 Ints = npt.NDArray[np.int64]
 NONE = -1
 _FORWARD, _BACKWARD = 0, 1
+_CODES = {op: code for code, op in enumerate(Op)}
+"""Those of `engine.plan.action`, and after them those of collectives."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of one step as arrays of one length; `op` has the codes of `engine.plan.action`."""
+    """Spans of one step as arrays of one length; `op` has the codes of this module."""
 
     op: Ints
     rank: Ints
@@ -45,7 +48,7 @@ class Spans:
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Spans:
         """The rows of a frame with the columns of `engine.plan.spans.Span`."""
-        codes = {op.value: code for op, code in CODES.items()}
+        codes = {op.value: code for op, code in _CODES.items()}
         op = np.array([codes[name] for name in frame["op"].tolist()], np.int64)
         return cls(op, *(frame[each.name].to_numpy(np.int64) for each in fields(cls)[1:]))
 
@@ -58,7 +61,7 @@ class Spans:
 
     def are(self, ops: Iterable[Op]) -> npt.NDArray[np.bool_]:
         """A mask of the spans of these ops."""
-        return np.isin(self.op, [CODES[op] for op in ops])
+        return np.isin(self.op, [_CODES[op] for op in ops])
 
 
 class Cause(IntEnum):
@@ -66,8 +69,10 @@ class Cause(IntEnum):
 
     STAGE = 0  # another stage has not made the input yet
     TRANSFER = 1  # the input is made, and its message is on its way
-    HOST = 2  # the input is there; the rank has not begun
-    NO_WORK = 3  # the rank has no action left in this step
+    GATHER = 2  # the parameters of its stage are being gathered from all replicas
+    HOST = 3  # the input is there; the rank has not begun
+    REDUCE = 4  # the rank has computed all, and its last collective is not over
+    NO_WORK = 5  # the rank has no action left in this step
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class Waits:
 
     Arrays of one length; times in nanoseconds. `before` and `maker` are positions in these arrays:
     the rank's previous computation, and the computation on another stage that made the input (NONE
-    where there is none). `made_ns` and `arrived_ns` are the start where no input is needed.
+    where there is none). `made_ns` and `arrived_ns` are the start where no input is needed, and
+    `gathered_ns` and `joined_ns` are NO_INDEX where there is no such collective.
     """
 
     spans: Spans
@@ -85,6 +91,8 @@ class Waits:
     maker: Ints
     made_ns: Ints
     arrived_ns: Ints
+    gathered_ns: Ints
+    joined_ns: Ints  # when the last collective of its rank was over
 
 
 def waits(spans: Spans) -> Waits:
@@ -102,7 +110,28 @@ def waits(spans: Spans) -> Waits:
     by_rank = np.split(end, np.flatnonzero(is_first)[1:])
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
     free = np.where(is_first, start.min(), latest[before])
-    return Waits(compute, before, free, maker, made, arrived)
+    gathered, over = _gathered_ns(spans, compute), _joined_ns(spans, compute)
+    return Waits(compute, before, free, maker, made, arrived, gathered, over)
+
+
+def _gathered_ns(spans: Spans, compute: Spans) -> Ints:
+    """The end of the last UNSHARD that each computation's stage began before it."""
+    gathered = np.full(len(compute), NO_INDEX, np.int64)
+    unshards = spans.at(spans.are([Op.UNSHARD]))
+    for stage in np.unique(unshards.stage):
+        own = unshards.at(unshards.stage == stage)
+        own = own.at(np.argsort(own.start_ns, kind="stable"))
+        rows = np.flatnonzero(compute.stage == stage)
+        last = np.searchsorted(own.start_ns, compute.start_ns[rows], side="right") - 1
+        gathered[rows] = np.where(last < 0, NO_INDEX, own.end_ns[last])
+    return gathered
+
+
+def _joined_ns(spans: Spans, compute: Spans) -> Ints:
+    own = spans.at(spans.are([Op.UNSHARD, Op.REDUCE_GRAD]))
+    over = np.full(spans.rank.max() + 1, NO_INDEX, np.int64)
+    np.maximum.at(over, own.rank, own.end_ns)
+    return np.asarray(over[compute.rank])
 
 
 class _Places:
@@ -143,8 +172,8 @@ class _Places:
         return np.where(end_ns == NONE, made_ns, end_ns)
 
 
-def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints]:
-    """Times at which a computation's rank was free, its input made and arrived, and it began.
+def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Times at which a rank was free, its input made, arrived and gathered, and it began.
 
     Times are clipped to this order: an input made before the rank was free caused no wait.
     """
@@ -152,7 +181,8 @@ def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints]:
     start = np.maximum(waited.spans.start_ns, free)
     made = np.where(is_needed, np.clip(waited.made_ns, free, start), free)
     arrived = np.where(is_needed, np.clip(waited.arrived_ns, made, start), made)
-    return free, made, arrived, start
+    gathered = np.clip(waited.gathered_ns, arrived, start)
+    return free, made, arrived, gathered, start
 
 
 @dataclass(frozen=True)
@@ -179,17 +209,19 @@ def gaps(waited: Waits) -> Gaps:
     Together with the computations they fill each rank from the step's first start to its last
     computation's end.
     """
-    free, made, arrived, start = moments(waited)
-    rank, last = waited.spans.rank, waited.spans.end_ns.max()
+    free, made, arrived, gathered, start = moments(waited)
+    rank, joined = waited.spans.rank, waited.joined_ns
+    last = max(waited.spans.end_ns.max(), joined.max())
     firsts = np.flatnonzero(np.r_[True, rank[1:] != rank[:-1]])
     ends = np.maximum.reduceat(waited.spans.end_ns, firsts)
+    over = np.maximum(ends, joined[firsts])
     position, after = np.arange(len(rank)), np.full(len(firsts), NONE)
     pieces = Gaps(
-        np.r_[rank, rank, rank, rank[firsts]],
-        np.repeat(list(Cause), [len(rank)] * 3 + [len(firsts)]),
-        np.r_[free, made, arrived, ends],
-        np.r_[made, arrived, start, np.full(len(firsts), last)],
-        np.r_[position, position, position, after],
+        np.r_[rank, rank, rank, rank, rank[firsts], rank[firsts]],
+        np.repeat(list(Cause), [len(rank)] * 4 + [len(firsts)] * 2),
+        np.r_[free, made, arrived, gathered, ends, over],
+        np.r_[made, arrived, gathered, start, over, np.full(len(firsts), last)],
+        np.r_[position, position, position, position, after, after],
     )
     pieces = pieces.at(pieces.end_ns > pieces.start_ns)
     return pieces.at(np.lexsort((pieces.start_ns, pieces.rank)))

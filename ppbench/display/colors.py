@@ -67,7 +67,9 @@ IDLE_COLORS: dict[Cause, str] = {
     # Transparent, so that they recede on light and on dark backgrounds.
     Cause.STAGE: "rgba(128,136,148,0.42)",
     Cause.TRANSFER: "rgba(204,121,167,0.55)",
+    Cause.GATHER: "rgba(143,107,217,0.5)",
     Cause.HOST: "rgba(140,100,60,0.75)",
+    Cause.REDUCE: "rgba(208,64,107,0.4)",
     Cause.NO_WORK: "rgba(128,136,148,0.14)",
 }
 OPEN_COLORS: dict[str, str] = {

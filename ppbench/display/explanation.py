@@ -125,6 +125,10 @@ def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
             return _links(stored_costs(run, edges))
         case "jitter":
             return f"the time of an action varies by {percent(run['op_variation'])} around its mean"
+        case "collective":
+            return "ranks wait for parameters or gradients of all replicas, with nothing to compute"
+        case "skew":
+            return f"replicas differ, and ppbench stragglers {run['run_id']} says who is slow"
         case _:
             return "time of the host between actions, or of contention between ranks"
 

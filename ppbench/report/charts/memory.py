@@ -240,13 +240,18 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> Picture:
     """Draw the bytes allocated on each rank during the extra step that records memory.
 
     `levels` has the columns `rank`, `time_ns` (start of the level) and `num_bytes`, and at least
-    one row. `ranks` are the run's rows of the store's `ranks`; predicted peaks are dashed lines.
+    one row. `ranks` are the run's rows of the store's `ranks`; predicted peaks are dashed lines. Of
+    replicas, the one that holds the most is drawn.
     """
+    fullest, whose = int(levels["replica"].iloc[int(levels["num_bytes"].argmax())]), ""
+    if levels["replica"].any():
+        whose = f" (replica {fullest}, the fullest)"
+        levels, ranks = (rows[rows["replica"] == fullest] for rows in (levels, ranks))
     unit, unit_bytes = size_unit(levels["num_bytes"].max())
     num_ranks = int(levels["rank"].max()) + 1
     end_ms = float(levels["time_ns"].max()) / NS_PER_MS
     peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
-    figure: Picture = {"data": [], "layout": _layout_over_time(unit)}
+    figure: Picture = {"data": [], "layout": _layout_over_time(unit + whose)}
     for rank in sorted(levels["rank"].unique().tolist()):
         color, own = rank_color(rank, num_ranks), levels[levels["rank"] == rank]
         figure["data"].append(_allocated_line(rank, own, color, unit, unit_bytes))
@@ -283,7 +288,7 @@ def _predicted_line(rank: int, peak: float, end_ms: float, color: str, unit: str
     )
 
 
-def _layout_over_time(unit: str) -> dict[str, object]:
+def _layout_over_time(title: str) -> dict[str, object]:
     return {
         "template": PLAIN,
         "height": _MEMORY_PX,
@@ -292,5 +297,5 @@ def _layout_over_time(unit: str) -> dict[str, object]:
         "showlegend": True,
         "legend": legend(),
         "xaxis": {"ticksuffix": " ms", "showticksuffix": "first", "rangemode": "tozero"},
-        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
     }

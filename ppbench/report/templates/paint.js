@@ -87,14 +87,14 @@ function paintRows(context, plane, timeline, style) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   const { compute, ...thin } = timeline.lanes;
-  for (const { firstRow, ranks } of timeline.steps) {
+  for (const { firstRow, ranks, rowName = "rank" } of timeline.steps) {
     for (let rank = 0; rank < ranks; rank++) {
       const y = yAt(plane, firstRow + rank);
       if (y < -plane.rowPx || y > plane.height + plane.rowPx) continue;
       context.font = style.font(Math.min(12, plane.rowPx * 0.8));
       context.fillStyle = style.quiet;
       if (plane.rowPx >= 11 || rank % Math.ceil(11 / plane.rowPx) === 0) {
-        context.fillText(`rank ${rank}`, plane.left - 6, y + compute.at * plane.rowPx);
+        context.fillText(`${rowName} ${rank}`, plane.left - 6, y + compute.at * plane.rowPx);
       }
       for (const [name, { at, height }] of Object.entries(thin)) {
         context.fillStyle = style.track;

@@ -49,12 +49,13 @@ const written = (value, digits) => value.toLocaleString("en-US", {
 function linesOf(kind, n) {
   const custom = [...kind.numberNames.map((name) => kind.numbers[name]()[n]), kind.width[n]];
   const values = { base: () => kind.begin[n], hovertext: () => kind.phrase(n), customdata: (at) => custom[at] };
+  const replica = kind.replicaOf ? [`replica ${kind.replicaOf(n)}`] : [];
   return kind.hovertemplate.replace("<extra></extra>", "").split("<br>").map((line) => plainText(
     line.replace(/%\{(\w+)(?:\[(\d+)\])?(?::,\.(\d)f)?\}/g, (_, key, at, digits) => {
       const value = values[key](at);
       return typeof value === "number" ? written(value, Number(digits ?? 0)) : value;
     }),
-  )).filter(Boolean);
+  )).filter(Boolean).concat(replica);
 }
 
 const numberOf = (kind, name, n) => (name in kind.numbers ? kind.numbers[name]()[n] : null);
@@ -63,7 +64,7 @@ const numberOf = (kind, name, n) => (name in kind.numbers ? kind.numbers[name]()
 function actionOf(kind, n) {
   if (kind.isHatched) return kind.label?.(n) || kind.name;
   const [stage, microbatch] = [numberOf(kind, "stage", n), numberOf(kind, "microbatch", n)];
-  return kind.op && stage !== null ? `${stage}${kind.op}${microbatch}` : kind.name;
+  return kind.op && stage !== null ? `${stage}${kind.op}${microbatch ?? ""}` : kind.name; // of collectives `2UNSHARD`
 }
 
 const rowOf = (kind, n) => kind.rows.find(({ from, to }) => n >= from && n < to);
@@ -71,7 +72,7 @@ const stepAt = (steps, row) => steps.find(({ firstRow, ranks }) => row > firstRo
 
 // The search. Words that all have to fit a mark: `2F7`, `F7`, `2F`, `rank 1`, `stage 2`, `microbatch 7`, or a
 // part of a kind's name.
-const ACTION = /^(\d*)(SEND_F|RECV_F|SEND_B|RECV_B|OPT|F|B|I|W)(\d*)$/i;
+const ACTION = /^(\d*)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|OPT|F|B|I|W)(\d*)$/i;
 const PLACES = { rank: "rank", r: "rank", stage: "stage", s: "stage", microbatch: "microbatch", mb: "microbatch", m: "microbatch" };
 
 function termsOf(query) {
@@ -113,8 +114,10 @@ function matchesOf(kinds, query) {
     if (kind.isWaiting || (kind.isIdle && !isNamed)) return;
     const tests = terms.flatMap((term) => testsOf(kind, term));
     if (tests.includes(null)) return;
-    for (let n = 0; n < kind.begin.length && found.length < MOST_MATCHES; n++) {
-      if (tests.every((fits) => fits(n))) found.push({ kind: number, n });
+    for (const { from, to } of kind.rows) {
+      for (let n = from; n < to && found.length < MOST_MATCHES; n++) {
+        if (tests.every((fits) => fits(n))) found.push({ kind: number, n });
+      }
     }
   });
   const begin = (span) => kinds[span.kind].begin[span.n];
@@ -176,7 +179,7 @@ function busyTimes(kinds, steps, start, end) {
       name: kind.name,
       time: ranks.reduce((total, _, rank) => total + sum(kind, rank), 0),
     })).filter(({ time }) => time > 0);
-    return { title: step.title, duration: Math.max(0, to - from), ranks, causes };
+    return { title: step.title, rowName: step.rowName, duration: Math.max(0, to - from), ranks, causes };
   });
 }
 

@@ -25,7 +25,7 @@ function build(timeline) {
     flatter: button("Flatter", "Flatter rows"),
   };
   timeline.buttons.measure.setAttribute("aria-pressed", "false");
-  tools.append(find, ...Object.values(timeline.buttons));
+  tools.append(find, ...replicaChoice(timeline), ...Object.values(timeline.buttons));
   timeline.layers = element("div", "tl-layers");
   timeline.layers.setAttribute("role", "group");
   timeline.layers.setAttribute("aria-label", "Shown in the timeline");
@@ -77,7 +77,8 @@ function bodyOf(timeline) {
 // A button for each kind, which is also the legend, one for all of several, and one for the critical path.
 const SETS = [
   { name: "idle time", holds: ({ meta }) => meta.isIdle },
-  { name: "transfers", holds: ({ meta }) => meta.lane !== "compute" },
+  { name: "transfers", holds: ({ meta }) => ["send", "recv"].includes(meta.lane) },
+  { name: "collectives", holds: ({ meta }) => meta.lane === "collective" },
 ];
 
 function buildLayers(timeline) {
@@ -174,7 +175,7 @@ function measured(timeline, { start, end }) {
   return [...parts, actions];
 }
 
-function busyTable({ duration, ranks }, unit) {
+function busyTable({ duration, ranks, rowName = "rank" }, unit) {
   const table = element("table");
   const line = (cells, name) => {
     const row = element("tr");
@@ -182,7 +183,7 @@ function busyTable({ duration, ranks }, unit) {
     return row;
   };
   const share = (time) => (duration > 0 ? `${((time / duration) * 100).toFixed(1)}%` : "–");
-  table.append(line(["rank", `busy,${unit}`, `idle,${unit}`, "idle"], "th"));
+  table.append(line([rowName, `busy,${unit}`, `idle,${unit}`, "idle"], "th"));
   ranks.forEach((busy, rank) => {
     const idle = Math.max(0, duration - busy);
     table.append(line([String(rank), inMs(busy), inMs(idle), share(idle)], "td"));

@@ -42,8 +42,8 @@ const DEEPEST = 2e-7; // the narrowest view, as a share of the whole
 class Timeline {
   constructor(div, figure) {
     const { meta, xaxis, yaxis, annotations } = figure.layout;
-    const { steps, lanes, rowPx, endMs } = meta.timeline;
-    Object.assign(this, { div, figure, steps, lanes, rowPx, detail: meta.detail ?? null });
+    const { steps, lanes, rowPx, endMs, replicas = null } = meta.timeline;
+    Object.assign(this, { div, figure, steps, lanes, rowPx, replicas, detail: meta.detail ?? null });
     this.unit = xaxis.ticksuffix;
     [this.bottom, this.top] = yaxis.range;
     [this.first, this.last] = [0, Math.max(xaxis.range[1], endMs)];
@@ -55,7 +55,7 @@ class Timeline {
     this.match = -1;
     this.kinds = null;
     this.isReady = this.detail ? readOnce(this.detail).then((columns) => this.take(columns)) : null;
-    if (!this.detail) this.kinds = kindsOf(figure, columnsOfBars(figure.data, (trace) => lanes[trace.meta.lane].at));
+    if (!this.detail) this.know(kindsOf(figure, columnsOfBars(figure.data, (trace) => lanes[trace.meta.lane].at)));
     build(this);
     steer(this);
     this.watch();
@@ -63,7 +63,16 @@ class Timeline {
   }
 
   take(columns) {
-    this.kinds = kindsOf(this.figure, columns);
+    this.know(kindsOf(this.figure, columns));
+    this.refresh();
+  }
+
+  know(kinds) {
+    this.kinds = this.replicas ? kindsInRows(kinds, rowsOf(this.replicas, this.steps[0].ranks, { replica: this.replicas.shown })) : kinds;
+    this.allKinds = kinds;
+  }
+
+  refresh() {
     this.mapGrid = null;
     if (this.search.value) this.find(this.search.value);
     this.draw();
@@ -313,7 +322,7 @@ class Timeline {
     return [
       `${Math.round(overview.busy[cell] * 100)}% computing`,
       `mostly ${kinds[overview.mostly[cell]]?.name ?? "several"}`,
-      `rank ${rank}, around ${timeText(time, (overview.end - overview.start) / overview.slices, this.unit)}`,
+      `${this.steps[n].rowName ?? "rank"} ${rank}, around ${timeText(time, (overview.end - overview.start) / overview.slices, this.unit)}`,
       ...begins,
     ];
   }

@@ -8,6 +8,7 @@ categorical axis). Steps are stacked on one time axis, a row per rank, rank 0 on
     rank 0   | 0 | 1 |.............|   0   |   1   |    thick; the microbatch inside; idle by cause
      send        -   -                                  thin; forward and backward in own colours,
      recv    ~~~~~~~~~~~~~~~~~~~~~~-       -            lighter while one end waits for the other
+     collective           ~~~~--                        of replicas only; lighter before the slowest
     1F1B
     rank 0   ...
 
@@ -20,10 +21,10 @@ from the packed marks (see `ppbench.report.timeline.overview`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,27 @@ if TYPE_CHECKING:
 
 MOST_BARS = 5000
 _NO_ARRAYS: Update = {"base": [None], "x": [None], "y": [None]}
-LANE_CENTRES: dict[Lane, float] = {Lane.COMPUTE: -0.14, Lane.SEND: 0.24, Lane.RECV: 0.38}
-LANE_HEIGHTS: dict[Lane, float] = {Lane.COMPUTE: 0.56, Lane.SEND: 0.11, Lane.RECV: 0.11}
+
+
+class Place(NamedTuple):
+    """Where a lane lies in a row, as shares of its height."""
+
+    centre: float
+    height: float
+
+
+Lanes = Mapping[Lane, Place]
+LANES: Lanes = {
+    Lane.COMPUTE: Place(-0.14, 0.56),
+    Lane.SEND: Place(0.24, 0.11),
+    Lane.RECV: Place(0.38, 0.11),
+}
+LANES_OF_REPLICAS: Lanes = {
+    Lane.COMPUTE: Place(-0.18, 0.5),
+    Lane.SEND: Place(0.145, 0.1),
+    Lane.RECV: Place(0.26, 0.1),
+    Lane.COLLECTIVE: Place(0.39, 0.12),
+}
 PATH = "critical path"
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
 _LANES_NAMED_PX = 60  # height from which a row has labels `send` and `recv`
@@ -51,7 +71,7 @@ _SMALL = '<span style="font-size:9px">{}</span>'
 _MAX_OUTLINED = 1500  # with more bars than this, outlines would hide them
 _MOST_PATH_POINTS = 4000
 _ROOM = 1.005  # to the right of the end
-_PATH_CENTRE = 0.06  # in the compute lane, below the numbers
+_PATH_BELOW = 0.2  # the middle of the compute lane, below the numbers
 
 
 @dataclass(frozen=True)
@@ -74,17 +94,20 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
 
 def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gantt:
     """Draw steps for a page that can zoom in. Without `has_detail` an overview remains one."""
-    drawing = _Drawing(steps)
+    drawing = _Drawing(steps, has_others=has_detail and len(steps) == 1)
     if drawing.num_bars <= MOST_BARS:
         return Gantt(drawing.with_bars(), None)
     return drawing.with_overview(has_detail=has_detail)
 
 
 class _Drawing:
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], *, has_others: bool) -> None:
         self._steps = list(steps)
+        others = self._steps[0].others if has_others else ()
         unit = size_unit_of(self._steps)
-        self._marks = [step.marks(unit) for step in self._steps]
+        self._marks = [step.marks(unit) for step in (*self._steps, *others)]
+        lanes = {marks.kind.lane for kinds in self._marks for marks in kinds}
+        self._lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES
         self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
         heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
         tops = [0.0, *accumulate(heights)]
@@ -93,14 +116,21 @@ class _Drawing:
             (step, top + self._title_rows(step))
             for step, top in zip(self._steps, tops, strict=False)
         ]
+        # A page shows other replicas on demand; their rows lie below those that are in sight.
+        ranks = self._steps[0].num_ranks
+        self._behind = [(step, self._num_rows + n * ranks) for n, step in enumerate(others)]
         self.num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
 
     def _title_rows(self, step: Step) -> float:
         return _TITLE_PX / self._row_px if step.title else 0.0
 
     @property
+    def _end_ns(self) -> int:
+        return max(step.end_ns for step, _ in (*self._placed, *self._behind))
+
+    @property
     def _end_ms(self) -> float:
-        return max(step.end_ns for step in self._steps) / NS_PER_MS
+        return self._end_ns / NS_PER_MS
 
     def with_bars(self) -> Picture:
         is_outlined = self.num_bars <= _MAX_OUTLINED
@@ -112,14 +142,14 @@ class _Drawing:
         computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
         grids = [
             self._grid(step, row, kinds, has_hover=not has_detail)
-            for (step, row), kinds in zip(self._placed, computations, strict=True)
+            for (step, row), kinds in zip(self._placed, computations, strict=False)
         ]
         traces = [*grids, *map(_trace, stacked), *self._path_lines()]
         layout = self._layout(self._note(has_detail=has_detail))
         if not has_detail:
             return Gantt(self._picture(traces, layout), None)
         first = 1 + len(grids)  # the tracks come before them
-        places, columns = packed(stacked, max(step.end_ns for step in self._steps), first)
+        places, columns = packed(stacked, self._end_ns, first)
         detail = Detail(columns)
         layout["meta"]["detail"] = {
             **places,
@@ -127,7 +157,7 @@ class _Drawing:
             "mostBars": MOST_BARS,
             "slices": NUM_SLICES,
             "mostShare": MOST_SHARE,
-            "laneHeight": LANE_HEIGHTS[Lane.COMPUTE],
+            "laneHeight": self._lanes[Lane.COMPUTE].height,
             "grids": [
                 {
                     "trace": 1 + n,
@@ -151,7 +181,7 @@ class _Drawing:
     def _stack(self, name: str) -> Trace:
         stacked, rows, shades = [], [], []
         colors: list[str] = []  # steps may have different numbers of them
-        for kinds, (_, first) in zip(self._marks, self._placed, strict=True):
+        for kinds, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
             for marks in kinds:
                 if marks.kind.name == name:
                     stacked.append(marks)
@@ -160,15 +190,18 @@ class _Drawing:
                     shades.append(
                         np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
                     )
-        lane = LANE_CENTRES[stacked[0].kind.lane]
-        return Trace(stacked, np.concatenate(rows), lane, colors, np.concatenate(shades))
+        lane = self._lanes[stacked[0].kind.lane]
+        return Trace(stacked, np.concatenate(rows), *lane, colors, np.concatenate(shades))
 
     def _path_lines(self) -> list[Update]:
         """Draw the critical path from bar to bar, in the text colour of the page.
 
         Unfinished steps have none.
         """
-        points = [_path_points(step, first) for step, first in self._placed if step.flight is None]
+        below = self._lanes[Lane.COMPUTE].centre + _PATH_BELOW
+        points = [
+            _path_points(step, first, below) for step, first in self._placed if step.flight is None
+        ]
         if not points:
             return []
         x, y = (np.concatenate(both) for both in zip(*points, strict=True))
@@ -186,8 +219,9 @@ class _Drawing:
         return [line]
 
     def _grid(self, step: Step, row: float, kinds: Sequence[Marks], *, has_hover: bool) -> Update:
-        gap_px = max(1, round(self._row_px * (1 - LANE_HEIGHTS[Lane.COMPUTE])))
-        middle = row + LANE_CENTRES[Lane.COMPUTE]
+        lane = self._lanes[Lane.COMPUTE]
+        gap_px = max(1, round(self._row_px * (1 - lane.height)))
+        middle = row + lane.centre
         return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px, has_hover=has_hover)
 
     def _note(self, *, has_detail: bool) -> Update:
@@ -220,16 +254,17 @@ class _Drawing:
     def _tracks(self) -> Update:
         """Return a faint track for each thin lane."""
         ranks = self._rank_rows()
-        lanes = [ranks + LANE_CENTRES[lane] for lane in (Lane.SEND, Lane.RECV)]
+        thin = [place for lane, place in self._lanes.items() if lane is not Lane.COMPUTE]
+        num_tracks = len(thin) * len(ranks)
         return {
-            "base": [0.0] * (2 * len(ranks)),
+            "base": [0.0] * num_tracks,
             "hoverinfo": "skip",
             "marker": {"color": TRACK_COLOR, "line": {"width": 0}},
             "orientation": "h",
             "showlegend": False,
-            "width": LANE_HEIGHTS[Lane.SEND],
-            "x": np.full(2 * len(ranks), self._end_ms),
-            "y": np.concatenate(lanes),
+            "width": thin[0].height,
+            "x": np.full(num_tracks, self._end_ms),
+            "y": np.concatenate([ranks + place.centre for place in thin]),
             "type": "bar",
         }
 
@@ -276,8 +311,8 @@ class _Drawing:
             "rowPx": self._row_px,
             "endMs": self._end_ms,
             "lanes": {
-                lane.value: {"at": LANE_CENTRES[lane], "height": LANE_HEIGHTS[lane]}
-                for lane in LANE_CENTRES
+                lane.value: {"at": place.centre, "height": place.height}
+                for lane, place in self._lanes.items()
             },
             "steps": [
                 {
@@ -288,7 +323,14 @@ class _Drawing:
                 }
                 for step, first in self._placed
             ],
+            **({"replicas": self._replicas()} if self._behind else {}),
         }
+
+    def _replicas(self) -> Update:
+        """Return the first row of each replica, and which of them is shown at first."""
+        first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
+        shown = self._steps[0].replica
+        return {"firstRows": [first_rows[n] for n in sorted(first_rows)], "shown": shown}
 
     def _titles(self) -> list[Update]:
         """Return a title above the first rank of each step."""
@@ -298,7 +340,8 @@ class _Drawing:
         """Return tick labels `rank 0` and, in tall rows, small labels `send` and `recv`."""
         labels = {Lane.COMPUTE: "rank {}"}
         if self._row_px >= _LANES_NAMED_PX:
-            labels |= {lane: _SMALL.format(lane.value) for lane in (Lane.SEND, Lane.RECV)}
+            thin = (lane for lane in self._lanes if lane is not Lane.COMPUTE)
+            labels |= {lane: _SMALL.format(lane.value) for lane in thin}
         places = [
             (rank, first + rank, lane)
             for step, first in self._placed
@@ -309,7 +352,7 @@ class _Drawing:
             "ticklabelstandoff": 4,
             "ticks": "",
             "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
-            "tickvals": np.array([row + LANE_CENTRES[lane] for _, row, lane in places]),
+            "tickvals": np.array([row + self._lanes[lane].centre for _, row, lane in places]),
         }
 
 
@@ -403,7 +446,7 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
         "name": kind.name,
         "orientation": "h",
         "showlegend": kind.is_listed,
-        "width": LANE_HEIGHTS[kind.lane],
+        "width": stacked.height,
     }
     return {**dict(sorted({**settings, **inside, **arrays}.items())), "type": "bar"}
 
@@ -423,7 +466,7 @@ def _hatched(kind: Kind) -> Update:
     }
 
 
-def _path_points(step: Step, first_row: float) -> tuple[Floats, Floats]:
+def _path_points(step: Step, first_row: float, below: float) -> tuple[Floats, Floats]:
     """Return a line over the path's computations, one piece per run of them on a rank.
 
     It ends with a gap, which separates it from the next step's path.
@@ -437,5 +480,5 @@ def _path_points(step: Step, first_row: float) -> tuple[Floats, Floats]:
         starts, ends = starts[kept], ends[kept]
     times = np.stack([step.path.start_ns[starts], step.path.end_ns[ends]], axis=1)
     x = (times.ravel() - step.origin_ns) / NS_PER_MS
-    y = np.repeat(rank[starts] + first_row + _PATH_CENTRE, 2)
+    y = np.repeat(rank[starts] + first_row + below, 2)
     return np.r_[x, np.nan], np.r_[y, np.nan]

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
+from ppbench.analysis.collectives import JOINING
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.analysis.waits import (
     NONE,
@@ -35,14 +36,21 @@ from ppbench.display.units import NS_PER_MS, size_unit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-TRANSFERS = SEND_OPS | RECV_OPS
+MOVING = SEND_OPS | RECV_OPS | frozenset(map(Op, JOINING))
+"""The ops that move bytes, to another rank or between replicas."""
 WAITING_TINT = 0.55
 """The whiteness of the waiting part of a transfer."""
 CAUSE_WORDS = {
     Cause.STAGE: "idle: another stage",
     Cause.TRANSFER: "idle: message",
+    Cause.GATHER: "idle: parameters",
     Cause.HOST: "idle: host",
+    Cause.REDUCE: "idle: last collective",
     Cause.NO_WORK: "idle: no work left",
+}
+_AFTER_ALL = {
+    Cause.REDUCE: "until its last collective is over; all is computed",
+    Cause.NO_WORK: "no action left in this step",
 }
 NO_GAP = "no gap before it"
 OPEN_WORDS = {
@@ -123,11 +131,17 @@ class Step:
 
     For a failed run, `spans` are the finished actions, possibly none, and `flight` are its rows of
     the store's table `flight`: the state of each rank when it was last seen.
+
+    Of replicas, it is the step of one; `others` are those of the others, in their order, and
+    `begin_ns` is the start of the first computation of all.
     """
 
     title: str
     spans: pd.DataFrame
     flight: pd.DataFrame | None = None
+    replica: int = 0
+    others: tuple[Step, ...] = ()
+    begin_ns: int | None = None
     _marks: dict[SizeUnit, list[Marks]] = field(default_factory=dict, repr=False)
 
     def titled(self, title: str) -> Step:
@@ -158,6 +172,8 @@ class Step:
 
     @cached_property
     def origin_ns(self) -> int:
+        if self.begin_ns is not None:
+            return self.begin_ns
         if self.flight is not None and not self.has_computations:
             return int(self.flight["since_ns"].min())
         return int(self.waits.spans.start_ns.min())
@@ -225,7 +241,7 @@ def marks_of(step: Step, unit: SizeUnit) -> list[Marks]:
     """Return the marks of a step by kind, without empty kinds.
 
     These are idle time by cause, computations by op, unfinished actions by the state of their rank,
-    and transfers by op, each in a waiting and a moving part.
+    and transfers and collectives by op, each in a waiting and a moving part.
     """
     finished = [*_idle(step), *_computations(step)] if step.has_computations else []
     kinds = [*finished, *_unfinished(step), *_transfers(step, unit)]
@@ -273,7 +289,7 @@ def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
 def _idle(step: Step) -> list[Marks]:
     pieces = gaps(step.waits)
     # No rank of a failed run has finished its work.
-    causes = [cause for cause in Cause if step.flight is None or cause is not Cause.NO_WORK]
+    causes = [cause for cause in Cause if step.flight is None or cause not in _AFTER_ALL]
     return [_idle_of(step, cause, pieces.at(pieces.cause == cause)) for cause in causes]
 
 
@@ -282,7 +298,7 @@ def _idle_of(step: Step, cause: Cause, pieces: Gaps) -> Marks:
     following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
     microbatch = np.where(has_next, following.microbatch, NONE)
     lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
-    if cause is not Cause.NO_WORK:
+    if cause not in _AFTER_ALL:
         lines[1] += " of microbatch %{customdata[1]}"
     lines += _times(2)
     name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
@@ -295,8 +311,8 @@ def _idle_of(step: Step, cause: Cause, pieces: Gaps) -> Marks:
 def _reasons(step: Step, cause: Cause, following: Spans) -> Phrases:
     """Explain why a rank idles before each of these computations."""
     zeros = np.zeros(len(following), np.int64)
-    if cause is Cause.NO_WORK:
-        return Phrases(["no action left in this step"], zeros, zeros)
+    if cause in _AFTER_ALL:
+        return Phrases([_AFTER_ALL[cause]], zeros, zeros)
     return Phrases(*_phrases_of(step, cause, following), zeros)
 
 
@@ -317,6 +333,8 @@ def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
             return f"until {where} has computed the {product}"
         case Cause.TRANSFER:
             return f"until the {product} has arrived from {where}, where it was ready,"
+        case Cause.GATHER:
+            return f"until the parameters of stage {stage} are gathered,"
         case _:
             return f"before the {OP_WORDS[op]}, whose inputs were ready,"
 
@@ -372,7 +390,7 @@ def _gap_before(step: Step, at: Ints) -> Phrases:
     pieces = np.diff(np.stack(moments(step.waits))[:, at], axis=0)
     mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
     words, codes = [NO_GAP], np.zeros(len(at), np.int64)
-    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.HOST):
+    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.GATHER, Cause.HOST):
         chosen = np.flatnonzero((mostly == cause) & (gap > 0))
         phrases, indices = _phrases_of(step, cause, step.waits.spans.at(at[chosen]))
         codes[chosen] = indices + len(words)
@@ -388,7 +406,7 @@ def _optimizer(step: Step, bars: Spans) -> Marks:
 
 
 def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
-    is_transfer = step.columns.are(TRANSFERS)
+    is_transfer = step.columns.are(MOVING)
     spans = step.columns.at(is_transfer)
     waited = _waited_ns(step)[is_transfer]
     began = spans.start_ns + waited
@@ -396,7 +414,7 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
     waiting = replace(spans, start_ns=shown_from, end_ns=began)
     moving = replace(spans, start_ns=began)
     marks = []
-    for op in (op for op in Op if op in TRANSFERS):
+    for op in (op for op in Op if op in MOVING):
         for bars, is_waiting in ((waiting, True), (moving, False)):
             rows = np.lexsort((bars.start_ns, bars.rank))
             is_shown = bars.are([op]) & (not is_waiting or bars.end_ns > bars.start_ns)
@@ -410,7 +428,7 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
 def _waited_ns(step: Step) -> Ints:
     """Return how long each span waited, as it is stored or else by both ends of its message."""
     spans = step.spans
-    if "waiting_ns" in spans and spans.loc[step.columns.are(TRANSFERS), "waiting_ns"].notna().all():
+    if "waiting_ns" in spans and spans.loc[step.columns.are(MOVING), "waiting_ns"].notna().all():
         return spans["waiting_ns"].fillna(0).to_numpy(np.int64)
     return waiting_ns(spans).to_numpy(np.int64)
 
@@ -418,16 +436,20 @@ def _waited_ns(step: Step) -> Ints:
 def _of_transfer(
     step: Step, op: Op, bars: Spans, waited_ns: Ints, unit: SizeUnit, *, is_waiting: bool
 ) -> Marks:
-    name = OP_WORDS[op]
-    place = ["microbatch %{customdata[2]}", "rank %{customdata[0]}, stage %{customdata[1]}"]
-    size = f"%{{customdata[3]:,.1f}} {unit.name}"
-    heading = f"<b>{name}{', waiting for the other end' if is_waiting else ''}</b>"
+    name, place = OP_WORDS[op], _place_of(bars)
+    peer, lines = "the other end", ["microbatch %{customdata[2]}"]
+    posted = "posted %{customdata[4]:,.3f} ms before the transfer began"
+    if op in COLLECTIVE_OPS:
+        del place["microbatch"]
+        peer, lines = "the slowest replica", []
+        posted = "came %{customdata[3]:,.3f} ms before the last replica"
     lines = [
-        heading,
-        *place,
-        *_times(5),
-        size,
-        "posted %{customdata[4]:,.3f} ms before the transfer began",
+        f"<b>{name}{f', waiting for {peer}' if is_waiting else ''}</b>",
+        *lines,
+        "rank %{customdata[0]}, stage %{customdata[1]}",
+        *_times(len(place) + 2),
+        f"%{{customdata[{len(place)}]:,.1f}} {unit.name}",
+        posted,
     ]
     color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
     kind = Kind(
@@ -440,7 +462,7 @@ def _of_transfer(
         op=op.value,
     )
     numbers = {
-        **_place_of(bars),
+        **place,
         "num_bytes": (bars.num_bytes, 1 / unit.num_bytes),
         "waited_ns": (waited_ns, 1 / NS_PER_MS),
     }

@@ -155,6 +155,7 @@ class Trace:
     marks: list[Marks]
     row: Floats  # of the rank's middle
     lane: float
+    height: float  # of a bar
     colors: list[str]
     shade: Ints  # index into the colours
 

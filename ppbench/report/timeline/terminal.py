@@ -8,9 +8,10 @@ stacked on one scale:
     rank 0  F0──F1──...............B0──────B1──────
     rank 1      F0──B0──────F1──B1──────
 
-Idle time is `.` for each character that waits for a stage, `~` for a message, `:` for the host, and
-blank once a rank has finished its work. The unfinished action of a failed run is drawn to the end
-in a sign of its own, and what each rank was doing is listed below:
+Idle time is `.` for each character that waits for a stage, `~` for a message, `≈` or `+` for
+parameters or gradients of all replicas, `:` for the host, and blank once a rank has finished its
+work. The unfinished action of a failed run is drawn to the end in a sign of its own, and what each
+rank was doing is listed below:
 
     rank 0  F0──F1──...............1B0////////////
     rank 1      F0──1B0xxxxxxxxxxxxxxxxxxxxxxxxxxx
@@ -65,7 +66,14 @@ _UNBOUNDED = 10**9  # a planned program in a file or a pipe is not cut
 _LEAST_WIDTH = 8
 _LEAST_TICK_GAP, _LEAST_LABEL_GAP = 12, 8
 _DIM, _BOLD, _NO_STYLE = Style(dim=True), Style(bold=True), Style.null()
-_IDLE_SIGNS = {Cause.STAGE: ".", Cause.TRANSFER: "~", Cause.HOST: ":", Cause.NO_WORK: " "}
+_IDLE_SIGNS = {
+    Cause.STAGE: ".",
+    Cause.TRANSFER: "~",
+    Cause.GATHER: "≈",
+    Cause.HOST: ":",
+    Cause.REDUCE: "+",
+    Cause.NO_WORK: " ",
+}
 _OPEN_SIGNS = {"waiting": "/", "working": "=", "stopped": "#", "dead": "x"}
 _OP_OF = {words: op for op, words in OP_WORDS.items()}
 _SIGN_OF = {words: _IDLE_SIGNS[cause] for cause, words in CAUSE_WORDS.items()} | {

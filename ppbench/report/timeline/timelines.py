@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from engine.plan.spans import Lane
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
+from ppbench.analysis.replicas import slowest_replica
+from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.cases import (
     Axes,
     axis_text,
@@ -56,6 +57,10 @@ class Timeline:
     is_failed: bool = False  # a single failed run, with its finished actions
 
     @cached_property
+    def is_of_replicas(self) -> bool:
+        return "replicas" in self.picture["layout"]["meta"]["timeline"]
+
+    @cached_property
     def height(self) -> int:
         return int(self.picture["layout"]["height"])
 
@@ -69,7 +74,9 @@ class Timeline:
         return None if self.detail is None else (self.detail.name, pack_bytes(self.detail.columns))
 
     def __getstate__(self) -> dict[str, object]:
-        embedded = {name: getattr(self, name) for name in ("height", "packed", "columns")}
+        embedded = {
+            name: getattr(self, name) for name in ("height", "packed", "columns", "is_of_replicas")
+        }
         return {**vars(self), **embedded, "picture": {}, "detail": None}
 
 
@@ -82,18 +89,20 @@ class Group:
     is_open: bool
 
 
-def _planned_step(store: Store, run: pd.Series, title: str, measured: pd.DataFrame) -> Step:
+def _planned_step(store: Store, run: pd.Series, title: str, measured: Step) -> Step:
     """Return the step that a run's program predicts at the run's mean costs and transfers.
 
-    Messages have the bytes of the `measured` spans. Raises UsageError if the run stored no plan.
+    Messages have the bytes of the `measured` step, whose replica it is. Raises UsageError if the
+    run stored no plan.
     """
     spans = store.table("planned", [run["run_id"]])
+    spans = spans[spans["replica"].eq(measured.replica)]
     if spans.empty:
         raise UsageError(
             f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
             "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
         )
-    sizes = measured.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
+    sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
     actions = pd.MultiIndex.from_frame(spans[_ACTION])
     return Step(title, spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int)))
 
@@ -176,17 +185,30 @@ def _steps_of_run(
     if compute_spans(spans).empty:
         raise missing_spans(store, run)
     text = facts(run, step, choice)
-    spans = _drawable(spans)
-    drawn = [Step(f"{name} · {text}", spans)]
+    measured = _of_slowest(spans)
+    if measured.others:
+        of = len(measured.others) + 1
+        text = f"{text} · replica {measured.replica} of {of}, the slowest"
+    measured = measured.titled(f"{name} · {text}")
+    drawn = [measured]
     if has_plan:
         title = " · ".join([f"{name}, planned with its own mean costs", *_plan_facts(run)])
-        drawn.append(_planned_step(store, run, title, spans))
+        drawn.append(_planned_step(store, run, title, measured))
     return _RunSteps(run, name, text, tuple(drawn))
 
 
-def _drawable(spans: pd.DataFrame) -> pd.DataFrame:
-    """Return what is drawn of replicas: the computations and messages of the first."""
-    return spans[spans["replica"].eq(0) & spans["lane"].ne(Lane.COLLECTIVE.value)]
+def _of_slowest(spans: pd.DataFrame) -> Step:
+    """Return a step of the replica that takes the most time of its own, and of the others."""
+    if not spans["replica"].any():
+        return Step("", spans)
+    spans = spans.assign(waiting_ns=spans["waiting_ns"].fillna(waiting_ns(spans)))
+    begin_ns = int(compute_spans(spans)["start_ns"].min())
+    by_replica = {
+        int(str(number)): Step("", own, replica=int(str(number)), begin_ns=begin_ns)
+        for number, own in spans.groupby("replica")
+    }
+    slowest = by_replica.pop(slowest_replica(spans))
+    return replace(slowest, others=tuple(by_replica.values()))
 
 
 def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
@@ -203,7 +225,8 @@ def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
 def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     """Return the last step with any computation, and the unfinished actions."""
     flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
-    spans, flight = _drawable(spans), flight[flight["replica"].eq(0)]
+    replica = _failed_replica(flight)
+    spans, flight = (rows[rows["replica"].eq(replica)] for rows in (spans, flight))
     computed = compute_spans(spans)
     if flight.empty and computed.empty:
         check_ok(run, "timeline")
@@ -214,6 +237,15 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     title = f"failed{where}{which}"
     text = " · ".join([title, *_failure_facts(run, step)])
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
+
+
+def _failed_replica(flight: pd.DataFrame) -> int:
+    """Return the replica of the first rank that is gone, or else that waits for no other."""
+    is_gone = flight["process"].isin(["stopped", "dead"])
+    for rows in (flight[is_gone], flight[flight["waits_for_rank"].isna()], flight):
+        if len(rows):
+            return int(rows["replica"].iloc[0])
+    return 0
 
 
 def _failure_facts(run: pd.Series, step: Step) -> list[str]:

@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 from stored_runs import MS, spans
 
-from engine.plan.action import COMPUTE_OPS, OPS, Action
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, Action, Op
 from engine.plan.critical_path import critical_path as path_of_plan
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
+from engine.plan.spans import Lane, Span
 from ppbench.analysis.waits import NONE, Cause, Spans, critical_path, gaps, moments, waits
 
 
@@ -79,12 +80,30 @@ def test_a_rank_that_has_everything_and_does_not_begin_waits_for_its_host():
     assert (0, "HOST", 41, 45) in told(late)
 
 
+def test_parameters_that_come_after_the_input_cut_the_gap_once_more():
+    late = spans()
+    is_backward = (late["rank"] == 0) & (late["op"] == "B")
+    late.loc[is_backward, ["start_ns", "end_ns"]] += 4 * MS
+    gathered = Span(1, 0, Lane.COLLECTIVE, 0, Op.UNSHARD, NO_INDEX, 16 * MS, 43 * MS, 0)
+    reduced = Span(1, 1, Lane.COLLECTIVE, 1, Op.REDUCE_GRAD, NO_INDEX, 40 * MS, 70 * MS, 0)
+    step = pd.concat([late, pd.DataFrame([gathered, reduced])], ignore_index=True)
+    found = told(step)
+    assert found[1:4] == [(0, "TRANSFER", 39, 41), (0, "GATHER", 41, 43), (0, "HOST", 43, 45)]
+    assert found[4:] == [
+        (0, "NO_WORK", 65, 70),
+        (1, "STAGE", 5, 15),
+        (1, "TRANSFER", 15, 17),
+        (1, "REDUCE", 39, 70),
+    ]
+
+
 def test_what_was_made_before_the_rank_was_free_did_not_keep_it_waiting():
     result = waits(spans_of(simulated("afab", 0)))
-    free, made, arrived, start = moments(result)
+    free, made, arrived, gathered, start = moments(result)
     assert (free <= made).all()
     assert (made <= arrived).all()
-    assert (arrived <= start).all()
+    assert (arrived == gathered).all()  # there is no collective
+    assert (gathered <= start).all()
     assert (result.before == NONE).sum() == 4
 
 

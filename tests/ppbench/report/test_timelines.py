@@ -11,9 +11,16 @@ import pytest
 from command import output_of
 from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
 
+from engine.plan.action import COMPUTE_OPS, Op
+from engine.plan.collectives import Zero3, with_collectives
+from engine.plan.joined import ReplicaTimes, joining, replay_joined
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
+from ppbench.analysis.replicas import joined_spans
 from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
+from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.report.timeline.timelines import timeline, timelines
 from ppbench.store import Store
@@ -225,3 +232,72 @@ def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
         )
         rewrite(store, run, {"steps": steps})
     assert "3.0 ms · bubble 30.0 % · theory 11.1 %" in titles(store, choice="slowest")[0]
+
+
+SLOW, FACTORS = 2, (1, 1, 1.5, 1)
+
+
+def store_of_replicas(folder: Path) -> Store:
+    """Four replicas of two ranks with ZeRO-3, one slower; gathering takes 2 ms, reducing 4."""
+    program = build_program("1f1b", 2, 4)
+    lowered = with_collectives(lower(program), program, Zero3())
+    actions = [action for row in lowered.actions for action in row]
+    moving = [(2 if a.op is Op.UNSHARD else 4) * MS for row in joining(lowered) for a in row]
+    took = [[round(10 * MS * f) * (a.op in COMPUTE_OPS) for a in actions] for f in FACTORS]
+    replayed = replay_joined(lowered, [ReplicaTimes(own, moving) for own in took])
+    step = pd.DataFrame(joined_spans(replayed)).assign(step=1)
+    store = store_with(folder, [run_row(1, Case(replicas=4, num_microbatches=4))])
+    rewrite(store, store.runs().iloc[0], {"spans": step})
+    return store
+
+
+@pytest.fixture(scope="module")
+def line_of_replicas(tmp_path_factory):
+    store = store_of_replicas(tmp_path_factory.mktemp("replicas"))
+    return timeline(store, [store.runs().iloc[0]], ["1f1b"], choice="1")
+
+
+def test_of_replicas_the_slowest_is_in_sight_and_the_others_lie_below(line_of_replicas) -> None:
+    assert line_of_replicas.facts.endswith(f"replica {SLOW} of 4, the slowest")
+    layout = line_of_replicas.picture["layout"]
+    assert layout["meta"]["timeline"]["replicas"] == {"firstRows": [2, 4, 0, 6], "shown": SLOW}
+    assert layout["yaxis"]["range"][0] < 2
+    forward = bars(line_of_replicas, "forward")
+    own = {row: set(forward.x[forward.y.round() == row]) for row in range(8)}
+    assert own == {row: {15.0 if row < 2 else 10.0} for row in range(8)}
+
+
+def test_a_collective_waits_for_the_slowest_replica_in_a_lighter_part(line_of_replicas) -> None:
+    moving = bars(line_of_replicas, "reduce gradients")
+    waiting = bars(line_of_replicas, "reduce gradients, waiting")
+    assert set(moving.x.round(6)) == {4.0}
+    assert waiting.marker.color != moving.marker.color
+    assert len(moving.x) == 8
+    assert (waiting.y > 1.5).all()  # the slowest waits for nobody
+    assert "waiting for the slowest replica" in waiting.hovertemplate
+    gathered = bars(line_of_replicas, "gather parameters")
+    lane = line_of_replicas.picture["layout"]["meta"]["timeline"]["lanes"]["collective"]["at"]
+    assert (gathered.y - lane).round(6).tolist() == (gathered.y - lane).round().tolist()
+
+
+def test_idle_time_until_the_last_reduction_is_named(line_of_replicas) -> None:
+    last = bars(line_of_replicas, "idle: last collective")
+    assert len(last.x) == 8
+    (own,) = last.x[last.y.round() == 0].round(6)
+    assert own == 4.0  # of the slowest replica the bytes alone
+
+
+def test_several_runs_show_the_slowest_replica_of_each_alone(tmp_path) -> None:
+    store = store_of_replicas(tmp_path)
+    run = store.runs().iloc[0]
+    line = timeline(store, [run, run], ["a", "b"], choice="1")
+    assert "replicas" not in line.picture["layout"]["meta"]["timeline"]
+    assert len(bars(line, "reduce gradients").x) == 2 * 2
+
+
+def test_the_memory_of_replicas_is_that_of_the_fullest() -> None:
+    levels = pd.DataFrame({"replica": [0, 1], "rank": [0, 0], "time_ns": [0, 0]})
+    ranks = levels.assign(predicted_peak_memory_bytes=[5 * 2**10, 7 * 2**10])
+    picture = memory_over_time(levels.assign(num_bytes=[4 * 2**10, 6 * 2**10]), ranks)
+    assert [list(trace["y"]) for trace in picture["data"]] == [[6], [7, 7]]
+    assert "replica 1" in picture["layout"]["yaxis"]["title"]["text"]
