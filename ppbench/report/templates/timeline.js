@@ -96,7 +96,7 @@ class Timeline {
 
   get isPrinting() { return document.documentElement.classList.contains("printing"); }
   get height() { return (this.bottom - this.top) * this.rowPx; }
-  get gutter() { return this.rows.clientWidth < 480 ? 50 : 60; }
+  get gutter() { return this.lanes.collective ? 68 : this.rows.clientWidth < 480 ? 50 : 60; }
   isVisible = (kind) => !this.hidden.has(kind.group);
 
   // The colours of the page, for light, dark and paper.

@@ -119,18 +119,12 @@ class _Drawing:
         # A page shows other replicas on demand; their rows lie below those that are in sight.
         ranks = self._steps[0].num_ranks
         self._behind = [(step, self._num_rows + n * ranks) for n, step in enumerate(others)]
+        self._end_ns = max(step.end_ns for step in (*self._steps, *others))
+        self._end_ms = self._end_ns / NS_PER_MS
         self.num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
 
     def _title_rows(self, step: Step) -> float:
         return _TITLE_PX / self._row_px if step.title else 0.0
-
-    @property
-    def _end_ns(self) -> int:
-        return max(step.end_ns for step, _ in (*self._placed, *self._behind))
-
-    @property
-    def _end_ms(self) -> float:
-        return self._end_ns / NS_PER_MS
 
     def with_bars(self) -> Picture:
         is_outlined = self.num_bars <= _MAX_OUTLINED
@@ -253,7 +247,8 @@ class _Drawing:
 
     def _tracks(self) -> Update:
         """Return a faint track for each thin lane."""
-        ranks = self._rank_rows()
+        rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
+        ranks = np.concatenate(rows)
         thin = [place for lane, place in self._lanes.items() if lane is not Lane.COMPUTE]
         num_tracks = len(thin) * len(ranks)
         return {
@@ -267,10 +262,6 @@ class _Drawing:
             "y": np.concatenate([ranks + place.centre for place in thin]),
             "type": "bar",
         }
-
-    def _rank_rows(self) -> Floats:
-        rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
-        return np.concatenate(rows)
 
     def _layout(self, *notes: Update) -> Picture:
         """Return the layout, with room for `notes` below the axis."""
