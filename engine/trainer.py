@@ -336,7 +336,10 @@ def _owned_by(trainer: Trainer, optimizer: torch.optim.Optimizer | None) -> Owne
 
 def _plan_of(trainer: Trainer) -> Plan | None:
     messages = trainer.runner.messages
-    return None if messages is None else Plan(trainer.runner.lowered, trainer.rank, messages)
+    shared = [] if trainer.shards is None else trainer.shards.bytes_shared()
+    if messages is None or shared is None:
+        return None
+    return Plan(trainer.runner.lowered, trainer.rank, messages, shared)
 
 
 class _Executing(Executor):

@@ -39,16 +39,18 @@ but knows neither gradients nor temporaries nor what a half of a backward keeps.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.arrays import filled, run
 from engine.plan import kernels
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, RECV_OPS, Action, Op
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, OPS, RECV_OPS, Action, Op
 from engine.plan.lower import edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.rules import columns_of, kinds_of, num_links
+from engine.plan.sharded_bytes import Change, SharedBytes, changes_along
 
 StageOp = tuple[int, Op]
 
@@ -99,25 +101,96 @@ class Messages:
 
 
 def predict_peak(
-    lowered: Program, rank: int, static_bytes: int, costs: Costs, messages: Messages
+    lowered: Program,
+    rank: int,
+    static_bytes: int,
+    costs: Costs,
+    messages: Messages,
+    shared: Sequence[SharedBytes] = (),
 ) -> int:
     """The most bytes that a rank has allocated in a step, its optimizer included.
 
-    `static_bytes` is there all the time: parameters, optimizer state, buffers, the batch.
+    `static_bytes` is there all the time: parameters, optimizer state, buffers, the batch. `shared`
+    is what the rank has in common with its replicas, where there are any.
     """
     arrays, width = columns_of(lowered, is_proved=True)
     begin, end = lowered.table.offset[rank : rank + 2]
-    row = (array("q", [0, end - begin]), *(column[begin:end] for column in arrays[1:]))
+    along = _Along(lowered, rank, shared)
+    columns = (column[begin:end] for column in arrays[1:])
+    row = (array("q", [0, end - begin]), *columns, *along.arrays)
     kinds = kinds_of(lowered.placement, width)
     size, links = len(kinds.edge), num_links(lowered)
     sizes = size, links, links, links * width, links * width, links
+    costs = along.without_gradients(costs)
     arguments = messages.is_posted, messages.is_queued, tuple(filled(0, n) for n in sizes)
     by_kind = _costs_by_kind(lowered, costs, messages), _received_by_kind(lowered, messages)
     peak, level = run(
-        end - begin, kernels.follow_bytes, row, kinds, width, *by_kind, *arguments, static_bytes
+        end - begin,
+        kernels.follow_bytes,
+        row,
+        kinds,
+        width,
+        *by_kind,
+        *arguments,
+        static_bytes,
     )
     optimizer = costs.of((NO_INDEX, Op.OPT), is_first=True)
+    peak, level = max(peak, level + along.sums.rise_bytes), level + along.sums.net_bytes
     return max(peak, level + max(optimizer.rise_bytes, optimizer.net_bytes))
+
+
+class _Along:
+    """What replicas have in common, along a row, beside the costs that one pipeline would have.
+
+    `arrays` hold, by position among computations and transfers, the rise and net of the collectives
+    before it and the bytes of gradients that it makes; `sums` is what follows the row.
+    """
+
+    def __init__(self, lowered: Program, rank: int, shared: Sequence[SharedBytes]) -> None:
+        self._row = lowered.actions[rank]
+        num_actions = len(self._row)
+        self.arrays = tuple(filled(0, num_actions) for _ in range(3))
+        self.sums = Change(0, 0)
+        if shared:
+            *changes, last = changes_along(lowered.rows[rank], shared)
+            self._place(lowered.rows[rank], changes, last)
+
+    def _place(self, row: Sequence[Action], changes: Sequence[Change], last: Change) -> None:
+        rise, net, made = self.arrays
+        position, before = 0, Change(0, 0)
+        for action, change in zip(row, changes, strict=True):
+            if action.op in COLLECTIVE_OPS:
+                before = _then(before, change)
+                continue
+            rise[position], net[position] = before
+            made[position] = change.net_bytes
+            position, before = position + 1, Change(0, 0)
+        self.sums = _then(before, last)
+
+    def without_gradients(self, costs: Costs) -> Costs:
+        """The costs less the gradients that the measured actions have made."""
+        made: dict[StageOp, list[int]] = defaultdict(list)
+        for action, num_bytes in zip(self._row, self.arrays[2], strict=True):
+            made[action.stage, action.op].append(num_bytes)
+
+        def lessened(measured: Mapping[StageOp, Cost], nth: int) -> dict[StageOp, Cost]:
+            return {
+                kind: Cost(
+                    cost.rise_bytes - num_bytes,
+                    cost.net_bytes - num_bytes,
+                    max(0, cost.handed_bytes - num_bytes),  # gradients go between spans too
+                )
+                for kind, cost in measured.items()
+                for num_bytes in [[*made[kind], 0, 0][nth]]
+            }
+
+        return Costs(lessened(costs.first, 0), lessened(costs.later, 1))
+
+
+def _then(first: Change, second: Change) -> Change:
+    """Both as one change."""
+    rise_bytes = max(first.rise_bytes, first.net_bytes + second.rise_bytes)
+    return Change(rise_bytes, first.net_bytes + second.net_bytes)
 
 
 def _kinds(lowered: Program) -> Iterator[StageOp]:
@@ -125,7 +198,10 @@ def _kinds(lowered: Program) -> Iterator[StageOp]:
 
 
 def _costs_by_kind(lowered: Program, costs: Costs, messages: Messages) -> tuple[array[int], ...]:
-    """By kind: the costs of its first action and of a later one, and what is let go after each."""
+    """By kind: rise, net and what is handed on, of its first action and of later ones.
+
+    The last array is of what is let go after each.
+    """
     first, later = (
         [costs.of(kind, is_first=is_first) for kind in _kinds(lowered)]
         for is_first in (True, False)
@@ -143,8 +219,17 @@ def _received_by_kind(lowered: Program, messages: Messages) -> array[int]:
     return array("q", (messages.received_bytes(r) if r else 0 for r in receives))
 
 
-def received_before_computing(lowered: Program, rank: int, messages: Messages) -> int:
-    """Bytes of the messages that a rank has room for when its first compute action begins."""
+def there_before_computing(
+    lowered: Program, rank: int, messages: Messages, shared: Sequence[SharedBytes] = ()
+) -> int:
+    """Bytes that a row has brought when its first compute action begins.
+
+    They are of messages that there is room for, and of stages that are gathered.
+    """
+    whole_row = lowered.rows[rank]
+    first = next((at for at, a in enumerate(whole_row) if a.op in COMPUTE_OPS), len(whole_row))
+    *changes, _ = changes_along(whole_row[:first], shared)
+    gathered_bytes = sum(change.net_bytes for change in changes)
     row = lowered.actions[rank]
     position = next((at for at, a in enumerate(row) if a.op in COMPUTE_OPS), len(row))
     receives = [action for action in row[:position] if action.op in RECV_OPS]
@@ -152,7 +237,7 @@ def received_before_computing(lowered: Program, rank: int, messages: Messages) -
         taken = incoming(row[position], lowered) if position < len(row) else None
         last = receives.index(taken) + 1 if taken else 0
         receives = [r for r in receives[:last] if taken and edge_of(r) == edge_of(taken)]
-    return sum(map(messages.received_bytes, receives))
+    return gathered_bytes + sum(map(messages.received_bytes, receives))
 
 
 def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: Messages) -> int:

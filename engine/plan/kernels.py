@@ -435,7 +435,7 @@ def replay(
 
 
 def follow_bytes(
-    table: Arrays,
+    row: Arrays,
     kinds: Arrays,
     width: int,
     costs: Arrays,
@@ -447,11 +447,9 @@ def follow_bytes(
 ) -> tuple[int, int]:
     """The most bytes along the row of one rank, from `level` on, and those at its end.
 
-    `costs` are by kind: rise, net and what is handed on, of the first action of its kind and of the
-    later ones, and what is let go after each. `message_bytes` are by kind of RECV and of what needs
-    it. See `engine.plan.footprint`.
+    `engine.plan.footprint` makes the arguments and says what they are.
     """
-    _, op, stage, column = table
+    _, op, stage, column, joined_rise, joined_net, gradients = row
     needed, made, receives, edge, _ = kinds
     first_rise, first_net, first_handed, rise, net, handed, let_go = costs
     is_done, num_posted, num_taken, turn, to_send, queued = memory
@@ -459,6 +457,8 @@ def follow_bytes(
     for at in range(len(op)):
         kind = op[at] * num_stages + stage[at]
         here = edge[kind]
+        peak = max(peak, level + joined_rise[at])
+        level += joined_net[at]
         if op[at] in (RECV_F, RECV_B):
             num_posted[here] += 1
             turn[needed[kind] + column[at]] = num_posted[here]
@@ -476,8 +476,8 @@ def follow_bytes(
                     num_taken[source] = last
             is_first = is_done[kind] == 0
             is_done[kind] = 1
-            peak = max(peak, level, level + (first_rise[kind] if is_first else rise[kind]))
-            level += first_net[kind] if is_first else net[kind]
+            peak = max(peak, level + gradients[at] + (first_rise if is_first else rise)[kind])
+            level += gradients[at] + (first_net[kind] if is_first else net[kind])
             if here >= 0:
                 to_send[made[kind] + column[at]] = first_handed[kind] if is_first else handed[kind]
             peak = max(peak, level)

@@ -8,13 +8,16 @@ Of a stage with P bytes of parameters, G of gradients and O of optimizer states,
     ZeRO-2           P                              G, once summed G / D      O / D
     ZeRO-3, torch    P / D, and P while unsharded   G, once summed G / D      O / D
 
-each, as in ZeRO (arXiv 1910.02054, section 5). Gradients are there from a stage's first backward of
-the step on. What is padded for equal shards is not counted.
+each, as in ZeRO (arXiv 1910.02054, section 5). What is padded for equal shards is not counted.
+
+Along a step there is more: gradients are copied into flat tensors of their buckets and go one by
+one, and what a sum was made of goes when the next collective is begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.plan.action import Action, Op
@@ -46,40 +49,87 @@ def kept_bytes(whole: TrainingBytes, policy: CollectivePolicy, replicas: int) ->
             return whole
 
 
-class Level(NamedTuple):
-    """The bytes that a rank keeps of its stages after an action, and the most during it."""
+class SharedBytes(NamedTuple):
+    """A bucket of a rank: what replicas gather together, and sum together where it is trained."""
 
-    kept_bytes: int
-    most_bytes: int
+    stages: frozenset[int]  # of the rank that have a part of it
+    whole_bytes: int  # flat, padded for equal shards
+    sum_bytes: int  # of its gradients' sum that are kept: a shard, or all
+    gradients: tuple[int, ...] = ()  # bytes of each; none where it is not trained
 
 
-def kept_along(
-    row: Sequence[Action],
-    stages: Mapping[int, TrainingBytes],
-    policy: CollectivePolicy,
-    replicas: int,
-) -> list[Level]:
-    """What a rank keeps of its stages before a step, and along its row with its collectives.
+class Change(NamedTuple):
+    """What an action does to the bytes allocated."""
 
-    A collective takes its effect at once. Into the shard of the first sum, and beside one that was
-    summed before, whole gradients are summed: they go when that is done.
+    rise_bytes: int  # at its highest, above its start
+    net_bytes: int  # at its end, above its start
+
+
+def changes_along(row: Sequence[Action], buckets: Sequence[SharedBytes]) -> list[Change]:
+    """What each action of a row does to gathered parameters, gradients and their sums.
+
+    The last is what follows the row: what it has not summed is. A B or W makes all gradients of its
+    stage that are not there.
     """
-    kept = {stage: kept_bytes(whole, policy, replicas) for stage, whole in stages.items()}
-    has_shards = isinstance(policy, Zero2) or most_unsharded(policy) is not None
-    level = sum(one.parameters + one.optimizer for one in kept.values())
-    levels, unsummed, summed = [Level(level, level)], set[int](), set[int]()
-    for stage, op, _ in row:
-        most = level
-        if op in (Op.B, Op.W) and stage not in unsummed:
-            unsummed.add(stage)
-            level += stages[stage].gradients
-        elif op in (Op.UNSHARD, Op.RESHARD):
-            level += stages[stage].parameters * (1 if op is Op.UNSHARD else -1)
-        elif op is Op.REDUCE_GRAD and has_shards:
-            level += 0 if stage in summed else kept[stage].gradients
-            most = level
-            level -= stages[stage].gradients
-            unsummed.discard(stage)
-            summed.add(stage)
-        levels.append(Level(level, max(most, level)))
-    return levels
+    walk = _Walk(buckets)
+    return [*map(walk.come_to, row), walk.finish()]
+
+
+class _Walk:
+    """What of the buckets is there, at a place in the row."""
+
+    def __init__(self, buckets: Sequence[SharedBytes]) -> None:
+        self._buckets = list(enumerate(buckets))
+        self._users = Counter[int]()
+        self._made, self._summed = set[int](), set[int]()
+        self._level = self._highest = self._waiting = 0
+
+    def come_to(self, action: Action) -> Change:
+        stage, op, _ = action
+        before = self._highest = self._level
+        mine = [(at, bucket) for at, bucket in self._buckets if stage in bucket.stages]
+        if op in (Op.B, Op.W):
+            for at, bucket in mine:
+                self._add(0 if at in self._made else sum(bucket.gradients))
+                self._made.add(at)
+        elif op is Op.UNSHARD:
+            self._add(sum(bucket.whole_bytes for at, bucket in mine if not self._users[at]))
+            self._users.update(at for at, _ in mine)
+            self._begin_next()
+        elif op is Op.RESHARD:
+            self._users.subtract(at for at, _ in mine)
+            self._add(-sum(bucket.whole_bytes for at, bucket in mine if not self._users[at]))
+        elif op is Op.REDUCE_GRAD:
+            self._reduce(mine)
+        return Change(self._highest - before, self._level - before)
+
+    def finish(self) -> Change:
+        before = self._highest = self._level
+        self._begin_next()
+        self._reduce([(at, bucket) for at, bucket in self._buckets if at not in self._summed])
+        self._begin_next()
+        return Change(self._highest - before, self._level - before)
+
+    def _reduce(self, mine: Sequence[tuple[int, SharedBytes]]) -> None:
+        used_up = 0
+        for at, bucket in mine:
+            if not bucket.gradients:
+                continue
+            is_sharded = bucket.sum_bytes < bucket.whole_bytes
+            self._add(bucket.whole_bytes)
+            self._add(-sum(bucket.gradients) if at in self._made else 0)
+            self._add(bucket.sum_bytes if is_sharded else 0)
+            used_up += bucket.whole_bytes if is_sharded else 0
+            used_up += bucket.sum_bytes if at in self._summed else 0
+            self._made.discard(at)
+            self._summed.add(at)
+        self._begin_next(used_up)
+
+    def _begin_next(self, used_up: int = 0) -> None:
+        """Let go of what the collective before has used up; what this one will follows later."""
+        self._add(-self._waiting)
+        self._waiting = used_up
+
+    def _add(self, num_bytes: int) -> None:
+        self._level += num_bytes
+        self._highest = max(self._highest, self._level)

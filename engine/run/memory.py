@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.plan.footprint import Messages, predict_peak, received_before_computing
+from engine.plan.footprint import Messages, predict_peak, there_before_computing
 from engine.plan.program import Program
+from engine.plan.sharded_bytes import SharedBytes
 from engine.plan.spans import Span
 from engine.run.action_costs import Block, Level, costs_of
 from engine.run.allocations import Change, record
@@ -83,6 +84,7 @@ class Plan:
     lowered: Program
     rank: int
     messages: Messages
+    shared: Sequence[SharedBytes] = ()  # with replicas
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,9 @@ def _predicted(
     plan: Plan, levels: Sequence[Level], changes: Iterable[Change], spans: Sequence[Span]
 ) -> int:
     start_bytes, costs = costs_of(levels, _blocks(changes), spans)
-    lowered, rank, messages = plan.lowered, plan.rank, plan.messages
-    static_bytes = start_bytes - received_before_computing(lowered, rank, messages)
-    return predict_peak(lowered, rank, static_bytes, costs, messages)
+    lowered, rank, messages, shared = plan.lowered, plan.rank, plan.messages, plan.shared
+    static_bytes = start_bytes - there_before_computing(lowered, rank, messages, shared)
+    return predict_peak(lowered, rank, static_bytes, costs, messages, shared)
 
 
 def _blocks(changes: Iterable[Change]) -> list[Block]:

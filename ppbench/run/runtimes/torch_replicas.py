@@ -96,6 +96,9 @@ class TorchShards(Shards):
             piece.own.data = _local(made)
             piece.own.grad = None if made.grad is None else _local(made.grad)
 
+    def bytes_shared(self) -> None:
+        """torch does not tell when it makes room."""
+
     def gather_updated(self) -> None:
         """Do nothing: torch gathers parameters when it needs them."""
 

@@ -9,7 +9,7 @@ from engine.plan.footprint import (
     Costs,
     Messages,
     predict_peak,
-    received_before_computing,
+    there_before_computing,
 )
 from engine.plan.lower import lower
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
@@ -195,6 +195,6 @@ def test_receives_posted_before_the_first_action_are_not_taken_for_static():
     two = lower(program("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", loop_placement(2)), look_ahead=2)
     posted = [str(action) for action in two.actions[1][:2]]
     assert posted == ["1RECV_F0", "1RECV_F1"]
-    assert received_before_computing(two, 1, Messages((2,), (2,))) == 4
-    assert received_before_computing(two, 1, Messages((2,), (2,), is_posted=False)) == 2
-    assert received_before_computing(lower(two.compute_only()), 0, Messages((2,), (2,))) == 0
+    assert there_before_computing(two, 1, Messages((2,), (2,))) == 4
+    assert there_before_computing(two, 1, Messages((2,), (2,), is_posted=False)) == 2
+    assert there_before_computing(lower(two.compute_only()), 0, Messages((2,), (2,))) == 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.plan.action import Op
 from engine.plan.collectives import (
     DataParallel,
     NoCollectives,
@@ -13,7 +14,7 @@ from engine.plan.collectives import (
     most_unsharded,
 )
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.sharded_bytes import Level, TrainingBytes, kept_along, kept_bytes
+from engine.plan.sharded_bytes import Change, SharedBytes, TrainingBytes, changes_along, kept_bytes
 
 GB = 10**9
 ADAM = TrainingBytes(15 * GB, 15 * GB, 90 * GB)  # mixed precision: 2, 2 and 12 bytes a parameter
@@ -52,42 +53,67 @@ def test_what_cannot_be_divided_is_one_more_for_each():
     assert kept_bytes(TrainingBytes(7, 7, 8), Zero3(), 4) == (2, 2, 2)
 
 
-STAGES = {0: TrainingBytes(100, 40, 200), 1: TrainingBytes(60, 20, 120)}
+def buckets(policy, stages=(0, 1), replicas=2):
+    """One of each stage, of 100 bytes padded, or 60; gradients as they are."""
+    has_shards = isinstance(policy, Zero2) or most_unsharded(policy) is not None
+    wholes = {0: (100, (50, 46)), 1: (60, (58,))}
+    return [
+        SharedBytes(
+            frozenset([stage]), whole, whole // replicas if has_shards else whole, gradients
+        )
+        for stage in stages
+        for whole, gradients in [wholes[stage % 2]]
+    ]
 
 
-def levels(policy, name="interleaved_1f1b"):
-    row = add_collectives(build_program(name, 1, 1, 2), policy).rows[0]
-    return kept_along(row, STAGES, policy, 2)
+def changes(policy, num_microbatches=1):
+    """Of 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD, and of what follows."""
+    row = add_collectives(build_program("interleaved_1f1b", 1, num_microbatches, 2), policy).rows[0]
+    return changes_along(row, buckets(policy))
 
 
-def test_whole_gradients_come_with_the_first_backward_and_stay():
-    expected = [480, 480, 480, 500, 500, 540, 540]  # 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD
-    assert [level.kept_bytes for level in levels(DataParallel())] == expected
-    assert [level.kept_bytes for level in levels(Zero1())] == [n - 160 for n in expected]
+def test_a_flat_tensor_is_there_beside_gradients_and_takes_their_place():
+    still = [Change(0, 0)]
+    after = [Change(58, 58), Change(60, 2), Change(96, 96), Change(100, 4)]
+    assert changes(DataParallel()) == still * 2 + after + still
+    assert changes(Zero1()) == changes(DataParallel())
 
 
-def test_gradients_are_summed_into_a_shard_that_is_there_beside_them():
-    found = levels(Zero2())
-    assert found[3:5] == [Level(340, 340), Level(330, 350)]
-    assert found[5:] == [Level(370, 370), Level(350, 390)]
+def test_without_collectives_all_is_summed_after_the_row():
+    first, second = Change(58, 58), Change(96, 96)
+    expected = [Change(0, 0), Change(0, 0), first, second, Change(100, 4 + 2)]
+    assert changes(NoCollectives()) == expected
+
+
+def test_what_a_shard_of_the_sum_was_made_of_goes_when_the_next_is_begun():
+    reduced = Change(60, 60 - 58 + 30)
+    after = [Change(96, 96), Change(100, 100 - 96 + 50 - 60), Change(0, -100)]
+    assert changes(Zero2()) == [*changes(DataParallel())[:3], reduced, *after]
 
 
 def test_a_stage_is_whole_from_its_unshard_to_its_reshard():
-    # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R of stage 0
-    expected = [240, 340, 340, 240, 300, 300, 320, 310, 250, 350, 390, 370, 270]
-    assert [level.kept_bytes for level in levels(Zero3(1, 0))] == expected
+    found = changes(Zero3(1, 0))  # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R
+    nets = [100, 0, -100, 60, 0, 58, 32, -60, 100 - 60, 96, 54, -100, -100]
+    assert [change.net_bytes for change in found] == nets
+
+
+def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last():
+    row = add_collectives(build_program("zbv", 1, 1, 2), Zero3(2, 1)).rows[0]
+    shared = [SharedBytes(frozenset([0, 1]), 100, 50, (100,))]
+    gathered = [
+        change.net_bytes
+        for action, change in zip(row, changes_along(row, shared), strict=False)
+        if action.op in (Op.UNSHARD, Op.RESHARD)
+    ]
+    assert sorted(gathered) == [-100, 0, 0, 100]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_at_the_end_of_a_row_all_that_is_left_is_what_a_replica_keeps(name, policy):
+def test_after_a_row_only_the_sums_are_left(name, policy):
     v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
-    for rank, row in enumerate(
-        (placed := add_collectives(build_program(name, 2, 4, v), policy)).rows
-    ):
-        stages = {stage: TrainingBytes(100, 40, 200) for stage in placed.placement.stages_of(rank)}
-        found = kept_along(row, stages, policy, 4)
-        kept = sum(sum(kept_bytes(whole, policy, 4)) for whole in stages.values())
-        assert found[-1].kept_bytes == kept
-        if (most := most_unsharded(policy)) is not None:
-            assert max(found).kept_bytes <= kept + most * 100 + len(stages) * 40
+    placed = add_collectives(build_program(name, 2, 4, v), policy)
+    for rank, row in enumerate(placed.rows):
+        shared = buckets(policy, placed.placement.stages_of(rank), 4)
+        left = sum(change.net_bytes for change in changes_along(row, shared))
+        assert left == sum(bucket.sum_bytes for bucket in shared)
