@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,21 +88,27 @@ def import_traces(
         tokens_per_step=tokens_per_step,
         settings=settings or (),
     )
+    for sentence in _said_of(done):
+        note(sentence)
+    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
+
+
+def _said_of(done: Imported) -> Iterator[str]:
+    """Sentences on what was imported, and on what was left out or moved."""
     replicated = f"{done.num_replicas} replicas of " if done.num_replicas > 1 else ""
-    note(
+    yield (
         f"imported {done.num_steps} steps of {replicated}{done.world_size} ranks, schedule "
         f"{done.schedule}, as run {done.run_id}"
     )
     if done.job_size is not None and done.job_size > done.num_replicas * done.world_size:
-        note(
+        yield (
             f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
             f"this one has more than {done.world_size} ranks, files are missing"
         )
     if done.odd_collectives:
-        note(f"collectives are left out: {done.odd_collectives}")
+        yield f"collectives are left out: {done.odd_collectives}"
     if corrected := _corrections(done):
-        note(corrected)
-    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
+        yield corrected
 
 
 def _corrections(done: Imported) -> str | None:

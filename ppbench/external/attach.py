@@ -337,9 +337,8 @@ def attach(
     Every rank of the pipeline calls it at the same point, with the same arguments, before the first
     of the steps. `steps` counts the calls of `schedule.step` from now on, from 0.
 
-    Where FSDP2 or DDP wraps the stages, all replicas of the pipeline are one run, with their
-    collectives, and the ranks of all of them call it. Of pipelines without that, the one that has
-    rank 0 is recorded, or `every_pipeline`, each as its own run.
+    Where FSDP2 or DDP wraps the stages, the ranks of all replicas call it, and are one run with
+    their collectives. Else the pipeline of rank 0 is recorded, or `every_pipeline` as its own run.
 
     `optimizer`: one or several, whose steps get spans. `loss`: called for the step's loss after
     each chosen step; without it, the loss is the mean of the list that the script passes to
@@ -349,11 +348,8 @@ def attach(
     Never raises: an error becomes an `AttachWarning`.
     """
     try:
-        stages = stages_of(schedule)
-        replicas = replica_ranks(stages)
-        if replicas is None and not (every_pipeline or _has_rank_0(schedule)):
+        if (members := _recorded_members(schedule, every_pipeline=every_pipeline)) is None:
             return _Inert()
-        members = members_of(stages[0], replicas)
     except Exception as error:
         return _refuse(name, error)
     try:
@@ -374,6 +370,15 @@ def attach(
     except Exception as error:
         return _refuse(name, error)
     return attachment
+
+
+def _recorded_members(schedule: Any, *, every_pipeline: bool) -> Members | None:
+    """The ranks of this one's run; None where its pipeline is not recorded."""
+    stages = stages_of(schedule)
+    replicas = replica_ranks(stages)
+    if replicas is None and not (every_pipeline or _has_rank_0(schedule)):
+        return None
+    return members_of(stages[0], replicas)
 
 
 def _refuse(name: str, error: Exception) -> Attachment:

@@ -108,25 +108,32 @@ def import_traces(
         rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
         program = dataclasses.replace(program, actions=rows)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, parts, chosen))
-    spans = [
-        span
-        for replica, part in enumerate(parts)
-        for span in _spans(program, part, chosen, clocks[replica * size :], replica)
-    ]
     recorded = RecordedRun(
         IMPORTED,
         program,
-        pd.DataFrame(spans, columns=list(COLUMNS)),
+        _spans_of_all(program, parts, chosen, clocks),
         [_rank_row(source, clock) for source, clock in zip(sources, clocks, strict=True)],
         _facts(sources),
     )
     check_writable(results, "--results")
-    device = "cuda" if any(source.trace.kernels for source in sources) else "cpu"
-    metadata = RunMetadata(name, {"device": device, **known}, tokens_per_step)
+    device = {"device": "cuda" if any(source.trace.kernels for source in sources) else "cpu"}
+    metadata = RunMetadata(name, {**device, **known}, tokens_per_step)
     run_id = write_run(recorded, metadata, Store(results))
     job_size = sources[0].trace.world_size
     shape = len(chosen), program.world_size, program.schedule
     return Imported(run_id, *shape, clocks, job_size, len(parts), odd)
+
+
+def _spans_of_all(
+    program: Program,
+    parts: Sequence[Sequence[Steps]],
+    steps: Sequence[int],
+    clocks: Sequence[Clock],
+) -> pd.DataFrame:
+    spans: list[Span] = []
+    for replica, part in enumerate(parts):
+        spans += _spans(program, part, steps, clocks[replica * len(part) :], replica)
+    return pd.DataFrame(spans, columns=list(COLUMNS))
 
 
 def _program_of(
