@@ -11,10 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from engine.plan.action import Op, parse_action
+from engine.plan.action import COMPUTE_OPS, Op, parse_action
+from engine.plan.collectives import Zero3, with_collectives
+from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import lower
+from engine.plan.program import to_json
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
+from ppbench.analysis.replicas import joined_spans
+from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.report.pages.conclusions import Conclusions, conclude
@@ -192,3 +197,21 @@ def rewrite(store: Store, run: pd.Series, tables: dict[str, pd.DataFrame]) -> No
     names = TABLES.keys() - {"runs"}
     kept = {name: store.table(name, [run["run_id"]]) for name in names}
     store.write_run(dict(run), {**{n: t for n, t in kept.items() if len(t)}, **tables})
+
+
+SLOW, FACTORS = 2, (1, 1, 1.5, 1)
+
+
+def store_of_replicas(folder: Path) -> Store:
+    """Four replicas of two ranks with ZeRO-3, one slower; gathering takes 2 ms, reducing 4."""
+    program = build_program("1f1b", 2, 4)
+    lowered = with_collectives(lower(program), program, Zero3())
+    actions = [action for row in lowered.actions for action in row]
+    moving = [(2 if a.op is Op.UNSHARD else 4) * MS for row in joining(lowered) for a in row]
+    took = [[round(10 * MS * f) * (a.op in COMPUTE_OPS) for a in actions] for f in FACTORS]
+    replayed = replay_joined(lowered, [ReplicaTimes(own, moving) for own in took])
+    step = pd.DataFrame(joined_spans(replayed)).assign(step=1)
+    case = Case(replicas=4, num_microbatches=4, sharding_policy="zero3")
+    store = store_with(folder, [run_row(1, case, program=to_json(program))])
+    rewrite(store, store.runs().iloc[0], {"spans": step.assign(waiting_ns=waiting_ns(step))})
+    return store

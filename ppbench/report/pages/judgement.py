@@ -205,10 +205,14 @@ def alike(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _groups(cases: pd.DataFrame, axes: Axes) -> list[tuple[list[str], pd.DataFrame]]:
-    """Group cases that do the same work on as many ranks; ranks are free if that leaves no pair."""
+    """Group cases that do the same work on as many ranks and replicas.
+
+    These are free if that leaves no pair.
+    """
     work = [axis for axis in work_axes(axes) if axis != "device"]
-    keys = [[*work, "world_size"]] if "world_size" in axes else [work]
-    if "world_size" in axes and not (cases["device"] == EMULATED).all():
+    sizes = [axis for axis in ("world_size", "replicas") if axis in axes]
+    keys = [[*work, *sizes]]
+    if sizes and not (cases["device"] == EMULATED).all():
         keys.append(work)
     groups: list[tuple[list[str], pd.DataFrame]] = []
     for key in keys:
@@ -329,6 +333,6 @@ def _worth(judgement: Judgement) -> tuple[bool, bool, bool, int, int, int]:
         not cases["is_oversubscribed"].any(),
         not (cases["device"] == EMULATED).all(),
         int(cases["schedule"].nunique()),
-        int(cases["world_size"].max()),
+        int((cases["world_size"] * cases["replicas"]).max()),
         len(cases),
     )

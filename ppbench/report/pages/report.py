@@ -18,6 +18,7 @@ from ppbench.errors import StoreError
 from ppbench.explanation import stragglers_of_run
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
+from ppbench.report.charts.stragglers import heat_map
 from ppbench.report.pages.beside import drawn_beside
 from ppbench.report.pages.captions import captions
 from ppbench.report.pages.conclusions import conclude
@@ -96,6 +97,7 @@ def _content(
     judged = judge(runs, axes)
     conclusions = conclude(judged, runs, measured_by)
     texts = captions(runs, judged, conclusions.sentence.text)
+    answers, picture = _idle_answers(store, ok_runs(runs), judged)
     return {
         "about": about_report(title, runs, conclusions.sentence.text),
         "subtitle": origin(runs),
@@ -112,7 +114,9 @@ def _content(
         "summary": summary(runs, axes),
         "charts": charts_of(store, runs, judged.of_runs, axes, texts),
         "idle_parts": idle_parts(ok_runs(runs), axes),
-        "idle_answers": _idle_answers(store, ok_runs(runs), judged),
+        "idle_answers": answers,
+        "stragglers": picture,
+        "has_replicas": bool((runs["replicas"] > 1).any()),
         "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         "names": {run["run_id"]: case_text(run, axes) for run in runs.to_dict("records")},
         "bubbles": bubbles(ok_runs(runs), axes),
@@ -186,28 +190,27 @@ def _measures_peak(runs: pd.DataFrame) -> bool:
     return any(str(source).startswith("measured") for source in sources)
 
 
-def _idle_answers(store: Store, runs: pd.DataFrame, judged: Judged) -> list[str]:
-    """Explain the idle time of the best case that stores its causes."""
+def _idle_answers(
+    store: Store, runs: pd.DataFrame, judged: Judged
+) -> tuple[list[str], Picture | None]:
+    """Explain the idle time of the best case that stores its causes; draw who slows it down."""
     explained = runs[with_parts(runs)]
     known = set(explained["case_id"])
     cases = [case_id for own in judged.judgements for case_id in own.case_ids if case_id in known]
     if not cases:
-        return []
+        return [], None
     run = median_run(explained, cases[0])
     edges = edges_of_run(store, run)
     first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    return [first, *what_if(run, edges), *_slowest(store, run)]
-
-
-def _slowest(store: Store, run: pd.Series) -> list[str]:
-    """Say who slows the replicas of a run down, where there are any and their spans are stored."""
+    answers = [first, *what_if(run, edges)]
     if int(run["replicas"]) == 1:
-        return []
+        return answers, None
     try:
         run_id, found = stragglers_of_run(store, str(run["run_id"]))
-    except StoreError:
-        return []
-    return [f"{cause_in_words(found)} The heat map: ppbench figure stragglers {run_id}"]
+    except StoreError:  # its spans are lost
+        return answers, None
+    answers.append(f"{cause_in_words(found)} More of it: ppbench stragglers {run_id}")
+    return answers, heat_map(found.by_worker, "S of each rank: how much longer it makes a step")
 
 
 @dataclass(frozen=True)

@@ -184,11 +184,9 @@ def _steps_of_run(
     spans = store.spans_of_step(str(run["run_id"]), number)
     if compute_spans(spans).empty:
         raise missing_spans(store, run)
-    text = facts(run, step, choice)
     measured = _of_slowest(spans)
-    if measured.others:
-        of = len(measured.others) + 1
-        text = f"{text} · replica {measured.replica} of {of}, the slowest"
+    whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"
+    text = facts(run, step, choice, whose if measured.others else "")
     measured = measured.titled(f"{name} · {text}")
     drawn = [measured]
     if has_plan:
@@ -308,11 +306,15 @@ def _relabel_as_seconds(picture: Picture) -> None:
             packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
 
 
-def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN) -> str:
-    """Return a timeline's heading: the figures of this step, not the run's medians."""
+def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN, whose: str = "") -> str:
+    """Return a timeline's heading: the figures of this step, not the run's medians.
+
+    `whose` step it is comes before them, for a run of replicas.
+    """
     which = {MEDIAN: ", the median one", SLOWEST: ", the slowest"}.get(choice, "")
     parts = [
         f"step {step['step']}{which}",
+        *([whose] if whose else []),
         *_step_facts(step),
         f"theory {percent(run['bubble_fraction_theory'])}",
     ]

@@ -305,14 +305,15 @@ def test_figures_of_two_machines_are_not_compared() -> None:
 # Which cases compete
 
 
-def test_cases_that_do_other_work_or_on_more_ranks_are_judged_on_their_own() -> None:
+@pytest.mark.parametrize(("size", "word"), [("world_size", "ranks"), ("replicas", "replicas")])
+def test_cases_that_do_other_work_or_on_more_ranks_are_judged_on_their_own(size, word) -> None:
     rows = []
-    for ranks in (2, 4):
+    for number in (2, 4):
         for case, speeds in ((AFAB, SLOW), (OTHER, FAST)):
-            rows += launches(replace(case, world_size=ranks), speeds)
+            rows += launches(replace(case, **{size: number}), speeds)
     conclusions = concluded(rows)
-    assert conclusions.sentence.text.startswith("Decided. With 4 ranks: 1f1b is fastest")
-    assert [other.where for other in conclusions.others] == ["With 2 ranks: "]
+    assert conclusions.sentence.text.startswith(f"Decided. With 4 {word}: 1f1b is fastest")
+    assert [other.where for other in conclusions.others] == [f"With 2 {word}: "]
 
 
 def test_emulated_cases_are_judged_on_their_own_after_measured_ones() -> None:

@@ -12,7 +12,17 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from stored_runs import NASTY, concluded, demo_store, run_row, store_failed, store_with
+from stored_runs import (
+    MS,
+    NASTY,
+    SLOW,
+    concluded,
+    demo_store,
+    run_row,
+    store_failed,
+    store_of_replicas,
+    store_with,
+)
 
 from engine.plan.action import Op
 from ppbench.config.case import Case
@@ -441,3 +451,18 @@ def test_emulated_ranks_beyond_the_cores_do_not_hide_how_the_others_scale():
     )
     said = captions(runs, judge(runs, varying_axes(runs)), "")["scaling"]
     assert said == "On 2 ranks the efficiency is 100.0 %."
+
+
+def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> None:
+    store = store_of_replicas(tmp_path)
+    parts = ("structure", "imbalance", "transfer", "collective", "skew", "jitter", "launch_gap")
+    figures = {f"bubble_{part}": 0.05 for part in parts} | {"bubble_mean": 0.35}
+    costs = json.dumps({"F": [11 * MS] * 2, "B": [11 * MS] * 2})
+    modelled = {"op_costs_ns": costs, "modelled_step_ns": 120.0 * MS, "model_residual": 0.0}
+    run = dict(store.runs().iloc[0]) | figures | modelled
+    store.write_run(run, {"spans": store.table("spans", [run["run_id"]])})
+    text = render(store)
+    assert f"Replica {SLOW} is slow: with its times like the others" in text
+    assert f"ppbench stragglers {run['run_id']}" in text
+    assert "Who slows the replicas down" in text
+    assert "replica&rsquo;s own mean costs" in text

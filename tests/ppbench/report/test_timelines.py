@@ -9,14 +9,17 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from command import output_of
-from stored_runs import MS, rewrite, run_row, spans, store_failed, store_with
+from stored_runs import (
+    MS,
+    SLOW,
+    rewrite,
+    run_row,
+    spans,
+    store_failed,
+    store_of_replicas,
+    store_with,
+)
 
-from engine.plan.action import COMPUTE_OPS, Op
-from engine.plan.collectives import Zero3, with_collectives
-from engine.plan.joined import ReplicaTimes, joining, replay_joined
-from engine.plan.lower import lower
-from engine.plan.schedules.registry import build_program
-from ppbench.analysis.replicas import joined_spans
 from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
@@ -234,23 +237,6 @@ def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
     assert "3.0 ms · bubble 30.0 % · theory 11.1 %" in titles(store, choice="slowest")[0]
 
 
-SLOW, FACTORS = 2, (1, 1, 1.5, 1)
-
-
-def store_of_replicas(folder: Path) -> Store:
-    """Four replicas of two ranks with ZeRO-3, one slower; gathering takes 2 ms, reducing 4."""
-    program = build_program("1f1b", 2, 4)
-    lowered = with_collectives(lower(program), program, Zero3())
-    actions = [action for row in lowered.actions for action in row]
-    moving = [(2 if a.op is Op.UNSHARD else 4) * MS for row in joining(lowered) for a in row]
-    took = [[round(10 * MS * f) * (a.op in COMPUTE_OPS) for a in actions] for f in FACTORS]
-    replayed = replay_joined(lowered, [ReplicaTimes(own, moving) for own in took])
-    step = pd.DataFrame(joined_spans(replayed)).assign(step=1)
-    store = store_with(folder, [run_row(1, Case(replicas=4, num_microbatches=4))])
-    rewrite(store, store.runs().iloc[0], {"spans": step})
-    return store
-
-
 @pytest.fixture(scope="module")
 def line_of_replicas(tmp_path_factory):
     store = store_of_replicas(tmp_path_factory.mktemp("replicas"))
@@ -258,7 +244,7 @@ def line_of_replicas(tmp_path_factory):
 
 
 def test_of_replicas_the_slowest_is_in_sight_and_the_others_lie_below(line_of_replicas) -> None:
-    assert line_of_replicas.facts.endswith(f"replica {SLOW} of 4, the slowest")
+    assert f"replica {SLOW} of 4, the slowest" in line_of_replicas.facts
     layout = line_of_replicas.picture["layout"]
     assert layout["meta"]["timeline"]["replicas"] == {"firstRows": [2, 4, 0, 6], "shown": SLOW}
     assert layout["yaxis"]["range"][0] < 2
