@@ -39,6 +39,7 @@ from engine.model.stage_module import StageModule, gradient_message, message_byt
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
+from engine.plan.sharded_bytes import NOTHING_SHARED
 from engine.run.clock import IssueClock
 from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
@@ -336,7 +337,7 @@ def _owned_by(trainer: Trainer, optimizer: torch.optim.Optimizer | None) -> Owne
 
 def _plan_of(trainer: Trainer) -> Plan | None:
     messages = trainer.runner.messages
-    shared = [] if trainer.shards is None else trainer.shards.bytes_shared()
+    shared = NOTHING_SHARED if trainer.shards is None else trainer.shards.bytes_shared()
     if messages is None or shared is None:
         return None
     return Plan(trainer.runner.lowered, trainer.rank, messages, shared)

@@ -50,7 +50,7 @@ from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, OPS, RECV_
 from engine.plan.lower import edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.rules import columns_of, kinds_of, num_links
-from engine.plan.sharded_bytes import Change, SharedBytes, changes_along
+from engine.plan.sharded_bytes import NOTHING_SHARED, Change, Shared, changes_along
 
 StageOp = tuple[int, Op]
 
@@ -106,7 +106,7 @@ def predict_peak(
     static_bytes: int,
     costs: Costs,
     messages: Messages,
-    shared: Sequence[SharedBytes] = (),
+    shared: Shared = NOTHING_SHARED,
 ) -> int:
     """The most bytes that a rank has allocated in a step, its optimizer included.
 
@@ -146,12 +146,12 @@ class _Along:
     before it and the bytes of gradients that it makes; `sums` is what follows the row.
     """
 
-    def __init__(self, lowered: Program, rank: int, shared: Sequence[SharedBytes]) -> None:
+    def __init__(self, lowered: Program, rank: int, shared: Shared) -> None:
         self._row = lowered.actions[rank]
         num_actions = len(self._row)
         self.arrays = tuple(filled(0, num_actions) for _ in range(3))
         self.sums = Change(0, 0)
-        if shared:
+        if shared.buckets:
             *changes, last = changes_along(lowered.rows[rank], shared)
             self._place(lowered.rows[rank], changes, last)
 
@@ -220,7 +220,7 @@ def _received_by_kind(lowered: Program, messages: Messages) -> array[int]:
 
 
 def there_before_computing(
-    lowered: Program, rank: int, messages: Messages, shared: Sequence[SharedBytes] = ()
+    lowered: Program, rank: int, messages: Messages, shared: Shared = NOTHING_SHARED
 ) -> int:
     """Bytes that a row has brought when its first compute action begins.
 

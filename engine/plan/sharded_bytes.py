@@ -11,12 +11,12 @@ Of a stage with P bytes of parameters, G of gradients and O of optimizer states,
 each, as in ZeRO (arXiv 1910.02054, section 5). What is padded for equal shards is not counted.
 
 Along a step there is more: gradients are copied into flat tensors of their buckets and go one by
-one, and what a sum was made of goes when the next collective is begun.
+one, and what a sum was made of goes once it is done, when another collective is begun.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,13 +49,27 @@ def kept_bytes(whole: TrainingBytes, policy: CollectivePolicy, replicas: int) ->
             return whole
 
 
-class SharedBytes(NamedTuple):
+class BucketBytes(NamedTuple):
     """A bucket of a rank: what replicas gather together, and sum together where it is trained."""
 
     stages: frozenset[int]  # of the rank that have a part of it
     whole_bytes: int  # flat, padded for equal shards
     sum_bytes: int  # of its gradients' sum that are kept: a shard, or all
     gradients: tuple[int, ...] = ()  # bytes of each; none where it is not trained
+
+
+class Shared(NamedTuple):
+    """What a rank has in common with its replicas.
+
+    `waiting` is, for each UNSHARD and REDUCE_GRAD of its row, how many before it were not done when
+    it was begun: none where it does not say.
+    """
+
+    buckets: Sequence[BucketBytes] = ()
+    waiting: Sequence[int] = ()
+
+
+NOTHING_SHARED = Shared()
 
 
 class Change(NamedTuple):
@@ -65,24 +79,26 @@ class Change(NamedTuple):
     net_bytes: int  # at its end, above its start
 
 
-def changes_along(row: Sequence[Action], buckets: Sequence[SharedBytes]) -> list[Change]:
+def changes_along(row: Sequence[Action], shared: Shared) -> list[Change]:
     """What each action of a row does to gathered parameters, gradients and their sums.
 
     The last is what follows the row: what it has not summed is. A B or W makes all gradients of its
     stage that are not there.
     """
-    walk = _Walk(buckets)
+    walk = _Walk(shared)
     return [*map(walk.come_to, row), walk.finish()]
 
 
 class _Walk:
     """What of the buckets is there, at a place in the row."""
 
-    def __init__(self, buckets: Sequence[SharedBytes]) -> None:
-        self._buckets = list(enumerate(buckets))
+    def __init__(self, shared: Shared) -> None:
+        self._buckets = list(enumerate(shared.buckets))
+        self._num_waiting = iter(shared.waiting)
+        self._used_up = deque[int]()  # by collectives that are not known to be done
         self._users = Counter[int]()
         self._made, self._summed = set[int](), set[int]()
-        self._level = self._highest = self._waiting = 0
+        self._level = self._highest = 0
 
     def come_to(self, action: Action) -> Change:
         stage, op, _ = action
@@ -105,12 +121,13 @@ class _Walk:
 
     def finish(self) -> Change:
         before = self._highest = self._level
-        self._begin_next()
+        self._add(-sum(self._used_up))
+        self._used_up.clear()
         self._reduce([(at, bucket) for at, bucket in self._buckets if at not in self._summed])
-        self._begin_next()
+        self._add(-sum(self._used_up))
         return Change(self._highest - before, self._level - before)
 
-    def _reduce(self, mine: Sequence[tuple[int, SharedBytes]]) -> None:
+    def _reduce(self, mine: Sequence[tuple[int, BucketBytes]]) -> None:
         used_up = 0
         for at, bucket in mine:
             if not bucket.gradients:
@@ -126,9 +143,11 @@ class _Walk:
         self._begin_next(used_up)
 
     def _begin_next(self, used_up: int = 0) -> None:
-        """Let go of what the collective before has used up; what this one will follows later."""
-        self._add(-self._waiting)
-        self._waiting = used_up
+        """Let go of what those that are done have used up; what this one will follows later."""
+        num_waiting = next(self._num_waiting, 0)
+        while len(self._used_up) > num_waiting:
+            self._add(-self._used_up.popleft())
+        self._used_up.append(used_up)
 
     def _add(self, num_bytes: int) -> None:
         self._level += num_bytes

@@ -66,6 +66,9 @@ class Job:
 class Lane(Protocol):
     """Does jobs in the order in which they are issued."""
 
+    waiting: list[int]
+    """At each issue, how many jobs before it still kept their tensors, until it is cleared."""
+
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
         """Do work when all before it is done. Never blocks. Without an action it is not timed."""
 
@@ -87,12 +90,13 @@ class HostLane:
         self._clock = HostClock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._issued: list[Job] = []
+        self.waiting: list[int] = []
         self._error: CollectiveError | None = None
         self._thread = threading.Thread(target=self._do_in_order, daemon=True)
         self._thread.start()
 
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
-        self._let_go_of_done()
+        self.waiting.append(self._let_go_of_done())
         transfer = None if action is None else Transfer(action, num_bytes, 0)
         job = Job(transfer, work)
         self._issued.append(job)
@@ -116,13 +120,20 @@ class HostLane:
         """Does not wait for a job that hangs: the thread dies with the process."""
         self._jobs.put(None)
 
-    def _let_go_of_done(self) -> None:
-        """Drop the tensors of jobs on the rank's own thread, where the profiler counts frees."""
+    def _let_go_of_done(self) -> int:
+        """Drop the tensors of jobs on the rank's own thread, where the profiler counts frees.
+
+        Returns how many jobs keep theirs.
+        """
+        num_waiting = 0
         for job in reversed(self._issued):
             if job.work is None:
-                return
+                break
             if job.done.is_set():
                 job.work = None
+            else:
+                num_waiting += 1
+        return num_waiting
 
     def _do_in_order(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -156,6 +167,7 @@ class StreamLane:
         self._device, self._clock = device, clock
         self._stream = torch.cuda.Stream(device)
         self._issued: list[Job] = []
+        self.waiting: list[int] = []
 
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -169,6 +181,7 @@ class StreamLane:
             event = torch.cuda.Event()
             event.record(self._stream)
         job = Job(transfer, work, event=event)
+        self.waiting.append(len(self._issued))
         self._issued.append(job)
         return job
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine.plan.footprint import Messages, predict_peak, there_before_computing
 from engine.plan.program import Program
-from engine.plan.sharded_bytes import SharedBytes
+from engine.plan.sharded_bytes import NOTHING_SHARED, Shared
 from engine.plan.spans import Span
 from engine.run.action_costs import Block, Level, costs_of
 from engine.run.allocations import Change, record
@@ -84,7 +84,7 @@ class Plan:
     lowered: Program
     rank: int
     messages: Messages
-    shared: Sequence[SharedBytes] = ()  # with replicas
+    shared: Shared = NOTHING_SHARED
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
-from engine.plan.sharded_bytes import SharedBytes
+from engine.plan.sharded_bytes import BucketBytes, Shared
 from engine.run.collective_lane import Job, Lane
 from engine.run.p2p.channel import Transfer
 
@@ -144,12 +144,12 @@ class Bucket:
     def num_bytes(self) -> int:
         return self._size * self._dtype.itemsize
 
-    def bytes_of(self, stages: Iterable[int]) -> SharedBytes:
+    def bytes_of(self, stages: Iterable[int]) -> BucketBytes:
         """Its bytes, for the prediction of memory."""
         shard_bytes = self._shard_size * self._dtype.itemsize
         gradients = tuple(p.nbytes for p in self.parameters) if self.is_trained else ()
         sum_bytes = shard_bytes if self._kept.gradients else self.num_bytes
-        return SharedBytes(frozenset(stages), self.num_bytes, sum_bytes, gradients)
+        return BucketBytes(frozenset(stages), self.num_bytes, sum_bytes, gradients)
 
     def _put_in_shards(self) -> None:
         """Make the parameters views of one flat tensor, and the pieces views of the shard."""
@@ -361,6 +361,7 @@ class Shards:
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
+        self._lane.waiting.clear()
         for bucket in self._buckets:
             bucket.begin_step()
 
@@ -371,11 +372,14 @@ class Shards:
         for bucket in self._buckets:
             bucket.hand_out()
 
-    def bytes_shared(self) -> list[SharedBytes] | None:
-        """The buckets for the prediction of memory; None: there are none to predict it from."""
-        return [
-            b.bytes_of(s for s, mine in self._of_stage.items() if b in mine) for b in self._buckets
-        ]
+    def bytes_shared(self) -> Shared | None:
+        """The buckets for the prediction of memory, and, once a step is done, how the lane lagged.
+
+        None: there is nothing to predict it from.
+        """
+        of_stage = self._of_stage.items()
+        buckets = [b.bytes_of(s for s, mine in of_stage if b in mine) for b in self._buckets]
+        return Shared(buckets, self._lane.waiting)
 
     def gather_updated(self) -> None:
         """Gather what the optimizer has updated, where parameters are kept whole."""

@@ -14,7 +14,14 @@ from engine.plan.collectives import (
     most_unsharded,
 )
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.sharded_bytes import Change, SharedBytes, TrainingBytes, changes_along, kept_bytes
+from engine.plan.sharded_bytes import (
+    BucketBytes,
+    Change,
+    Shared,
+    TrainingBytes,
+    changes_along,
+    kept_bytes,
+)
 
 GB = 10**9
 ADAM = TrainingBytes(15 * GB, 15 * GB, 90 * GB)  # mixed precision: 2, 2 and 12 bytes a parameter
@@ -58,7 +65,7 @@ def buckets(policy, stages=(0, 1), replicas=2):
     has_shards = isinstance(policy, Zero2) or most_unsharded(policy) is not None
     wholes = {0: (100, (50, 46)), 1: (60, (58,))}
     return [
-        SharedBytes(
+        BucketBytes(
             frozenset([stage]), whole, whole // replicas if has_shards else whole, gradients
         )
         for stage in stages
@@ -66,10 +73,10 @@ def buckets(policy, stages=(0, 1), replicas=2):
     ]
 
 
-def changes(policy, num_microbatches=1):
+def changes(policy, num_microbatches=1, waiting=()):
     """Of 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD, and of what follows."""
     row = add_collectives(build_program("interleaved_1f1b", 1, num_microbatches, 2), policy).rows[0]
-    return changes_along(row, buckets(policy))
+    return changes_along(row, Shared(buckets(policy), waiting))
 
 
 def test_a_flat_tensor_is_there_beside_gradients_and_takes_their_place():
@@ -91,6 +98,12 @@ def test_what_a_shard_of_the_sum_was_made_of_goes_when_the_next_is_begun():
     assert changes(Zero2()) == [*changes(DataParallel())[:3], reduced, *after]
 
 
+def test_what_lags_behind_keeps_what_it_sums():
+    """Of two reductions the first is not done when the second begins: both go at the end."""
+    found = changes(Zero2(), waiting=(0, 1))
+    assert found[-2:] == [Change(100, 100 - 96 + 50), Change(0, -160)]
+
+
 def test_a_stage_is_whole_from_its_unshard_to_its_reshard():
     found = changes(Zero3(1, 0))  # U 0F0 R of stage 0; U F B REDUCE R of stage 1; U 0B0 REDUCE R
     nets = [100, 0, -100, 60, 0, 58, 32, -60, 100 - 60, 96, 54, -100, -100]
@@ -99,10 +112,10 @@ def test_a_stage_is_whole_from_its_unshard_to_its_reshard():
 
 def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last():
     row = add_collectives(build_program("zbv", 1, 1, 2), Zero3(2, 1)).rows[0]
-    shared = [SharedBytes(frozenset([0, 1]), 100, 50, (100,))]
+    shared = [BucketBytes(frozenset([0, 1]), 100, 50, (100,))]
     gathered = [
         change.net_bytes
-        for action, change in zip(row, changes_along(row, shared), strict=False)
+        for action, change in zip(row, changes_along(row, Shared(shared)), strict=False)
         if action.op in (Op.UNSHARD, Op.RESHARD)
     ]
     assert sorted(gathered) == [-100, 0, 0, 100]
@@ -115,5 +128,5 @@ def test_after_a_row_only_the_sums_are_left(name, policy):
     placed = add_collectives(build_program(name, 2, 4, v), policy)
     for rank, row in enumerate(placed.rows):
         shared = buckets(policy, placed.placement.stages_of(rank), 4)
-        left = sum(change.net_bytes for change in changes_along(row, shared))
+        left = sum(change.net_bytes for change in changes_along(row, Shared(shared)))
         assert left == sum(bucket.sum_bytes for bucket in shared)

@@ -275,7 +275,7 @@ def test_the_program_predicts_the_peak_over_gloo(ranks: Ranks, name):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
 
-POLICIES = (NoCollectives(), DataParallel(), Zero1(), Zero2(False), Zero3(1, 0), TorchWindow())
+POLICIES = (NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero3(1, 0), TorchWindow())
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,6 @@ POLICIES = (NoCollectives(), DataParallel(), Zero1(), Zero2(False), Zero3(1, 0),
 @pytest.mark.parametrize(("name", "p", "v"), [("1f1b", 1, 1), ("zbv", 2, 2)])
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_program_predicts_the_peak_of_replicas(ranks: Ranks, policy, name, p, v, preset):
-    """ZeRO-2 after every backward is not among them: it holds more where sums lag behind."""
     settings = config(
         name, p, 4, preset=preset, seq_len=64, stages_per_rank=v, replicas=2, sharding=policy
     )
