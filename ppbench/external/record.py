@@ -206,7 +206,9 @@ def _with_known_sizes(edges: pd.DataFrame) -> pd.DataFrame:
 def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     """Return the case with the known settings; the others are as described in the module."""
     program = recorded.program
+    policy = {"sharding_policy": UNKNOWN} if recorded.num_replicas > 1 else {}
     known = {
+        **policy,
         "schedule": program.schedule,
         "world_size": program.world_size,
         "replicas": recorded.num_replicas,
