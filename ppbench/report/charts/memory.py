@@ -108,11 +108,15 @@ def pareto(cases: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> Picture
 def _rank_points(
     panels: Panels, runs: pd.DataFrame, ranks: pd.DataFrame, column: str, unit_bytes: int
 ) -> pd.DataFrame:
-    """Return a row per case and rank, spread over the width of the case's bar."""
+    """Return a row per case and rank, spread over the width of the case's bar.
+
+    Of replicas it is the fullest.
+    """
     owned = ranks.reindex(columns=["run_id", "rank", column]).merge(
         runs[["run_id", "case_id"]], on="run_id"
     )
-    peaks = owned.groupby(["case_id", "rank"])[column].median().reset_index()
+    fullest = owned.groupby(["run_id", "case_id", "rank"])[column].max()
+    peaks = fullest.groupby(["case_id", "rank"]).median().reset_index()
     columns = ["case_id", "panel", "x", "text", "world_size"]
     points = peaks.merge(panels.cases[columns], on="case_id").dropna(subset=[column])
     spread = (points["rank"] + 0.5) / points["world_size"] - 0.5

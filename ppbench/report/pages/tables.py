@@ -14,8 +14,10 @@ from ppbench.config.case import UNKNOWN, VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
 from ppbench.display.fields import field_of, meaning_of
+from ppbench.display.replicas import MOST_ROWS
 from ppbench.display.units import MISSING, counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
+from ppbench.report.timeline.timelines import failed_replica
 from ppbench.run.failures.post_mortem import in_words
 from ppbench.store import Store
 
@@ -264,6 +266,7 @@ class Flight:
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    others: tuple[tuple[str, ...], ...]  # of the other replicas of a large job
 
 
 @dataclass(frozen=True)
@@ -337,11 +340,18 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
     if table.empty:
         return None
     texts = in_words(table)
-    rows = (
+    own = pd.Series(data=True, index=texts.index)
+    if len(texts) > MOST_ROWS and "replica" in texts:
+        own = texts["replica"].eq(failed_replica(table))
+    headings = tuple(field_of(str(name)).heading for name in texts)
+    return Flight(headings, _flight_rows(texts, own), _flight_rows(texts, ~own))
+
+
+def _flight_rows(texts: pd.DataFrame, is_in: pd.Series) -> tuple[tuple[str, ...], ...]:
+    return tuple(
         tuple(_flight_cell(str(name), value) for name, value in row.items())
-        for row in texts.to_dict("records")
+        for row in texts[is_in].to_dict("records")
     )
-    return Flight(tuple(field_of(str(name)).heading for name in texts), tuple(rows))
 
 
 def _flight_cell(name: str, value: object) -> str:

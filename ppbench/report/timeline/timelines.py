@@ -223,7 +223,7 @@ def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
 def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     """Return the last step with any computation, and the unfinished actions."""
     flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
-    replica = _failed_replica(flight)
+    replica = failed_replica(flight)
     spans, flight = (rows[rows["replica"].eq(replica)] for rows in (spans, flight))
     computed = compute_spans(spans)
     if flight.empty and computed.empty:
@@ -237,7 +237,7 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
 
 
-def _failed_replica(flight: pd.DataFrame) -> int:
+def failed_replica(flight: pd.DataFrame) -> int:
     """Return the replica of the first rank that is gone, or else that waits for no other."""
     is_gone = flight["process"].isin(["stopped", "dead"])
     for rows in (flight[is_gone], flight[flight["waits_for_rank"].isna()], flight):

@@ -239,6 +239,14 @@ def test_a_rank_is_shown_beside_its_prediction() -> None:
     assert "rank 1" in drawn["predicted"].text[1]
 
 
+def test_a_rank_of_replicas_is_shown_by_the_fullest() -> None:
+    runs = pd.DataFrame([run_row(0, Case(replicas=2))])
+    peaks = {"rank": [0, 0], "peak_memory_bytes": [60 * 2**20, 90 * 2**20], "replica": [0, 1]}
+    ranks = pd.DataFrame({"run_id": runs["run_id"][0], **peaks})
+    drawn = traces(charts.peak_memory(runs, ranks, ()))
+    assert list(drawn["each rank"].x) == [90.0]
+
+
 def with_memory(*cases: tuple[Case, float, int, str]) -> pd.DataFrame:
     return pd.DataFrame(
         [

@@ -18,6 +18,7 @@ from stored_runs import (
     SLOW,
     concluded,
     demo_store,
+    rewrite,
     run_row,
     store_failed,
     store_of_replicas,
@@ -34,7 +35,7 @@ from ppbench.report import charts
 from ppbench.report.pages.captions import captions
 from ppbench.report.pages.judgement import judge
 from ppbench.report.pages.report import render_report, write_report
-from ppbench.report.pages.tables import failures, filters, summary, value_text
+from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.report.scripts import library
 from ppbench.store import Store, write_sweep_note
@@ -388,6 +389,19 @@ def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) 
         assert f"ppbench show {run['run_id']}" in text
     assert "--planned" in text  # of the run that succeeded
     assert f"ppbench explain {hung['run_id']}" not in text
+
+
+def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp_path) -> None:
+    store = store_with(tmp_path, [])
+    run = store_failed(store, run_row(1, Case(replicas=12)))
+    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
+    every = pd.concat([flight.assign(process="alive", replica=n) for n in range(12)])
+    every.loc[(every["replica"] == 7) & (every["rank"] == 1), "process"] = "stopped"
+    rewrite(store, store.runs().iloc[0], {"flight": every})
+    found = flight_of(store, store.runs().iloc[0])
+    assert [row[:2] for row in found.rows] == [("7", "0"), ("7", "1")]
+    assert len(found.others) == 22
+    assert "22 ranks of the other replicas" in render(store)
 
 
 def test_a_report_without_failures_has_no_section_for_them(tmp_path: Path) -> None:
