@@ -204,7 +204,7 @@ class _Finisher:
             self._draws[shape.microbatch_size] = Draws(models, link)
         interval = interval_of(candidate, self._draws[shape.microbatch_size], link)
         problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
-        tokens = request.global_batch * request.seq_len
+        tokens = request.replicas * request.global_batch * request.seq_len
         return Proposal(
             candidate.configuration,
             candidate.program,

@@ -34,7 +34,8 @@ class Costs(Protocol):
 class PlanRequest:
     """The devices, the batch, and what a plan may choose from.
 
-    `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences. Without
+    `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences,
+    of one of the `replicas` of the pipeline, which all train in a step. Without
     `microbatch_sizes`, all that have costs and divide the global batch are tried. `recompute` is
     "none", "all" layers, or "auto": those of the fewest stages, where a rank would not fit.
     """
@@ -47,3 +48,4 @@ class PlanRequest:
     stages_per_rank: tuple[int, ...] = (1, 2)
     microbatch_sizes: tuple[int, ...] = ()
     recompute: str = AUTO
+    replicas: int = 1

@@ -227,7 +227,8 @@ def as_dict(plan: Plan) -> dict[str, object]:
 
     return {
         "memory_bytes": plan.request.memory_bytes,
-        "global_batch": plan.request.global_batch,
+        "replicas": plan.request.replicas,
+        "global_batch": plan.request.replicas * plan.request.global_batch,
         "seq_len": plan.request.seq_len,
         "proposals": [plain(proposal) for proposal in plan.proposals],
         "registered": plain(plan.registered),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.model.descriptions import CostRequest, Problem
 from ppbench.config.case import Case, Measure, PlanSettings, setting_of
-from ppbench.config.programs import identity_of, is_plain_preset
+from ppbench.config.programs import identity_of, is_plain_preset, sharding_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
@@ -36,6 +36,7 @@ from ppbench.planning.costs import (
 from ppbench.planning.handover import Handover, chosen_from, write_handover
 from ppbench.planning.plan import NoPlanError, Plan
 from ppbench.planning.planner import make_plan
+from ppbench.planning.replicas import PLANNED, of_replica
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.run.machine.environment import default_device, read_environment
@@ -48,7 +49,15 @@ _PIPELINE = ("name", "memory_limit")
 """Keys that are not handed over: the file has a name of its own, and the program is chosen."""
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
-    *("seq_len", "device", "train_optimizer", "train_autocast", "train_compile"),
+    *(
+        "replicas",
+        "sharding_policy",
+        "seq_len",
+        "device",
+        "train_optimizer",
+        "train_autocast",
+        "train_compile",
+    ),
     *("launch_threads_per_rank",),
 )
 """Settings of the cases that a plan is made for: they must be the same in all."""
@@ -103,11 +112,24 @@ def answer(
     """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
     request = request_of(sweep)
     costs = costs_of(sweep, request, Store(Path(results)), on_progress, remeasure=remeasure)
+    case = case_of(sweep)
+    num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
+    own = of_replica(costs, case.replicas, sharding_of(case), num_states)
     try:
-        return make_plan(request, costs, on_progress, effort)
+        found = make_plan(request, own, on_progress, effort)
+        return replace(found, notes=(*found.notes, *_words_of_replicas(case)))
     except NoPlanError as error:
         key = f"plan.{error.key}"
         raise located(Path(sweep.file), overrides, Problem(key, str(error))) from error
+
+
+def _words_of_replicas(case: Case) -> Iterator[str]:
+    if case.replicas > 1:
+        yield (
+            f"That is each of {case.replicas} replicas, which share by {case.sharding_policy}; "
+            "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
+            "link, and as if computations hid nothing of it."
+        )
 
 
 def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
@@ -146,18 +168,20 @@ def request_of(sweep: Sweep) -> PlanRequest:
     given = PlanRequest(
         settings.ranks or (case.world_size,),
         settings.memory_bytes,
-        batch_of(case, settings),
+        batch_of(case, settings) // case.replicas,
         case.seq_len,
         stages_per_rank=settings.stages_per_rank,
         microbatch_sizes=settings.microbatch_sizes,
         recompute=settings.recompute,
+        replicas=case.replicas,
     )
     return replace(given, schedules=settings.schedules) if settings.schedules else given
 
 
 def batch_of(case: Case, settings: PlanSettings) -> int:
-    """The sequences of a step."""
-    return settings.global_batch or case.num_microbatches * case.train_microbatch_size
+    """The sequences of a step, of all replicas."""
+    of_one = case.num_microbatches * case.train_microbatch_size
+    return settings.global_batch or case.replicas * of_one
 
 
 def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
@@ -174,13 +198,25 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     if case.is_emulated:
         yield Problem("device", '"emulated" has no layers to plan for; expected "cpu" or "cuda"')
     yield from _ambiguities(sweep)
-    batch, sizes = batch_of(case, settings), settings.microbatch_sizes
+    batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
+    if case.replicas > 1:
+        yield from _problems_of_replicas(case, batch_of(case, settings))
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
         text = f"{listed}: none divides the global batch of {batch} sequences"
         yield Problem("plan.microbatch_sizes", f"{text}; give a divisor of it")
     if settings.recompute == "all" and case.train_compile:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
+
+
+def _problems_of_replicas(case: Case, batch: int) -> Iterator[Problem]:
+    if case.sharding_policy not in PLANNED:
+        known = ", ".join(f'"{policy}"' for policy in PLANNED)
+        text = f'plans know {known}; got "{case.sharding_policy}"'
+        yield Problem("sharding.policy", text)
+    if batch % case.replicas:
+        text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
+        yield Problem("plan.global_batch", text)
 
 
 def _ambiguities(sweep: Sweep) -> Iterator[Problem]:

@@ -105,7 +105,8 @@ def _tiles(plan: Plan) -> list[Tile]:
 
 def _picture(plan: Plan) -> Frontier:
     """The proposals, the baseline and the front of all that was found."""
-    tokens = plan.request.global_batch * plan.request.seq_len
+    request = plan.request
+    tokens = request.replicas * request.global_batch * request.seq_len
     first = plan.first
     points = {first.configuration: _point(first, "chosen")}
     if plan.baseline is not None:
@@ -172,11 +173,13 @@ def _interval_text(proposal: Proposal) -> str:
 
 def _facts(page: PlanPage) -> list[tuple[str, str]]:
     request = page.plan.request
+    batch = request.replicas * request.global_batch
     memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
     return [
         ("costs", page.origin),
         ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
-        ("global batch", f"{request.global_batch} sequences of {request.seq_len} tokens"),
+        *([("replicas", str(request.replicas))] if request.replicas > 1 else []),
+        ("global batch", f"{batch} sequences of {request.seq_len} tokens"),
         ("schedules", ", ".join(request.schedules)),
         ("stages per rank", " or ".join(map(str, request.stages_per_rank))),
         ("recompute", request.recompute),

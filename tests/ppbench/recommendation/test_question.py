@@ -16,10 +16,12 @@ from ppbench.planning.costs import (
     read_costs_file,
     write_costs_file,
 )
+from ppbench.planning.words import as_dict
 from ppbench.recommendation import question
 
 MIB = 2**20
 LAYER = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
+LINK = LinkCosts(1e4, 1e9)
 TEXT = """\
 num_microbatches = 8
 seq_len = 64
@@ -38,9 +40,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = ModelCosts(LAYER, (LAYER,) * 4, LAYER)
     by_setting = {Setting(1, recompute=False): model}
-    costs = CostSet(
-        "llama-tiny", "float32", 64, "adamw", "cpu", "measured", by_setting, LinkCosts(1e4)
-    )
+    costs = CostSet("llama-tiny", "float32", 64, "adamw", "cpu", "measured", by_setting, LINK)
     write_costs_file(costs, tmp_path / "costs.toml")
     (tmp_path / "mine.toml").write_text(TEXT)
     return tmp_path
@@ -100,6 +100,49 @@ def test_a_mistake_is_located(folder, old, new, message):
 def test_costs_of_something_else_and_other_settings_are_refused(folder, override, message):
     with pytest.raises(UsageError) as raised:
         ppbench.plan("mine.toml", [override], effort=0.05)
+    assert message in str(raised.value)
+
+
+def test_replicas_have_their_share_of_the_batch_and_of_the_optimizer(folder):
+    """One rank each, so that nothing but layers, collectives and the optimizer takes time."""
+    (folder / "mine.toml").write_text(TEXT.replace("ranks = [2]", "ranks = [1]\nglobal_batch = 8"))
+
+    def planned(*overrides):
+        return ppbench.plan("mine.toml", ["plan.schedules=['1f1b']", *overrides], effort=0.05)
+
+    alone = planned("plan.global_batch=4", "plan.stages_per_rank=[1]").first
+    for policy, divisor, passes in (("ddp", 1, 2), ("zero1", 2, 3)):
+        own = f"sharding.policy={policy}", "replicas=2", "plan.stages_per_rank=[1]"
+        plan = planned(*own)
+        first = plan.first
+        assert (first.configuration.num_microbatches, plan.request.replicas) == (4, 2)
+        one_bytes = 6 * LAYER.static_bytes // 4
+        moving_ns = passes * one_bytes / 2 / LINK.bytes_per_s * 1e9
+        optimizer_ns = 6 * LAYER.optimizer_ns
+        longer_ns = moving_ns - optimizer_ns * (1 - 1 / divisor)
+        assert first.step_ns - alone.step_ns == pytest.approx(longer_ns, abs=6)
+        states_gone = 2 * one_bytes * (1 - 1 / divisor)
+        bucket = LAYER.static_bytes // 4
+        assert first.peak_bytes[0] - alone.peak_bytes[0] == bucket - states_gone
+        assert first.tokens_per_s == pytest.approx(8 * 64 / first.step_ns * 1e9)
+        assert f"2 replicas, which share by {policy}" in plan.sentences[-1]
+        assert as_dict(plan)["global_batch"] == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "sharding.policy=zero3",
+            'sharding.policy: plans know "none", "ddp", "zero1"; got "zero3"',
+        ),
+        ("plan.global_batch=7", "plan.global_batch: 7 sequences cannot be shared by 2 replicas"),
+        ("grid.replicas=[2,4]", "replicas: has 2 values in the grid"),
+    ],
+)
+def test_what_no_plan_knows_of_replicas_is_refused(folder, override, message):
+    with pytest.raises(SweepFileError) as raised:
+        ppbench.plan("mine.toml", ["replicas=2", override], effort=0.05)
     assert message in str(raised.value)
 
 
