@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.collectives import with_collectives
-from engine.plan.program import Program, from_json
+from engine.plan.program import Program
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, figures_of, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
+from ppbench.analysis.policy_whatif import other_sharing
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
 from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.whatif import (
@@ -31,11 +31,8 @@ from ppbench.analysis.whatif import (
     needs_halves,
     other_schedules,
     same_program,
-    stored_program,
     without_outliers,
 )
-from ppbench.config.case import Case
-from ppbench.config.programs import sharding_of
 from ppbench.console import note
 from ppbench.display.cases import cautions_of, settings_text, usual_axes
 from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
@@ -44,7 +41,14 @@ from ppbench.display.tables import as_records
 from ppbench.display.units import counted, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import Store, missing_spans
-from ppbench.store.recovery import attribution_of_run, edges_of_run, is_complete, steps_of_run
+from ppbench.store.programs import modelled_run, program_of_run
+from ppbench.store.recovery import (
+    attribution_of_run,
+    collectives_of_run,
+    edges_of_run,
+    is_complete,
+    steps_of_run,
+)
 
 _IN_TITLE = ("schedule", "world_size", "num_microbatches")
 
@@ -263,22 +267,11 @@ def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int
     spans = store.table("spans", [run["run_id"]])
     if spans.empty:
         raise missing_spans(store, run)
-    return str(run["run_id"]), spans, _joined_program(run), int(run["replicas"])
-
-
-def _joined_program(run: pd.Series) -> Program:
-    """The lowered program of a run, with the collectives of its replicas."""
-    lowered, _ = stored_program(run)
-    if lowered.has_collectives or int(run["replicas"]) == 1:
-        return lowered
-    names = (name for name in Case().settings() if name.startswith("sharding_"))
-    case = Case(**{name: run[name] for name in names})
-    return with_collectives(lowered, from_json(str(run["program"])), sharding_of(case))
+    return str(run["run_id"]), spans, program_of_run(run), int(run["replicas"])
 
 
 def _explained(store: Store, run: pd.Series) -> Explanation:
     _check_ok(run)
-    lowered, posting = stored_program(run)
     if has_parts(run):
         rows, edges = _stored_rows(store, run), edges_of_run(store, run)
         if rows.empty or not is_complete(run, edges):
@@ -289,20 +282,20 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
             )
     else:
         run, rows, edges = _attributed_now(store, run)
-    costs = stored_costs(run, edges)
-    others = list(other_schedules(lowered, costs, posting))
+    model = modelled_run(run, edges, collectives_of_run(store, run))
+    others = [*other_sharing(model), *other_schedules(model)]
     return Explanation(
         run,
         _of_its_parts(rows).drop(columns=["run_id", "schema_version"], errors="ignore"),
         edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
-        as_modelled(lowered, costs),
+        as_modelled(model),
         [
-            *without_outliers(lowered, costs),
-            *same_program(lowered, costs),
+            *without_outliers(model),
+            *same_program(model),
             *(o for o in others if isinstance(o, WhatIf)),
         ],
         [o for o in others if isinstance(o, Inapplicable)],
-        [*([HALVES_NOTE] if needs_halves(costs) else []), *_advice(run)],
+        [*([HALVES_NOTE] if needs_halves(model.costs.mean) else []), *_advice(run)],
     )
 
 

@@ -1,24 +1,28 @@
 """Predicted steps of a run if something were different, at its measured costs.
 
 Each prediction replays a program with the run's mean costs, so it compares with the run as
-modelled, not as measured: all of them leave out jitter and host time between actions.
+modelled, not as measured: all of them leave out jitter and host time between actions. Where there
+are replicas, they are replayed together, each with its own mean costs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pandas as pd
 
 from engine.plan.action import Op
+from engine.plan.collectives import CollectivePolicy, NoCollectives, add_collectives
+from engine.plan.joined import JoinedReplay, replay_joined
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.program import Program, from_json
 from engine.plan.replay import Replay, of_kinds, replay_all
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
+from ppbench.analysis.collectives import Moving
 from ppbench.analysis.costs import (
     Costs,
     StageCosts,
@@ -27,6 +31,7 @@ from ppbench.analysis.costs import (
     with_link_like_others,
     with_stage_like_others,
 )
+from ppbench.analysis.replicas import ReplicaCosts
 
 LEAST_GAIN = 0.005
 """Smallest share of the step that removing an outlier must save to be reported."""
@@ -46,12 +51,6 @@ class Posting:
         return lower(program, self.policy, self.look_ahead)
 
 
-def stored_program(run: pd.Series) -> tuple[Program, Posting]:
-    """A run's lowered program, from its row, and the posting to lower others with."""
-    posting = posting_of(run)
-    return program_in(str(run["program"]), posting), posting
-
-
 def posting_of(run: pd.Series) -> Posting:
     """How a run posted its receives."""
     return Posting(Policy(run["transfer_policy"]), int(run["transfer_look_ahead"]))
@@ -61,6 +60,45 @@ def posting_of(run: pd.Series) -> Posting:
 def program_in(text: str, posting: Posting) -> Program:
     """The lowered program of a run's row."""
     return posting.lower(from_json(text))
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A run as it is modelled: its program with transfers and collectives, and its costs."""
+
+    lowered: Program
+    costs: ReplicaCosts
+    posting: Posting
+    policy: CollectivePolicy
+    is_written: bool = False  # whether its file says where the collectives are, not the policy
+    emulated: Moving | None = None  # the times of emulated collectives, the same for every policy
+
+    @classmethod
+    def alone(cls, lowered: Program, costs: Costs, posting: Posting) -> Modelled:
+        """A run of one replica."""
+        return cls(lowered, ReplicaCosts(costs, (costs,), {}), posting, NoCollectives())
+
+    def changed(self, change: Callable[[Costs], Costs]) -> Modelled:
+        """The same with other costs of computations and messages, for each replica."""
+        return replace(self, costs=self.costs.changed(change))
+
+    def replayed(self) -> Replay | JoinedReplay:
+        """One step of it."""
+        lowered, costs = self.lowered, self.costs
+        if len(costs.own) > 1 or lowered.has_collectives:
+            return replay_joined(lowered, costs.times(lowered))
+        return next(replay_all(lowered, [of_kinds(lowered, costs.mean.by_kind(lowered))]))
+
+    def answer(self, question: str) -> WhatIf:
+        """What its step takes."""
+        replayed = self.replayed()
+        by_rank = replayed.idle_ns() if isinstance(replayed, Replay) else _flat(replayed.idle_ns())
+        program, makespan_ns = self.lowered, replayed.makespan_ns
+        capacity_ns = len(by_rank) * makespan_ns
+        share = program.world_size / program.num_stages
+        held = max(peak_activations(program.compute_only())) * share
+        idle_ns = sum(by_rank)
+        return WhatIf(question, makespan_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
 
 @dataclass(frozen=True)
@@ -82,47 +120,52 @@ class Inapplicable:
     reason: str
 
 
-def as_modelled(lowered: Program, costs: Costs) -> WhatIf:
+def as_modelled(run: Modelled) -> WhatIf:
     """The run itself as modelled."""
-    return _answer("as it is", _replayed(lowered, costs))
+    return run.answer("as it is")
 
 
-def without_outliers(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
+def without_outliers(run: Modelled) -> Iterator[WhatIf]:
     """The program that ran, with its slow stage or link like the others.
 
     An answer that saves less than `LEAST_GAIN` of the step is left out.
     """
-    stage, link = slow_stage(costs), slow_link(costs)
+    stage, link = slow_stage(run.costs.mean), slow_link(run.costs.mean)
     changed = {}
     if stage is not None:
-        changed[f"stage {stage.index}"] = with_stage_like_others(costs, stage.index)
+        changed[f"stage {stage.index}"] = run.changed(
+            lambda costs: with_stage_like_others(costs, stage.index)
+        )
     if link is not None:
-        name = f"link {link.index}-{link.index + 1}"
-        changed[name] = with_link_like_others(costs, link.index)
-    now = as_modelled(lowered, costs)
+        changed[f"link {link.index}-{link.index + 1}"] = run.changed(
+            lambda costs: with_link_like_others(costs, link.index)
+        )
+    now = as_modelled(run)
     for name, equalized in changed.items():
-        answer = _answer(f"{name} {LIKE_OTHERS}", _replayed(lowered, equalized))
+        answer = equalized.answer(f"{name} {LIKE_OTHERS}")
         if answer.step_ns < (1 - LEAST_GAIN) * now.step_ns and answer.idle_ns < now.idle_ns:
             yield answer
 
 
-def same_program(lowered: Program, costs: Costs) -> Iterator[WhatIf]:
+def same_program(run: Modelled) -> Iterator[WhatIf]:
     """The program that ran, with perfect balance, with free transfers, and with both."""
-    balanced, free = costs.balanced(), Costs(costs.by_stage, {})
-    both = Costs(balanced.by_stage, {})
-    yield _answer("perfect balance", _replayed(lowered, balanced))
-    yield _answer("free transfers", _replayed(lowered, free))
-    yield _answer("perfect balance, free transfers", _replayed(lowered, both))
+    balanced = run.changed(Costs.balanced)
+    yield balanced.answer("perfect balance")
+    yield run.changed(_without_transfers).answer("free transfers")
+    yield balanced.changed(_without_transfers).answer("perfect balance, free transfers")
 
 
-def other_schedules(
-    lowered: Program, costs: Costs, posting: Posting
-) -> Iterator[WhatIf | Inapplicable]:
-    """Every other registered schedule with the same ranks and microbatches.
+def _without_transfers(costs: Costs) -> Costs:
+    return Costs(costs.by_stage, {})
+
+
+def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
+    """Every other registered schedule with the same ranks, microbatches and policy.
 
     A schedule with another number of stages gets the same model, cut differently: a stage's cost is
     spread evenly over its part. A message costs the mean of its direction in this run.
     """
+    lowered = run.lowered
     for name, schedule in SCHEDULES.items():
         v = schedule.stages_per_rank.default
         question = f"{name}, {v} stages per rank" if v > 1 else name
@@ -133,8 +176,7 @@ def other_schedules(
         except ScheduleError as error:
             yield Inapplicable(question, str(error))
             continue
-        recut = _recut(costs, program.num_stages)
-        yield _answer(question, _replayed(posting.lower(program), recut))
+        yield _with_program(run, program).answer(question)
 
 
 def needs_halves(costs: Costs) -> bool:
@@ -142,17 +184,31 @@ def needs_halves(costs: Costs) -> bool:
     return any(ns is None for ns in costs.by_stage.get(Op.I, (None,)))
 
 
-def _replayed(lowered: Program, costs: Costs) -> Replay:
-    return next(replay_all(lowered, [of_kinds(lowered, costs.by_kind(lowered))]))
+def _flat(by_replica: Sequence[Sequence[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(by_replica))
 
 
-def _answer(question: str, replayed: Replay) -> WhatIf:
-    program, makespan_ns = replayed.program, replayed.makespan_ns
-    capacity_ns = program.world_size * makespan_ns
-    share = program.world_size / program.num_stages
-    held = max(peak_activations(program.compute_only())) * share
-    idle_ns = sum(replayed.idle_ns())
-    return WhatIf(question, makespan_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
+def _with_program(run: Modelled, program: Program) -> Modelled:
+    num_stages = program.num_stages
+    lowered = run.posting.lower(program)
+    if len(run.costs.own) > 1:
+        lowered = add_collectives(lowered, run.policy)
+    costs = run.costs.changed(lambda costs: _recut(costs, num_stages))
+    moving = run.costs.moving
+    if num_stages != run.lowered.num_stages:
+        num_alike = run.lowered.num_stages if run.emulated is not None else num_stages
+        moving = _of_equal_stages(moving, num_stages, num_alike)
+    return replace(run, lowered=lowered, costs=replace(costs, moving=moving))
+
+
+def _of_equal_stages(moving: Moving, num_stages: int, num_parts: int) -> Moving:
+    """Collectives of stages that are all alike, each with one of some parts of the whole time."""
+    sums: dict[Op, int] = {}
+    for (op, _), ns in moving.items():
+        sums[op] = sums.get(op, 0) + ns
+    return {
+        (op, stage): round(ns / num_parts) for op, ns in sums.items() for stage in range(num_stages)
+    }
 
 
 def _recut(costs: Costs, num_stages: int) -> Costs:

@@ -17,14 +17,10 @@ from ppbench.analysis.costs import (
     stage_ns,
     stored_costs,
 )
-from ppbench.analysis.whatif import (
-    WhatIf,
-    as_modelled,
-    other_schedules,
-    same_program,
-    stored_program,
-)
+from ppbench.analysis.policy_whatif import other_sharing
+from ppbench.analysis.whatif import WhatIf, as_modelled, other_schedules, same_program
 from ppbench.display.units import is_missing, milliseconds, percent
+from ppbench.store.programs import modelled_run
 
 PART_NAMES = {
     "structure": "schedule",
@@ -74,24 +70,22 @@ def headline(run: pd.Series, edges: pd.DataFrame) -> str:
     return " ".join([_sum_of(run, parts), *_largest(run, parts, edges)])
 
 
-def what_if(run: pd.Series, edges: pd.DataFrame) -> list[str]:
-    """Return what the step could take instead, in a sentence; nothing for one rank."""
-    if run["world_size"] == 1:
+def what_if(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> list[str]:
+    """Return what the step could take instead, in a sentence; nothing for one process."""
+    if run["world_size"] * run["replicas"] == 1:
         return []
-    costs, (lowered, posting) = stored_costs(run, edges), stored_program(run)
-    if edges.empty and any(action.op in SEND_OPS for row in lowered.actions for action in row):
+    model = modelled_run(run, edges, collectives)
+    has_sends = any(action.op in SEND_OPS for row in model.lowered.actions for action in row)
+    if edges.empty and has_sends:
         return ["What if: the messages are no longer in the store, so nothing can be modelled."]
-    balanced, free, _ = same_program(lowered, costs)
-    others = other_schedules(lowered, costs, posting)
-    best = min(
-        (other for other in others if isinstance(other, WhatIf)),
-        key=lambda other: other.step_ns,
-        default=None,
-    )
-    now_ns = as_modelled(lowered, costs).step_ns
+    balanced, free, _ = same_program(model)
+    shared = [other for other in other_sharing(model) if isinstance(other, WhatIf)]
+    others = [other for other in other_schedules(model) if isinstance(other, WhatIf)]
+    best = min(others, key=lambda other: other.step_ns, default=None)
+    now_ns = as_modelled(model).step_ns
     answers = [
         f"{option.question} {milliseconds(option.step_ns)} ({option.step_ns / now_ns - 1:+z.1%})"
-        for option in (balanced, free, best)
+        for option in (balanced, free, *shared, best)
         if option is not None
     ]
     return [f"What if, with a modelled step of {milliseconds(now_ns)} now: {'; '.join(answers)}."]

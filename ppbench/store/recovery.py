@@ -11,10 +11,12 @@ import pandas as pd
 
 from engine.plan.action import SEND_OPS, Op
 from ppbench.analysis.attribution import Attribution, attribute
+from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.metrics import step_figures
 from ppbench.analysis.transfers import edges, messages
-from ppbench.analysis.whatif import Posting, posting_of, program_in, stored_program
+from ppbench.analysis.whatif import Posting, posting_of, program_in
 from ppbench.store import Store
+from ppbench.store.programs import program_of_run
 
 _ENDS = ["source", "target"]
 
@@ -42,6 +44,15 @@ def edges_of_run(store: Store, run: pd.Series) -> pd.DataFrame:
     return made if is_complete(run, made) else stored.head(0)
 
 
+def collectives_of_run(store: Store, run: pd.Series) -> pd.DataFrame:
+    """The collectives of a run; empty if it has none or they cannot be recovered."""
+    stored = store.table("collectives", [run["run_id"]])
+    if len(stored) or int(run["replicas"]) == 1:
+        return stored
+    made = collective_figures(collectives(store.table("spans", [run["run_id"]])))
+    return made.assign(run_id=run["run_id"]).reindex(columns=stored.columns)
+
+
 def is_complete(run: pd.Series, found: pd.DataFrame) -> bool:
     """Whether the edges have every channel of the run's program, each with its time."""
     if len(found) != int(found["moving_ns"].notna().sum()):
@@ -67,7 +78,7 @@ def attribution_of_run(store: Store, run: pd.Series) -> Attribution | None:
         return None
     of_steps = spans[spans["step"].isin(steps["step"])]
     step_ns = steps.set_index("step")["step_ns"]
-    return attribute(of_steps, stored_program(run)[0], step_ns)
+    return attribute(of_steps, program_of_run(run), step_ns)
 
 
 def _has_computed(spans: pd.DataFrame) -> bool:

@@ -47,7 +47,7 @@ from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.store import Store
 from ppbench.store.once import ReadOnce
-from ppbench.store.recovery import edges_of_run
+from ppbench.store.recovery import collectives_of_run, edges_of_run
 from ppbench.store.sweeps import find_sweep_note
 
 _FRONT_PX = 210
@@ -202,7 +202,7 @@ def _idle_answers(
     run = median_run(explained, cases[0])
     edges = edges_of_run(store, run)
     first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    answers = [first, *what_if(run, edges)]
+    answers = [first, *what_if(run, edges, collectives_of_run(store, run))]
     if int(run["replicas"]) == 1:
         return answers, None
     try:

@@ -21,6 +21,7 @@ from ppbench.analysis.costs import (
 from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
     Inapplicable,
+    Modelled,
     Posting,
     as_modelled,
     needs_halves,
@@ -34,15 +35,20 @@ PROGRAM = lower(build_program("1f1b", 4, 8))
 EQUAL = Costs({Op.F: (100,) * 4, Op.B: (200,) * 4}, {})
 
 
+def run_of(costs, program=PROGRAM):
+    return Modelled.alone(program, costs, POSTING)
+
+
 def answers(costs, program=PROGRAM):
-    given = [*same_program(program, costs), *other_schedules(program, costs, POSTING)]
+    run = run_of(costs, program)
+    given = [*same_program(run), *other_schedules(run)]
     return {answer.question: answer for answer in given}
 
 
 def test_the_run_as_modelled_has_the_closed_form_of_its_schedule():
-    assert as_modelled(PROGRAM, EQUAL).step_ns == 11 * 300
-    assert as_modelled(PROGRAM, EQUAL).bubble_fraction == pytest.approx(3 / 11)
-    assert as_modelled(PROGRAM, EQUAL).held == 4
+    assert as_modelled(run_of(EQUAL)).step_ns == 11 * 300
+    assert as_modelled(run_of(EQUAL)).bubble_fraction == pytest.approx(3 / 11)
+    assert as_modelled(run_of(EQUAL)).held == 4
 
 
 def test_other_schedules_have_theirs_at_the_same_costs():
@@ -67,14 +73,14 @@ def test_every_registered_schedule_is_answered_or_refused_with_its_reason():
 def test_perfect_balance_spreads_the_same_work_evenly():
     slow = Costs({Op.F: (100, 160, 100, 40), Op.B: (200, 320, 200, 80)}, {})
     assert answers(slow)["perfect balance"].step_ns == 11 * 300
-    assert as_modelled(PROGRAM, slow).step_ns > 11 * 300
+    assert as_modelled(run_of(slow)).step_ns > 11 * 300
 
 
 def test_free_transfers_and_both():
     linked = Costs({Op.F: (100, 160, 100, 40), Op.B: (200, 320, 200, 80)}, {Edge(0, 1): 70})
     by_question = answers(linked)
     assert by_question["perfect balance, free transfers"].step_ns == 11 * 300
-    assert by_question["free transfers"].step_ns < as_modelled(PROGRAM, linked).step_ns
+    assert by_question["free transfers"].step_ns < as_modelled(run_of(linked)).step_ns
 
 
 def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
@@ -85,10 +91,10 @@ def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
     stage, link = slow_stage(costs), slow_link(costs)
     assert (stage.index, stage.ns, stage.others_ns, stage.ratio) == (1, 450, 300, 1.5)
     assert (link.index, link.ns, link.others_ns) == (1, 50, 10)
-    by_question = {answer.question: answer for answer in without_outliers(PROGRAM, costs)}
+    by_question = {answer.question: answer for answer in without_outliers(run_of(costs))}
     assert list(by_question) == ["stage 1 like the others", "link 1-2 like the others"]
     free = Costs(costs.by_stage, {})
-    (alone,) = without_outliers(PROGRAM, free)
+    (alone,) = without_outliers(run_of(free))
     assert alone.step_ns == 11 * 300
     assert alone.idle_ns == 4 * 3 * 300
     fast = with_link_like_others(costs, 1).by_channel
@@ -96,7 +102,7 @@ def test_the_slowest_stage_and_link_are_told_and_made_like_the_others():
 
 
 def test_where_nothing_stands_out_nothing_is_told():
-    assert list(without_outliers(PROGRAM, EQUAL)) == []
+    assert list(without_outliers(run_of(EQUAL))) == []
     assert slow_link(EQUAL) is None
     assert slow_stage(Costs({Op.F: (1,), Op.B: (2,)}, {})) is None
 

@@ -1,0 +1,103 @@
+"""Predicted steps of a run with replicas, if these shared, or came together, in another way.
+
+An all-reduce is a reduce-scatter and a gather after it, which take the same time each (Patarasuk
+and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002). So the collectives of one policy tell what those of
+another take:
+
+    policy             UNSHARD     REDUCE_GRAD
+    DDP, ZeRO-1        none        all-reduce
+    ZeRO-2             none        reduce-scatter
+    ZeRO-3, window     gather      reduce-scatter
+
+ZeRO-1 and ZeRO-2 also gather what the optimizer has updated, which is no part of the step that is
+predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from engine.plan.action import Op
+from engine.plan.collectives import (
+    CollectivePolicy,
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+    add_collectives,
+)
+from ppbench.analysis.collectives import Moving
+from ppbench.analysis.whatif import Inapplicable, Modelled, WhatIf
+
+EARLIER = "gather one stage earlier"
+_NAMES: dict[type[CollectivePolicy], str] = {
+    NoCollectives: "none",
+    DataParallel: "DDP",
+    Zero1: "ZeRO-1",
+    Zero2: "ZeRO-2",
+    Zero3: "ZeRO-3",
+    TorchWindow: "torch's window",
+}
+
+
+def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
+    """The program that ran, with free collectives, replicas alike, and other policies."""
+    if len(run.costs.own) == 1:
+        return
+    if run.lowered.has_collectives:
+        yield replace(run, costs=run.costs.without_collectives()).answer("free collectives")
+    if any(own != run.costs.mean for own in run.costs.own):
+        yield replace(run, costs=run.costs.alike()).answer("replicas alike")
+    for question, policy in _other_policies(run):
+        moving = _moving_under(run, policy)
+        if moving is None:
+            reason = "this run has timed no collective, from which others could be told"
+            yield Inapplicable(question, reason)
+            continue
+        lowered, costs = add_collectives(run.lowered, policy), replace(run.costs, moving=moving)
+        if lowered.rows != run.lowered.rows:
+            yield replace(run, lowered=lowered, costs=costs).answer(question)
+
+
+def _other_policies(run: Modelled) -> Iterator[tuple[str, CollectivePolicy]]:
+    now = run.policy
+    if not run.is_written:
+        match now:
+            case Zero3():
+                look_ahead = now.look_ahead + 1
+                yield EARLIER, Zero3(max(now.residency, look_ahead + 1), look_ahead)
+            case TorchWindow():
+                yield EARLIER, TorchWindow(now.max_active_stages + 1)
+            case Zero2():
+                when = "once for a stage" if now.every_backward else "after every backward"
+                yield f"gradients summed {when}", Zero2(not now.every_backward)
+    for policy in (DataParallel(), Zero2(), Zero3()):
+        if type(policy) is not type(now) and not (_sums_whole(policy) and _sums_whole(now)):
+            yield f"{_NAMES[type(policy)]} instead of {_NAMES[type(now)]}", policy
+
+
+def _moving_under(run: Modelled, policy: CollectivePolicy) -> Moving | None:
+    """The times of collectives under another policy; None where nothing tells them."""
+    moving, now = run.costs.moving, run.policy
+    if run.emulated is not None:
+        return {**run.emulated, **moving}
+    reducing = {stage: ns for (op, stage), ns in moving.items() if op is Op.REDUCE_GRAD}
+    if not reducing:
+        return None
+    told: dict[tuple[Op, int], int] = {}
+    for stage, ns in reducing.items():
+        half = ns // 2 if _sums_whole(now) else ns
+        gather = moving.get((Op.UNSHARD, stage), half)
+        told[Op.UNSHARD, stage] = gather
+        told[Op.REDUCE_GRAD, stage] = half
+        if _sums_whole(policy):
+            told[Op.REDUCE_GRAD, stage] = ns if _sums_whole(now) else ns + gather
+    return told
+
+
+def _sums_whole(policy: CollectivePolicy) -> bool:
+    """Whether every replica gets the whole sum of the gradients."""
+    return isinstance(policy, DataParallel | Zero1)

@@ -1,0 +1,63 @@
+"""The program of a stored run, with its transfers and collectives, and what it is modelled from."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import pandas as pd
+
+from engine.plan.action import Op
+from engine.plan.collectives import CollectivePolicy, NoCollectives, with_collectives
+from engine.plan.program import Program, from_json
+from ppbench.analysis.collectives import Moving
+from ppbench.analysis.costs import stored_costs
+from ppbench.analysis.replicas import stored_replica_costs
+from ppbench.analysis.whatif import Modelled, Posting, posting_of, program_in
+from ppbench.config.case import Case
+from ppbench.config.programs import NS_PER_MS, sharding_of
+
+
+def policy_of_run(run: pd.Series) -> CollectivePolicy:
+    """What a run's replicas share; nothing where there is one."""
+    if int(run["replicas"]) == 1:
+        return NoCollectives()
+    names = (name for name in Case().settings() if name.startswith("sharding_"))
+    return sharding_of(Case(**{name: run[name] for name in names}))
+
+
+def program_of_run(run: pd.Series) -> Program:
+    """A run's lowered program, with the collectives of its replicas."""
+    text, posting = str(run["program"]), posting_of(run)
+    if int(run["replicas"]) == 1:
+        return program_in(text, posting)
+    return _joined(text, posting, policy_of_run(run))
+
+
+@lru_cache(maxsize=4)  # as of `program_in`
+def _joined(text: str, posting: Posting, policy: CollectivePolicy) -> Program:
+    return with_collectives(program_in(text, posting), from_json(text), policy)
+
+
+def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> Modelled:
+    """What a run's step is modelled from; the tables are its rows of those."""
+    lowered, mean = program_of_run(run), stored_costs(run, edges)
+    if int(run["replicas"]) == 1:
+        return Modelled.alone(lowered, mean, posting_of(run))
+    return Modelled(
+        lowered,
+        stored_replica_costs(run, mean, collectives),
+        posting_of(run),
+        policy_of_run(run),
+        is_written=from_json(str(run["program"])).has_collectives,
+        emulated=_emulated(run, lowered.num_stages) if run["device"] == "emulated" else None,
+    )
+
+
+def _emulated(run: pd.Series, num_stages: int) -> Moving:
+    moving: dict[tuple[Op, int], int] = {}
+    for op, column in ((Op.UNSHARD, "emulated_gather_ms"), (Op.REDUCE_GRAD, "emulated_reduce_ms")):
+        listed = json.loads(str(run[column])) or [0]
+        of_stages = listed * num_stages if len(listed) == 1 else listed
+        moving |= {(op, stage): round(ms * NS_PER_MS) for stage, ms in enumerate(of_stages)}
+    return moving
