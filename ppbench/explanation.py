@@ -19,7 +19,7 @@ from engine.plan.program import Program
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, figures_of, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
-from ppbench.analysis.policy_whatif import other_sharing
+from ppbench.analysis.policy_whatif import POLICY_NOTE, other_sharing
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
 from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.whatif import (
@@ -300,10 +300,13 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
 
 
 def _advice(run: pd.Series) -> list[str]:
-    """What else to ask of a run with replicas."""
+    """What is assumed of a run with replicas, and what else to ask of it."""
     if int(run["replicas"]) == 1:
         return []
-    return [f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}"]
+    return [
+        POLICY_NOTE,
+        f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}",
+    ]
 
 
 def _check_ok(run: pd.Series) -> None:

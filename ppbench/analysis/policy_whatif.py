@@ -32,6 +32,10 @@ from engine.plan.collectives import (
 from ppbench.analysis.collectives import Moving
 from ppbench.analysis.whatif import Inapplicable, Modelled, WhatIf
 
+POLICY_NOTE = (
+    "An all-reduce is assumed to take as long as a reduce-scatter and a gather; what ZeRO-1 and "
+    "ZeRO-2 gather after the optimizer is no part of the step."
+)
 EARLIER = "gather one stage earlier"
 _NAMES: dict[type[CollectivePolicy], str] = {
     NoCollectives: "none",

@@ -23,7 +23,7 @@ from engine.plan.program import Program
 from engine.plan.replay import Replay, of_kinds
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.collectives import Moving, mean_moving
-from ppbench.analysis.costs import Costs, share_of_difference
+from ppbench.analysis.costs import Costs, share_of_difference, stage_ns
 from ppbench.analysis.metrics import compute_spans
 
 
@@ -73,8 +73,16 @@ def _sends(costs: Costs) -> dict[Op, list[int | None]]:
 
 def stored_replica_costs(run: pd.Series, mean: Costs, collectives: pd.DataFrame) -> ReplicaCosts:
     """The costs that a run was attributed with; `collectives` are its rows of that table."""
-    own = tuple(map(_parsed, json.loads(str(run["replica_costs_ns"]))))
-    return ReplicaCosts(mean, own, mean_moving(collectives))
+    return ReplicaCosts(mean, _stored_own(run), mean_moving(collectives))
+
+
+def replica_ns(run: pd.Series) -> list[float]:
+    """Each replica's mean time for a microbatch, over all its stages."""
+    return [sum(stage_ns(own)) for own in _stored_own(run)]
+
+
+def _stored_own(run: pd.Series) -> tuple[Costs, ...]:
+    return tuple(map(_parsed, json.loads(str(run["replica_costs_ns"]))))
 
 
 def _parsed(stored: dict[str, list[int | None]]) -> Costs:

@@ -5,6 +5,8 @@ They are made from stored figures, so a report, a listing and `ppbench explain` 
 
 from __future__ import annotations
 
+import statistics
+
 import pandas as pd
 
 from engine.plan.action import SEND_OPS
@@ -18,6 +20,7 @@ from ppbench.analysis.costs import (
     stored_costs,
 )
 from ppbench.analysis.policy_whatif import other_sharing
+from ppbench.analysis.replicas import replica_ns
 from ppbench.analysis.whatif import WhatIf, as_modelled, other_schedules, same_program
 from ppbench.display.units import is_missing, milliseconds, percent
 from ppbench.store.programs import modelled_run
@@ -122,7 +125,7 @@ def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
         case "collective":
             return "ranks wait for parameters or gradients of all replicas, with nothing to compute"
         case "skew":
-            return f"replicas differ, and ppbench stragglers {run['run_id']} says who is slow"
+            return _replicas(run)
         case _:
             return "time of the host between actions, or of contention between ranks"
 
@@ -139,6 +142,16 @@ def _stages(costs: Costs) -> str:
     return (
         f"a microbatch takes {milliseconds(min(taken))} to {milliseconds(longest)} on a stage, "
         f"longest on {'stages' if len(slowest) > 1 else 'stage'} {', '.join(slowest)}"
+    )
+
+
+def _replicas(run: pd.Series) -> str:
+    taken = replica_ns(run)
+    slowest = max(range(len(taken)), key=taken.__getitem__)
+    others = statistics.median(ns for replica, ns in enumerate(taken) if replica != slowest)
+    return (
+        f"replica {slowest} takes {milliseconds(taken[slowest])} for a microbatch over all its "
+        f"stages, the others {milliseconds(others)} (ppbench stragglers {run['run_id']} says more)"
     )
 
 

@@ -112,3 +112,13 @@ def test_what_if_is_modelled_from_the_same_costs():
         "What if, with a modelled step of 420.0 ms now: perfect balance 371.2 ms (-11.6%);"
     )
     assert "free transfers 420.0 ms (+0.0%)" in sentence
+
+
+def test_replica_skew_names_the_slowest_replica():
+    run = run_with(structure=0.2, skew=0.1)
+    own = [{"F": [ms * MS] * 4, "B": [2 * ms * MS] * 4} for ms in (10, 10, 12)]
+    run["replica_costs_ns"], run["run_id"] = json.dumps(own), "a-run"
+    assert (
+        "loss is replica skew: replica 2 takes 144.0 ms for a microbatch over all its stages, the "
+        "others 120.0 ms (ppbench stragglers a-run says more)"
+    ) in headline(run, ALIKE)

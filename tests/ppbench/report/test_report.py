@@ -471,12 +471,18 @@ def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> 
     store = store_of_replicas(tmp_path)
     parts = ("structure", "imbalance", "transfer", "collective", "skew", "jitter", "launch_gap")
     figures = {f"bubble_{part}": 0.05 for part in parts} | {"bubble_mean": 0.35}
-    costs = json.dumps({"F": [11 * MS] * 2, "B": [11 * MS] * 2})
-    modelled = {"op_costs_ns": costs, "modelled_step_ns": 120.0 * MS, "model_residual": 0.0}
+    costs = {"F": [11 * MS] * 2, "B": [11 * MS] * 2}
+    modelled = {
+        "op_costs_ns": json.dumps(costs),
+        "replica_costs_ns": json.dumps([costs] * int(store.runs()["replicas"].iloc[0])),
+        "modelled_step_ns": 120.0 * MS,
+        "model_residual": 0.0,
+    }
     run = dict(store.runs().iloc[0]) | figures | modelled
     store.write_run(run, {"spans": store.table("spans", [run["run_id"]])})
     text = render(store)
     assert f"Replica {SLOW} is slow: with its times like the others" in text
     assert f"ppbench stragglers {run['run_id']}" in text
     assert "Who slows the replicas down" in text
+    assert "free collectives" in text
     assert "replica&rsquo;s own mean costs" in text
