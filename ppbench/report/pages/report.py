@@ -45,6 +45,7 @@ from ppbench.report.pages.tables import (
 )
 from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
+from ppbench.report.timeline.timelines import rivalry
 from ppbench.store import Store
 from ppbench.store.once import ReadOnce
 from ppbench.store.recovery import collectives_of_run, edges_of_run
@@ -116,6 +117,7 @@ def _content(
         "idle_parts": idle_parts(ok_runs(runs), axes),
         "idle_answers": answers,
         "stragglers": picture,
+        "rivalry": rivalry(axes).replace("_", " "),
         "has_replicas": bool((runs["replicas"] > 1).any()),
         "cases_of": dict(zip(runs["run_id"], runs["case_id"], strict=True)),
         "names": {run["run_id"]: case_text(run, axes) for run in runs.to_dict("records")},

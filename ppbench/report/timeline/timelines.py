@@ -82,7 +82,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in schedule (or launch), in one figure."""
+    """Runs that differ only in schedule or policy (or launch), in one figure."""
 
     title: str
     timeline: Timeline
@@ -347,7 +347,7 @@ class Timelines:
 
 @dataclass(frozen=True)
 class Rivals:
-    """Runs that differ only in schedule or launch, and those of them that share a figure.
+    """Runs that differ only in `rivalry` or launch, and those of them that share a figure.
 
     These are the launches of median throughput of each case.
     """
@@ -374,9 +374,14 @@ def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
     return joined(rivals, [draw_rivals(store, own, axes) for own in rivals])
 
 
+def rivalry(axes: Axes) -> str:
+    """Return the setting in which rivals differ: the schedule or, of one schedule, the policy."""
+    return "sharding_policy" if "sharding_policy" in axes and "schedule" not in axes else "schedule"
+
+
 def rivals_of(runs: pd.DataFrame, axes: Axes) -> list[Rivals]:
     """Return the runs by their rivals, those that are most worth comparing first."""
-    others = [axis for axis in axes if axis != "schedule"]
+    others = [axis for axis in axes if axis != rivalry(axes)]
     settings = runs[["case_id", *others]].to_dict("records")
     titles = np.array([settings_text(run, others) for run in settings], object)
     is_ok = (runs["status"] == "ok").to_numpy(bool)
@@ -399,8 +404,9 @@ def draw_rivals(store: Store, rivals: Rivals, axes: Axes) -> Drawn:
             drawable[steps.run_id] = steps
     explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
     by_run = {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
-    beside = zip(rivals.together["run_id"], rivals.together["schedule"], strict=True)
-    own = [drawable[i].named(axis_text("schedule", name)) for i, name in beside if i in drawable]
+    axis = rivalry(axes)
+    beside = zip(rivals.together["run_id"], rivals.together[axis], strict=True)
+    own = [drawable[i].named(axis_text(axis, name)) for i, name in beside if i in drawable]
     return Drawn(by_run, _drawn(own, explanations) if own else None)
 
 

@@ -281,6 +281,17 @@ def test_several_runs_show_the_slowest_replica_of_each_alone(tmp_path) -> None:
     assert len(bars(line, "reduce gradients").x) == 2 * 2
 
 
+def test_policies_of_one_schedule_share_a_figure(tmp_path) -> None:
+    cases = [Case(replicas=2, sharding_policy=policy) for policy in ("ddp", "zero3")]
+    store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
+    (group,) = timelines(store, store.runs(), ("sharding_policy",)).groups
+    words = [title["text"] for title in group.timeline.picture["layout"]["annotations"]]
+    assert [word.split(" · ")[0] for word in words] == [
+        "<b>sharding policy ddp",
+        "<b>sharding policy zero3",
+    ]
+
+
 def test_the_memory_of_replicas_is_that_of_the_fullest() -> None:
     levels = pd.DataFrame({"replica": [0, 1], "rank": [0, 0], "time_ns": [0, 0]})
     ranks = levels.assign(predicted_peak_memory_bytes=[5 * 2**10, 7 * 2**10])
