@@ -486,3 +486,4 @@ def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> 
     assert "Who slows the replicas down" in text
     assert "free collectives" in text
     assert "replica&rsquo;s own mean costs" in text
+    assert "has a menu of the others" in text
