@@ -224,6 +224,7 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     """Return the last step with any computation, and the unfinished actions."""
     flight, spans = (store.table(table, [run["run_id"]]) for table in ("flight", "spans"))
     replica = failed_replica(flight)
+    whose = f" · replica {replica}" if flight["replica"].any() else ""
     spans, flight = (rows[rows["replica"].eq(replica)] for rows in (spans, flight))
     computed = compute_spans(spans)
     if flight.empty and computed.empty:
@@ -232,7 +233,7 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     step = Step("", spans[spans["step"] == last], flight)
     where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
     which = "" if last is None else f" · step {last}"
-    title = f"failed{where}{which}"
+    title = f"failed{where}{which}{whose}"
     text = " · ".join([title, *_failure_facts(run, step)])
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
 

@@ -401,7 +401,9 @@ def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp
     found = flight_of(store, store.runs().iloc[0])
     assert [row[:2] for row in found.rows] == [("7", "0"), ("7", "1")]
     assert len(found.others) == 22
-    assert "22 ranks of the other replicas" in render(store)
+    text = render(store)
+    assert "22 ranks of the other replicas" in text
+    assert "failed at rank 1 · step 1 · replica 7" in text
 
 
 def test_a_report_without_failures_has_no_section_for_them(tmp_path: Path) -> None:
