@@ -403,7 +403,7 @@ def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp
     assert len(found.others) == 22
     text = render(store)
     assert "22 ranks of the other replicas" in text
-    assert "failed at rank 1 · step 1 · replica 7" in text
+    assert "failed at rank 1 · replica 7" in text
 
 
 def test_a_report_without_failures_has_no_section_for_them(tmp_path: Path) -> None:
