@@ -35,7 +35,8 @@ class PlanRequest:
     """The devices, the batch, and what a plan may choose from.
 
     `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences,
-    of one of the `replicas` of the pipeline, which all train in a step. Without
+    of one of the `replicas` of the pipeline, which all train in a step and share by
+    the policy `sharding`. Without
     `microbatch_sizes`, all that have costs and divide the global batch are tried. `recompute` is
     "none", "all" layers, or "auto": those of the fewest stages, where a rank would not fit.
     """
@@ -49,3 +50,4 @@ class PlanRequest:
     microbatch_sizes: tuple[int, ...] = ()
     recompute: str = AUTO
     replicas: int = 1
+    sharding: str = "ddp"

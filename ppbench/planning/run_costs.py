@@ -81,6 +81,8 @@ def _check(run: pd.Series, ranks: pd.DataFrame) -> None:
     check_ok(run, "costs")
     if run["device"] == EMULATED:
         raise _refused(run, "it is emulated: its stages only take a set time, and hold nothing")
+    if run.get("replicas", 1) > 1:
+        raise _refused(run, "its replicas share what its stages take and hold")
     if UNKNOWN in (run["model_preset"], run["train_optimizer"]):
         raise _refused(run, "its model or optimizer is not known, since ppbench did not start it")
     if run["seq_len"] in (VARIABLE, UNKNOWN):

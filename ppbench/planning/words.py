@@ -228,6 +228,7 @@ def as_dict(plan: Plan) -> dict[str, object]:
     return {
         "memory_bytes": plan.request.memory_bytes,
         "replicas": plan.request.replicas,
+        "sharding_policy": plan.request.sharding,
         "global_batch": plan.request.replicas * plan.request.global_batch,
         "seq_len": plan.request.seq_len,
         "proposals": [plain(proposal) for proposal in plan.proposals],

@@ -10,7 +10,8 @@ The costs are measured here, layer by layer, or are those of a run, or in a file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
+from ppbench.display.units import milliseconds, size
 from ppbench.errors import SweepFileError
 from ppbench.planning.costs import (
     CostSet,
@@ -39,6 +41,7 @@ from ppbench.planning.planner import make_plan
 from ppbench.planning.replicas import PLANNED, of_replica
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
+from ppbench.recommendation.trials import chosen_case
 from ppbench.run.machine.environment import default_device, read_environment
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import Store, check_writable
@@ -112,24 +115,48 @@ def answer(
     """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
     request = request_of(sweep)
     costs = costs_of(sweep, request, Store(Path(results)), on_progress, remeasure=remeasure)
+    plans, errors = dict[str, Plan](), list[NoPlanError]()
+    for policy, case in _by_policy(sweep).items():
+        num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
+        own = of_replica(costs, case.replicas, sharding_of(case), num_states)
+        try:
+            plans[policy] = make_plan(replace(request, sharding=policy), own, on_progress, effort)
+        except NoPlanError as error:
+            errors.append(error)
+    if not plans:
+        least = min(errors, key=lambda one: one.least.memory_bytes if one.least else math.inf)
+        problem = Problem(f"plan.{least.key}", str(least))
+        raise located(Path(sweep.file), overrides, problem) from least
+    best = min(plans.values(), key=lambda one: one.first.step_ns)
+    return replace(best, notes=(*best.notes, *_words_of_replicas(best, plans, _by_policy(sweep))))
+
+
+def _by_policy(sweep: Sweep) -> dict[str, Case]:
+    """A case for each policy to choose from; of one replica, which shares nothing, one case."""
     case = case_of(sweep)
-    num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
-    own = of_replica(costs, case.replicas, sharding_of(case), num_states)
-    try:
-        found = make_plan(request, own, on_progress, effort)
-        return replace(found, notes=(*found.notes, *_words_of_replicas(case)))
-    except NoPlanError as error:
-        key = f"plan.{error.key}"
-        raise located(Path(sweep.file), overrides, Problem(key, str(error))) from error
+    cases = {one.sharding_policy: one for one, _ in reversed(sweep.cases)}
+    policies = dict.fromkeys(one.sharding_policy for one, _ in sweep.cases)
+    return {case.sharding_policy: case} if case.replicas == 1 else {p: cases[p] for p in policies}
 
 
-def _words_of_replicas(case: Case) -> Iterator[str]:
-    if case.replicas > 1:
-        yield (
-            f"That is each of {case.replicas} replicas, which share by {case.sharding_policy}; "
-            "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
-            "link, and as if computations hid nothing of it."
-        )
+def _words_of_replicas(
+    best: Plan, plans: Mapping[str, Plan], policies: Iterable[str]
+) -> Iterator[str]:
+    request = best.request
+    if request.replicas == 1:
+        return
+    yield (
+        f"That is each of {request.replicas} replicas, which share by {request.sharding}; "
+        "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
+        "link, and as if computations hid nothing of it."
+    )
+    for policy in policies:
+        if policy not in plans:
+            yield f"Shared by {policy}, nothing fits."
+        elif plans[policy] is not best:
+            first = plans[policy].first
+            need = size(max(first.peak_high_bytes))
+            yield f"Shared by {policy}, the step would be {milliseconds(first.step_ns)}, in {need}."
 
 
 def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
@@ -137,7 +164,7 @@ def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
 
     The case's other settings go into the sweep file. Raises UsageError.
     """
-    (case, measure), usual = sweep.cases[0], (Case(), Measure())
+    (case, measure), usual = chosen_case(plan, sweep), (Case(), Measure())
     others = {
         key: setting_of(case, measure, key)
         for key in known_keys()
@@ -174,6 +201,7 @@ def request_of(sweep: Sweep) -> PlanRequest:
         microbatch_sizes=settings.microbatch_sizes,
         recompute=settings.recompute,
         replicas=case.replicas,
+        sharding=case.sharding_policy,
     )
     return replace(given, schedules=settings.schedules) if settings.schedules else given
 
@@ -200,7 +228,7 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     yield from _ambiguities(sweep)
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
     if case.replicas > 1:
-        yield from _problems_of_replicas(case, batch_of(case, settings))
+        yield from _problems_of_replicas(sweep, batch_of(case, settings))
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
         text = f"{listed}: none divides the global batch of {batch} sequences"
@@ -209,11 +237,11 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
 
 
-def _problems_of_replicas(case: Case, batch: int) -> Iterator[Problem]:
-    if case.sharding_policy not in PLANNED:
-        known = ", ".join(f'"{policy}"' for policy in PLANNED)
-        text = f'plans know {known}; got "{case.sharding_policy}"'
-        yield Problem("sharding.policy", text)
+def _problems_of_replicas(sweep: Sweep, batch: int) -> Iterator[Problem]:
+    case, known = case_of(sweep), ", ".join(f'"{policy}"' for policy in PLANNED)
+    for policy in _by_policy(sweep):
+        if policy not in PLANNED:
+            yield Problem("sharding.policy", f'plans know {known}; got "{policy}"')
     if batch % case.replicas:
         text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
         yield Problem("plan.global_batch", text)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.config.case import Case
+from ppbench.config.case import Case, Measure
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
@@ -129,7 +129,7 @@ def measure(
     proposals = list(plan.proposals[:num])
     if plan.baseline is not None and plan.baseline not in proposals:
         proposals.append(plan.baseline)
-    case, measured = sweep.cases[0]
+    case, measured = chosen_case(plan, sweep)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
     cases = [
         case_of(proposal, case, folder / "plans" / f"{sweep.name}-{_digest(proposal)}.csv")
@@ -181,6 +181,12 @@ def set_aside_text(frame: pd.DataFrame, one: SetAside) -> str:
     low, high = (percent(end - 1) for end in (one.longer.low, one.longer.high))
     by = percent(one.longer.estimate - 1)
     return f"{text}, slower by {by} ({low} to {high}) than {name_of(frame, one.best)}"
+
+
+def chosen_case(plan: Plan, sweep: Sweep) -> tuple[Case, Measure]:
+    """The settings of a sweep file's case, with the policy that a plan chose for its replicas."""
+    case, measured = sweep.cases[0]
+    return replace(case, sharding_policy=plan.request.sharding), measured
 
 
 def case_of(proposal: Proposal, case: Case, file: Path) -> Case:

@@ -174,11 +174,12 @@ def _interval_text(proposal: Proposal) -> str:
 def _facts(page: PlanPage) -> list[tuple[str, str]]:
     request = page.plan.request
     batch = request.replicas * request.global_batch
+    replicas = f"{request.replicas}, which share by {request.sharding}"
     memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
     return [
         ("costs", page.origin),
         ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
-        *([("replicas", str(request.replicas))] if request.replicas > 1 else []),
+        *([("replicas", replicas)] if request.replicas > 1 else []),
         ("global batch", f"{batch} sequences of {request.seq_len} tokens"),
         ("schedules", ", ".join(request.schedules)),
         ("stages per rank", " or ".join(map(str, request.stages_per_rank))),

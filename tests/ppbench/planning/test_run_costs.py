@@ -137,6 +137,7 @@ def test_a_run_that_recomputed_everywhere_is_of_that_setting(tmp_path):
         ({"status": "oom", "error": "no room"}, "status is oom"),
         ({"device": "emulated"}, "it is emulated"),
         ({"model_preset": "unknown", "origin": "imported"}, "its model or optimizer is not known"),
+        ({"replicas": 2}, "its replicas share what its stages"),
         ({"seq_len": "variable"}, "its microbatches are of many lengths"),
         ({"train_recompute_stages": "[true, false]"}, "it recomputes on some stages only"),
         ({"op_costs_ns": None}, "it has no costs of its stages"),
