@@ -109,6 +109,23 @@ class JoinedSimulation:
         """Idle time over compute time."""
         return (self._capacity_ns - self.compute_ns) / self.compute_ns
 
+    @property
+    def bubble_max_stage_span(self) -> float:
+        """1 - (compute per rank) / (the longest time that a rank takes from its start to its end).
+
+        As of `engine.plan.simulate`; a rank ends when its last collective is over.
+        """
+        first, last = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+        for span in self.spans():
+            if span.lane in (Lane.COMPUTE, Lane.COLLECTIVE):
+                of = span.replica, span.rank
+                last[of] = max(last.get(of, 0), span.end_ns)
+                if span.lane is Lane.COMPUTE:
+                    first[of] = min(first.get(of, span.start_ns), span.start_ns)
+        longest = max(last[of] - start for of, start in first.items())
+        capacity_ns = self.num_replicas * self.program.world_size * longest
+        return (capacity_ns - self.compute_ns) / capacity_ns
+
     def spans(self) -> Iterator[Span]:
         """Computations, both ends of each message and collectives, by replica, all of step 0."""
         ranks = self.program.placement.ranks

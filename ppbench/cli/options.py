@@ -183,6 +183,34 @@ StagesPerRank = Annotated[
     int | None,
     typer.Option("-v", "--stages-per-rank", metavar="V", help="Default: the schedule's own."),
 ]
+NumReplicas = Annotated[
+    int, typer.Option("--replicas", metavar="D", help="Pipelines that train together.")
+]
+Sharding = Annotated[
+    str | None,
+    typer.Option(
+        "--sharding",
+        metavar="POLICY",
+        help="What replicas share, as sharding.policy in a sweep file, with its settings: "
+        "zero3,residency=2,look_ahead=1. Default: ddp.",
+    ),
+]
+CollectiveTimes = Annotated[
+    str | None,
+    typer.Option(
+        "--collectives",
+        metavar="gather=S,reduce=S",
+        help="Seconds of a stage's UNSHARD and REDUCE_GRAD. Default: 0.",
+    ),
+]
+ReplicaFactors = Annotated[
+    str | None,
+    typer.Option(
+        "--replica-factors",
+        metavar="X,X",
+        help="How many times as long the computations of each replica take. Default: 1.",
+    ),
+]
 Cost = Annotated[
     str,
     typer.Option(

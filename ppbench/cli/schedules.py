@@ -10,14 +10,18 @@ import typer
 
 from ppbench.cli.options import (
     UNIT_COST,
+    CollectiveTimes,
     Columns,
     Command,
     Cost,
     Group,
     HowToPrint,
     Microbatches,
+    NumReplicas,
     Ranks,
+    ReplicaFactors,
     ScheduleName,
+    Sharding,
     Sort,
     StagesPerRank,
     print_path,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from engine.plan.lower import Policy
     from engine.plan.schedules.registry import Schedule
     from ppbench.prediction import Prediction
+    from ppbench.prediction.replicas import JoinedPrediction
 
 commands = typer.Typer(
     cls=Group, no_args_is_help=True, help="List, draw, check and export schedules."
@@ -112,6 +117,10 @@ def draw(
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     cost: Cost = UNIT_COST,
+    replicas: NumReplicas = 1,
+    sharding: Sharding = None,
+    collectives: CollectiveTimes = None,
+    replica_factors: ReplicaFactors = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write a Gantt page.")
     ] = None,
@@ -125,18 +134,25 @@ def draw(
         program_of,
         read_costs,
     )
+    from ppbench.prediction.replicas import predict_joined, read_replication
     from ppbench.report.timeline import terminal
 
     costs = read_costs(cost)
+    replication = read_replication(replicas, sharding, collectives, replica_factors)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
-    program = program_of(request, MOST_DRAWN)
-    prediction = predict(program, costs)
-    text = terminal.draw_prediction(prediction, Console(highlight=False))
+    program, console = program_of(request, MOST_DRAWN), Console(highlight=False)
+    prediction: Prediction | JoinedPrediction
+    if replication is None:
+        prediction = predict(program, costs)
+        text = terminal.draw_prediction(prediction, console)
+    else:
+        prediction = predict_joined(program, costs, replication)
+        text = terminal.draw_joined(prediction, console)
     if html is not None:
         _write_page(html, prediction)
     print(text)
-    if collectives := _collectives_of(name):
-        print(f"\nwith the collectives of replicas, in order:\n{collectives}")
+    if replication is None and (listed := _collectives_of(name)):
+        print(f"\nwith the collectives of replicas, in order:\n{listed}")
     if html is not None:
         print(html)
 
@@ -152,10 +168,17 @@ def _collectives_of(name: str) -> str:
     return draw(program) if program.has_collectives else ""
 
 
-def _write_page(path: Path, prediction: Prediction) -> None:
+def _write_page(path: Path, prediction: Prediction | JoinedPrediction) -> None:
     from engine.plan.schedules.registry import SCHEDULES
+    from ppbench.prediction import Prediction
     from ppbench.report.pages.timeline import write_plan
-    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, shape_text
+    from ppbench.report.timeline.terminal import (
+        amount,
+        costs_text,
+        peaks_text,
+        replicas_facts,
+        shape_text,
+    )
 
     schedule, figures = prediction.program.schedule, prediction.figures()
     bubbles = [(name, f"{figures[name]:.4f}") for name in figures if name.startswith("bubble")]
@@ -169,9 +192,10 @@ def _write_page(path: Path, prediction: Prediction) -> None:
             *bubbles,
             (
                 "peak activations by rank",
-                f"{peaks_text(prediction)} (microbatches of a rank's share)",
+                f"{peaks_text(prediction.peaks)} (microbatches of a rank's share)",
             ),
             ("costs, in s", costs_text(prediction.costs)),
+            *([] if isinstance(prediction, Prediction) else replicas_facts(prediction)),
             ("transfers", "free"),
             ("placement of stages", str(prediction.shape()["placement"])),
             ("source", SCHEDULES[schedule].source if schedule in SCHEDULES else "the file"),
@@ -216,7 +240,7 @@ def check(
         counted(num_actions, "action"),
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
     ]
-    peaks = peaks_text(predict(program, UNIT_COSTS))
+    peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
     print_text(
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"

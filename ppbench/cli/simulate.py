@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from ppbench.cli import completion
 from ppbench.cli.options import (
     UNIT_COST,
+    CollectiveTimes,
     Columns,
     Cost,
     HowToPrint,
     Microbatches,
+    NumReplicas,
     Ranks,
+    ReplicaFactors,
+    Sharding,
     Sort,
     StagesPerRank,
 )
@@ -26,8 +30,10 @@ from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from engine.plan.program import Program
     from engine.plan.schedules.formulae import Times
     from ppbench.prediction import Prediction, ProgramRequest, Transfers
+    from ppbench.prediction.replicas import JoinedPrediction, Replication
 
 ALL = "all"
 SHOWN_OF_PATH = 12
@@ -36,6 +42,7 @@ COMPARED = [
     *("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"),
     *("peak_activations", "num_actions"),
 ]
+OF_REPLICAS = ["exposed_collective", "replica_skew"]
 
 ChosenSchedule = Annotated[
     str,
@@ -73,59 +80,106 @@ def simulate(
             help="Overlap transfers with compute (default), or block the sender.",
         ),
     ] = True,
+    replicas: NumReplicas = 1,
+    sharding: Sharding = None,
+    collectives: CollectiveTimes = None,
+    replica_factors: ReplicaFactors = None,
     held: HasHeld = False,
     how: HowToPrint = Format.table,
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
-    from ppbench.prediction import ProgramRequest, predict, program_of, read_costs, read_transfers
+    from ppbench.prediction import ProgramRequest, program_of, read_costs, read_transfers
+    from ppbench.prediction.replicas import read_replication
 
-    transfers = read_transfers(latency, bandwidth, message_bytes, overlaps=overlap)
-    costs = read_costs(cost)
+    conditions = _Conditions(
+        read_costs(cost),
+        read_transfers(latency, bandwidth, message_bytes, overlaps=overlap),
+        read_replication(replicas, sharding, collectives, replica_factors),
+    )
     view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
     if held and how is not Format.json:
         raise UsageError("--held: is printed only with --format json; add it")
     if schedule != ALL and view != EVERYTHING:
         raise UsageError("--columns, --sort: are for --schedule all; leave them out")
+    if held and conditions.replication is not None:
+        raise UsageError("--held: is for one pipeline; leave --replicas out")
     if schedule == ALL:
-        print(_compared(request, costs, transfers, how, view, has_held=held))
-        return
-    prediction = predict(program_of(request), costs, transfers)
+        print(_compared(request, conditions, how, view, has_held=held))
+    else:
+        print(_written(conditions.predict(program_of(request)), how, has_held=held))
+
+
+class _Conditions(NamedTuple):
+    """What a program is simulated with."""
+
+    costs: Times
+    transfers: Transfers
+    replication: Replication | None
+
+    def predict(self, program: Program) -> Prediction | JoinedPrediction:
+        from ppbench.prediction import predict
+        from ppbench.prediction.replicas import predict_joined
+
+        if self.replication is None:
+            return predict(program, self.costs, self.transfers)
+        return predict_joined(program, self.costs, self.replication, self.transfers)
+
+
+def _written(prediction: Prediction | JoinedPrediction, how: Format, *, has_held: bool) -> str:
     if how in (Format.table, Format.markdown):
-        print(facts(_for_people(prediction), how))
-        return
-    everything = prediction.as_dict(has_held=held)
-    print(_as_json(everything) if how is Format.json else facts(everything, how))
+        return facts(_for_people(prediction), how)
+    everything = _as_dict(prediction, has_held=has_held)
+    return _as_json(everything) if how is Format.json else facts(everything, how)
 
 
-def _for_people(prediction: Prediction) -> dict[str, object]:
-    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text
+def _as_dict(prediction: Prediction | JoinedPrediction, *, has_held: bool) -> dict[str, object]:
+    from ppbench.prediction import Prediction
+
+    if isinstance(prediction, Prediction):
+        return prediction.as_dict(has_held=has_held)
+    return prediction.as_dict()
+
+
+def _for_people(prediction: Prediction | JoinedPrediction) -> dict[str, object]:
+    from ppbench.prediction import Prediction
+    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, replicas_facts
 
     transfers = prediction.transfers
     overlap = "beside compute" if transfers.overlaps else "compute waits"
     figures = prediction.figures()
-    path = prediction.critical_path()
-    more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
     takes = f"{amount(transfers.duration_s)} s, {overlap}" if transfers.duration_s else "free"
+    of_replicas, path = {}, {}
+    if isinstance(prediction, Prediction):
+        path = _path_for_people(prediction)
+    else:
+        of_replicas = dict(replicas_facts(prediction)[1:])
     return {
         **{field_of(key).label: value for key, value in prediction.shape().items()},
         "cost, s": costs_text(prediction.costs),
         "transfer": takes,
+        **of_replicas,
         "makespan": f"{amount(prediction.makespan_s)} s",
         **bubbles,
-        "peak activations by rank": peaks_text(prediction),
+        "peak activations by rank": peaks_text(prediction.peaks),
         "actions": f"{figures['num_actions']:,}",
-        "critical path": f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})",
+        **path,
     }
+
+
+def _path_for_people(prediction: Prediction) -> dict[str, object]:
+    path = prediction.critical_path()
+    more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
+    words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
+    return {"critical path": words}
 
 
 def _compared(
     request: ProgramRequest,
-    costs: Times,
-    transfers: Transfers,
+    conditions: _Conditions,
     how: Format,
     view: View,
     *,
@@ -135,7 +189,7 @@ def _compared(
     import pandas as pd
 
     from engine.plan.schedules.registry import SCHEDULES
-    from ppbench.prediction import predict, program_of
+    from ppbench.prediction import program_of
 
     rows: list[dict[str, object]] = []
     refusals: list[UsageError] = []
@@ -143,22 +197,23 @@ def _compared(
     for name in SCHEDULES:
         named = request._replace(schedule=name)
         try:
-            prediction = predict(program_of(named), costs, transfers)
+            prediction = conditions.predict(program_of(named))
         except UsageError as error:
             refusals.append(error)
             rows.append(_refused(named, error))
             continue
-        row = prediction.as_dict(has_held=has_held) if is_json else _row(prediction, how)
+        row = _as_dict(prediction, has_held=has_held) if is_json else _row(prediction, how)
         rows.append(row)
     if len(refusals) == len(rows):
         raise refusals[0]
     if is_json:
         return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
     frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
-    return render(frame, how, [*COMPARED, *(["reason"] if refusals else [])], view)
+    joined = OF_REPLICAS if conditions.replication is not None else []
+    return render(frame, how, [*COMPARED, *joined, *(["reason"] if refusals else [])], view)
 
 
-def _row(prediction: Prediction, how: Format) -> dict[str, object]:
+def _row(prediction: Prediction | JoinedPrediction, how: Format) -> dict[str, object]:
     """The figures, with all the peaks for programs and the highest for people."""
     from ppbench.prediction import number
 

@@ -391,6 +391,20 @@ COMPUTED: dict[str, dict[str, Field]] = {
             lower,
             "simulated time from the first action's start to the last one's end",
         ),
+        "exposed_collective": number(
+            "exposed collective",
+            ",.6g",
+            SECONDS,
+            lower,
+            "simulated time by which collectives make the step of equal replicas longer",
+        ),
+        "replica_skew": number(
+            "replica skew",
+            ",.6g",
+            SECONDS,
+            lower,
+            "simulated time by which replicas that differ make the step longer",
+        ),
         "num_actions": number("actions", ",.0f", meaning="actions of a step on all ranks"),
         "peak_activations": number(
             "peak held",

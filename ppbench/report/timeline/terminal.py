@@ -42,11 +42,13 @@ from rich.text import Text
 
 from engine.plan.action import Action, Op
 from engine.plan.drawing import label_of
+from engine.plan.joined import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
 from ppbench.display.units import NS_PER_MS, counted
 from ppbench.prediction import Prediction
+from ppbench.prediction.replicas import JoinedPrediction, sharding_text
 from ppbench.report.timeline.marks import (
     CAUSE_WORDS,
     OPEN_WORDS,
@@ -57,6 +59,7 @@ from ppbench.report.timeline.marks import (
     marks_of,
 )
 from ppbench.report.timeline.overview import overview
+from ppbench.report.timeline.timelines import planned_step
 
 MOST_CELLS = 8  # width of an action in cells, however short the others are
 LIGHTEST = 0.62
@@ -117,6 +120,36 @@ def draw_prediction(prediction: Prediction, console: Console) -> str:
             lines[-1].append_text(_text_of(row[first : first + block]))
     lines += [Text(), *map(Text, figure_lines(prediction, width)), *map(Text, grid.notes())]
     return _printed(lines, console)
+
+
+def draw_joined(prediction: JoinedPrediction, console: Console) -> str:
+    """Draw the slowest replica's ranks, their collectives in order, and the figures of all."""
+    step = planned_step(prediction.frame)
+    whose = f"replica {step.replica} of {prediction.replication.replicas}"
+    title = f"{prediction.program.schedule}: {shape_text(prediction)}; {whose}, planned"
+    facts = [f"{name}: {value}" for name, value in replicas_facts(prediction)]
+    makespan = f"makespan {amount(prediction.makespan_s)} s"
+    lanes = [
+        f"rank {rank}: {' '.join(map(str, lane))}"
+        for rank, lane in enumerate(joining(prediction.program))
+    ]
+    drawn = draw_steps([step.titled(title)], console)
+    return "\n".join(
+        [drawn, "", makespan, *facts, "", "collectives of each rank, in order:", *lanes]
+    )
+
+
+def replicas_facts(prediction: JoinedPrediction) -> list[tuple[str, str]]:
+    """What replicas share, what their collectives take, and what both cost the step."""
+    replication = prediction.replication
+    gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
+    return [
+        ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),
+        ("replica factors", ", ".join(map(amount, replication.factors))),
+        ("collectives", f"gather {gather} s, reduce {reduce} s"),
+        ("exposed collective", f"{amount(prediction.collective_s)} s"),
+        ("replica skew", f"{amount(prediction.skew_s)} s"),
+    ]
 
 
 def _has_colors(console: Console) -> bool:
@@ -257,7 +290,7 @@ def _legend_of(steps: Sequence[_SlicedStep]) -> Text:
     return legend
 
 
-def shape_text(prediction: Prediction) -> str:
+def shape_text(prediction: Prediction | JoinedPrediction) -> str:
     """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
     program = prediction.program
     counts = [counted(program.world_size, "rank")]
@@ -284,13 +317,13 @@ def figure_lines(prediction: Prediction, width: int) -> list[str]:
     for figure in (f"{name} {getattr(simulation, name):.4f}" for name in names):
         joined = f"{lines[-1]}   {figure}"
         lines = [*lines[:-1], joined] if len(joined) <= width else [*lines, figure]
-    peaks = peaks_text(prediction)
+    peaks = peaks_text(prediction.peaks)
     return [*lines, f"peak activations by rank: {peaks} (microbatches of a rank's share)"]
 
 
-def peaks_text(prediction: Prediction) -> str:
+def peaks_text(of_ranks: Iterable[Fraction]) -> str:
     """Format the peaks by rank, `4, 3, 2, 1`, in words if many are equal."""
-    peaks = list(map(amount, prediction.peaks))
+    peaks = list(map(amount, of_ranks))
     if len(peaks) > MOST_LISTED and len(set(peaks)) == 1:
         return f"{peaks[0]} on each of {len(peaks)}"
     return ", ".join(peaks)

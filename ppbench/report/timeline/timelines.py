@@ -283,15 +283,20 @@ def _explanation(store: Store, run: pd.Series) -> str:
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
-    """Draw a simulated step, in ms or, from 1 s on, in s."""
+    """Draw a simulated step, in ms or, from 1 s on, in s; of replicas, the slowest one's."""
     if spans["end_ns"].max() < NS_PER_S:
-        drawn = gantt_with_detail([Step("", spans)])
+        drawn = gantt_with_detail([planned_step(spans)])
         return Timeline(name, facts, drawn.picture, drawn.detail)
     times = [name for name in ("start_ns", "end_ns", "waiting_ns") if name in spans]
     scaled = spans.assign(**{name: spans[name] // 1000 for name in times})
-    drawn = gantt_with_detail([Step("", scaled)])
+    drawn = gantt_with_detail([planned_step(scaled)])
     _relabel_as_seconds(drawn.picture)
     return Timeline(name, facts, drawn.picture, drawn.detail)
+
+
+def planned_step(spans: pd.DataFrame) -> Step:
+    """A simulated step, of replicas that of the slowest one with the others."""
+    return _of_slowest(spans if "waiting_ns" in spans else spans.assign(waiting_ns=float("nan")))
 
 
 def _relabel_as_seconds(picture: Picture) -> None:

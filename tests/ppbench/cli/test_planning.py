@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch.distributed.pipelining.schedules import _Action
 from engine.plan.schedules.registry import SCHEDULES
 from ppbench.cli import schedules as planning
 from ppbench.cli.simulate import simulate
+from ppbench.config.case import Case
+from ppbench.config.programs import lowered_of, planned_step_ns
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError
 from ppbench.prediction import (
@@ -66,6 +69,86 @@ def refusal(call, *arguments, **options):
 
 
 # simulate
+
+
+REPLICATED = {
+    "replicas": 3,
+    "sharding": "zero3,residency=1,look_ahead=0",
+    "collectives": "gather=0.25,reduce=0.5",
+    "replica_factors": "1,1.3,1",
+}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_replicas_take_the_step_that_is_planned_for_emulated_ones(schedule):
+    """The oracle is the planned step of a sweep's case, in milliseconds instead of seconds."""
+    case = Case(
+        device="emulated",
+        schedule=schedule,
+        stages_per_rank=1 if schedule == "1f1b" else 2,
+        world_size=4,
+        num_microbatches=8,
+        replicas=3,
+        sharding_policy="zero3",
+        sharding_residency=1,
+        sharding_look_ahead=0,
+        emulated_F_ms=(1.0,),
+        emulated_I_ms=(1.5,),
+        emulated_W_ms=(1.0,),
+        emulated_gather_ms=(0.25,),
+        emulated_reduce_ms=(0.5,),
+        emulated_replica_factors=(1.0, 1.3, 1.0),
+    )
+    alike = replace(case, emulated_replica_factors=(1.1,) * 3)
+    free = replace(alike, emulated_gather_ms=(), emulated_reduce_ms=())
+    own_ms, alike_ms, free_ms = (
+        planned_step_ns(one, lowered_of(one)) / 1e6 for one in (case, alike, free)
+    )
+    figures = simulated(schedule, 4, 8, cost="F=1,I=1.5,W=1", **REPLICATED)
+    assert figures["makespan"] == pytest.approx(own_ms, abs=1e-5)
+    assert figures["exposed_collective"] == pytest.approx(alike_ms - free_ms, abs=1e-5)
+    assert figures["replica_skew"] == pytest.approx(own_ms - alike_ms, abs=1e-5)
+    compute = 3.3 * 4 * 8 * 3.5
+    assert figures["bubble_fraction"] == pytest.approx(1 - compute / (12 * figures["makespan"]))
+    assert figures["bubble_max_stage_span"] <= figures["bubble_fraction"]
+
+
+def test_replicas_alike_with_free_collectives_take_the_step_of_one():
+    alone = simulated("interleaved_1f1b", 4, 8)
+    joined = simulated("interleaved_1f1b", 4, 8, replicas=4, sharding="zero2")
+    shared = ("makespan", "bubble_fraction", "bubble_max_stage_span", "peak_activations")
+    assert {name: joined[name] for name in shared} == {name: alone[name] for name in shared}
+    assert (joined["exposed_collective"], joined["replica_skew"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sharding": "zero3"}, "--sharding: is for several replicas; add --replicas N"),
+        ({"replicas": 0}, "--replicas: 0 is not from 1 to 1,024"),
+        ({"replicas": 2, "sharding": "zero4"}, 'unknown policy "zero4"; did you mean "zero3"?'),
+        ({"replicas": 2, "sharding": "ddp,residency=1"}, 'ddp has no setting "residency"'),
+        ({"replicas": 2, "sharding": "zero3,residency=x"}, 'residency: "x" is not a whole number'),
+        ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
+        ({"replicas": 2, "collectives": "gather"}, "--collectives: gather:"),
+        ({"replicas": 2, "collectives": "sum=1"}, '"sum=1" is not one of gather=S and reduce=S'),
+        ({"replicas": 2, "replica_factors": "1"}, "--replica-factors: 1 for 2 replicas"),
+        ({"replicas": 2, "overlap": False}, "--no-overlap: is not simulated with replicas"),
+        ({"replicas": 2, "held": True, "how": Format.json}, "--held: is for one pipeline"),
+    ],
+)
+def test_what_cannot_be_of_replicas_is_refused_with_its_option(options, words):
+    assert words in refusal(simulate, "1f1b", 4, 8, **options)
+
+
+def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_path):
+    page = tmp_path / "page.html"
+    drawn = output_of(planning.draw, "interleaved_1f1b", 4, 8, html=page, **REPLICATED)
+    assert "replica 1 of 3, planned" in drawn
+    assert "replica skew: " in drawn
+    (lane,) = (line for line in drawn.splitlines() if line.startswith("rank 0: 0UNSHARD"))
+    assert lane.endswith("REDUCE_GRAD")
+    assert "gather parameters" in page.read_text()
 
 
 def test_1f1b_of_the_papers_has_makespan_22_and_bubble_3_of_11(tmp_path):

@@ -1,0 +1,284 @@
+"""Predicts a step of several replicas of a pipeline, joined at their collectives.
+
+What collectives and slow replicas cost follows from further steps: one in which collectives are
+free and replicas alike, at their mean costs, and one in which they are alike only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pandas as pd
+
+from engine.plan.collectives import (
+    CollectivePolicy,
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+)
+from engine.plan.joined import joining
+from engine.plan.joined_simulation import CollectiveModel, JoinedSimulation, simulate_joined
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError, peak_activations
+from engine.plan.schedules.formulae import Times
+from engine.plan.simulate import Durations, TransferModel
+from engine.plan.spans import COLUMNS
+from ppbench.errors import UsageError, nearest
+from ppbench.prediction import (
+    FREE_TRANSFERS,
+    NS_PER_S,
+    Transfers,
+    number,
+    placement_word,
+    read_quantity,
+    share_of_stage,
+)
+
+MOST_REPLICAS = 1024
+POLICIES: dict[str, type[CollectivePolicy]] = {
+    "none": NoCollectives,
+    "ddp": DataParallel,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "torch": TorchWindow,
+}
+"""By the names of `sharding.policy` in a sweep file; their fields are its other settings."""
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Replicas of a pipeline: what they share, what their collectives take, how slow each is."""
+
+    policy: CollectivePolicy
+    factors: tuple[Fraction, ...]  # of the computations of each replica
+    gather_s: Fraction = Fraction(0)  # that an UNSHARD of a stage moves bytes
+    reduce_s: Fraction = Fraction(0)  # and a REDUCE_GRAD
+
+    @property
+    def replicas(self) -> int:
+        return len(self.factors)
+
+    def alike(self) -> Replication:
+        """All replicas at their mean costs."""
+        mean = sum(self.factors, Fraction(0)) / self.replicas
+        return dataclasses.replace(self, factors=(mean,) * self.replicas)
+
+    def with_free_collectives(self) -> Replication:
+        """Collectives that take no time, but join the replicas."""
+        return dataclasses.replace(self, gather_s=Fraction(0), reduce_s=Fraction(0))
+
+
+@dataclass(frozen=True)
+class JoinedPrediction:
+    """A simulated step of all replicas; its times are in ticks, `ticks_per_s` to a second."""
+
+    simulation: JoinedSimulation
+    replication: Replication
+    costs: Times
+    transfers: Transfers
+    ticks_per_s: int
+    collective_s: Fraction  # by which collectives make the step longer, of replicas alike
+    skew_s: Fraction  # by which their differences do
+
+    def __repr__(self) -> str:
+        return (
+            f"JoinedPrediction({self.program.schedule}, {self.replication.replicas} replicas: "
+            f"makespan {number(self.makespan_s):g} s, bubble {self.simulation.bubble_fraction:.1%})"
+        )
+
+    @property
+    def program(self) -> Program:
+        """With its transfers and collectives."""
+        return self.simulation.program
+
+    @property
+    def makespan_s(self) -> Fraction:
+        return Fraction(self.simulation.makespan_ns, self.ticks_per_s)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per action and replica, in ns: the columns of measured spans."""
+        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
+        for column in ("start_ns", "end_ns"):
+            spans[column] = [ticks * NS_PER_S // self.ticks_per_s for ticks in spans[column]]
+        return spans
+
+    @property
+    def peaks(self) -> list[Fraction]:
+        """Peak activations of each rank, in microbatches of a rank's share."""
+        program = self.program.compute_only()
+        return [peak * share_of_stage(program) for peak in peak_activations(program)]
+
+    def figures(self) -> dict[str, object]:
+        """The step's figures, over the ranks of all replicas; times in seconds."""
+        simulation = self.simulation
+        return {
+            "makespan": number(self.makespan_s),
+            "exposed_collective": number(self.collective_s),
+            "replica_skew": number(self.skew_s),
+            "bubble_fraction": simulation.bubble_fraction,
+            "bubble_idle_over_ideal": simulation.bubble_idle_over_ideal,
+            "bubble_max_stage_span": simulation.bubble_max_stage_span,
+            "peak_activations": [number(peak) for peak in self.peaks],
+            "num_actions": self.program.num_computations,
+            "num_collectives": sum(map(len, joining(self.program))),
+        }
+
+    def shape(self) -> dict[str, object]:
+        """The schedule with its numbers of ranks, replicas, microbatches and stages."""
+        program, replication = self.program, self.replication
+        return {
+            "schedule": program.schedule,
+            "ranks": program.world_size,
+            "replicas": replication.replicas,
+            "sharding": sharding_text(replication.policy),
+            "microbatches": program.num_microbatches,
+            "stages_per_rank": number(1 / share_of_stage(program)),
+            "num_stages": program.num_stages,
+            "placement": placement_word(program),
+        }
+
+    def as_dict(self) -> dict[str, object]:
+        """All values, as JSON has them; times in seconds."""
+        replication = self.replication
+        return {
+            **self.shape(),
+            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
+            "transfer": number(self.transfers.duration_s),
+            "message_bytes": self.transfers.message_bytes,
+            "gather": number(replication.gather_s),
+            "reduce": number(replication.reduce_s),
+            "replica_factors": [number(factor) for factor in replication.factors],
+            **self.figures(),
+        }
+
+
+def predict_joined(
+    program: Program, costs: Times, replication: Replication, transfers: Transfers = FREE_TRANSFERS
+) -> JoinedPrediction:
+    """Simulate replicas of a legal program; `costs` are those of `predict`.
+
+    Raises UsageError for transfers that block their sender, and for a program whose own collectives
+    are not legal or could hang.
+    """
+    if not transfers.overlaps:
+        raise UsageError("--no-overlap: is not simulated with replicas; leave one of them out")
+    share, alike = share_of_stage(program), replication.alike()
+    free = alike.with_free_collectives()
+    of_stages = [cost * share * f for cost in costs for f in (*replication.factors, *alike.factors)]
+    others = transfers.duration_s, replication.gather_s, replication.reduce_s
+    ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
+
+    def simulated(one: Replication) -> JoinedSimulation:
+        def ticks(seconds: Fraction) -> int:
+            return int(seconds * ticks_per_s)
+
+        every = program.num_stages
+        durations = [
+            Durations(*((ticks(cost * share * factor),) * every for cost in costs))
+            for factor in one.factors
+        ]
+        moving = CollectiveModel((ticks(one.gather_s),) * every, (ticks(one.reduce_s),) * every)
+        model = TransferModel(
+            latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
+        )
+        return simulate_joined(program, durations, one.policy, moving, model)
+
+    try:
+        steps = [simulated(one) for one in (free, alike, replication)]
+    except ProgramError as error:
+        raise UsageError(f"{program.schedule}: {error}") from None
+    ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
+    added = ends[1] - ends[0], ends[2] - ends[1]
+    return JoinedPrediction(steps[-1], replication, costs, transfers, ticks_per_s, *added)
+
+
+def read_replication(
+    replicas: int,
+    sharding: str | None,
+    collectives: str | None,
+    factors: str | None,
+) -> Replication | None:
+    """The replicas of a command line; None where there is one. Raises UsageError."""
+    given = {"--sharding": sharding, "--collectives": collectives, "--replica-factors": factors}
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise UsageError(f"--replicas: {replicas} is not from 1 to {MOST_REPLICAS:,}")
+    if replicas == 1:
+        for option, text in given.items():
+            if text is not None:
+                raise UsageError(f"{option}: is for several replicas; add --replicas N")
+        return None
+    times = _read_collectives(collectives or "gather=0,reduce=0")
+    return Replication(read_sharding(sharding or "ddp"), _read_factors(factors, replicas), *times)
+
+
+def read_sharding(text: str) -> CollectivePolicy:
+    """Parse `zero3` or `zero3,residency=2,look_ahead=1`. Raises UsageError."""
+    name, *settings = (part.strip() for part in text.split(","))
+    if name not in POLICIES:
+        raise UsageError(f'--sharding: unknown policy "{name}"{nearest(name, POLICIES)}')
+    fields = {field.name: field.type for field in dataclasses.fields(POLICIES[name])}
+    given: dict[str, int | bool] = {}
+    for setting in settings:
+        key, _, value = (word.strip() for word in setting.partition("="))
+        if key not in fields:
+            has = ", ".join(fields) or "none"
+            raise UsageError(f'--sharding: {name} has no setting "{key}"; its settings: {has}')
+        given[key] = _read_setting(key, value, is_flag=fields[key] == "bool")
+    make: Callable[..., CollectivePolicy] = POLICIES[name]
+    try:
+        return make(**given)
+    except ValueError as error:
+        raise UsageError(f"--sharding: {error}") from None
+
+
+def _read_setting(key: str, value: str, *, is_flag: bool) -> int | bool:
+    if is_flag and value in ("true", "false"):
+        return value == "true"
+    if not is_flag and value.isdecimal():
+        return int(value)
+    expected = "true or false" if is_flag else "a whole number"
+    raise UsageError(f'--sharding: {key}: "{value}" is not {expected}')
+
+
+def sharding_text(policy: CollectivePolicy) -> str:
+    """The policy as `read_sharding` reads it."""
+    name = next(name for name, kind in POLICIES.items() if kind is type(policy))
+    settings = dataclasses.asdict(policy).items()
+    return ",".join([name, *(f"{key}={str(value).lower()}" for key, value in settings)])
+
+
+def _read_collectives(text: str) -> tuple[Fraction, Fraction]:
+    given: dict[str, Fraction] = {}
+    for part in text.split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in ("gather", "reduce") or key in given:
+            raise UsageError(
+                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S; expected '
+                "the seconds of a stage's UNSHARD and REDUCE_GRAD, such as gather=0.5,reduce=1"
+            )
+        given[key] = read_quantity(f"--collectives: {key}", value, "seconds")
+    return given.get("gather", Fraction(0)), given.get("reduce", Fraction(0))
+
+
+def _read_factors(text: str | None, replicas: int) -> tuple[Fraction, ...]:
+    if text is None:
+        return (Fraction(1),) * replicas
+    parts: Sequence[str] = text.split(",")
+    if len(parts) != replicas:
+        raise UsageError(
+            f"--replica-factors: {len(parts)} for {replicas} replicas; expected one for each, such "
+            "as 1,1.2"
+        )
+    factors = tuple(read_quantity("--replica-factors", part, "times as long") for part in parts)
+    if not all(factors):
+        raise UsageError("--replica-factors: one is 0; expected more than 0")
+    return factors
