@@ -52,6 +52,7 @@ ChosenSchedule = Annotated[
         autocompletion=completion.schedules,
     ),
 ]
+Latency = Annotated[str, typer.Option(metavar="S", help="Latency of every message, in seconds.")]
 HasHeld = Annotated[
     bool, typer.Option("--held", help="With --format json: include the activations over time.")
 ]
@@ -63,9 +64,7 @@ def simulate(
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     cost: Cost = UNIT_COST,
-    latency: Annotated[
-        str, typer.Option(metavar="S", help="Latency of every message, in seconds.")
-    ] = "0",
+    latency: Latency = "0",
     bandwidth: Annotated[
         str | None,
         typer.Option(metavar="BYTES_PER_S", help="Bandwidth of a link. Default: infinite."),
@@ -100,16 +99,14 @@ def simulate(
     )
     view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
-    if held and how is not Format.json:
-        raise UsageError("--held: is printed only with --format json; add it")
+    if held:
+        _check_held(how, conditions)
     if schedule != ALL and view != EVERYTHING:
         raise UsageError("--columns, --sort: are for --schedule all; leave them out")
-    if held and conditions.replication is not None:
-        raise UsageError("--held: is for one pipeline; leave --replicas out")
     if schedule == ALL:
         print(_compared(request, conditions, how, view, has_held=held))
-    else:
-        print(_written(conditions.predict(program_of(request)), how, has_held=held))
+        return
+    print(_written(conditions.predict(program_of(request)), how, has_held=held))
 
 
 class _Conditions(NamedTuple):
@@ -126,6 +123,13 @@ class _Conditions(NamedTuple):
         if self.replication is None:
             return predict(program, self.costs, self.transfers)
         return predict_joined(program, self.costs, self.replication, self.transfers)
+
+
+def _check_held(how: Format, conditions: _Conditions) -> None:
+    if how is not Format.json:
+        raise UsageError("--held: is printed only with --format json; add it")
+    if conditions.replication is not None:
+        raise UsageError("--held: is for one pipeline; leave --replicas out")
 
 
 def _written(prediction: Prediction | JoinedPrediction, how: Format, *, has_held: bool) -> str:
