@@ -1,4 +1,4 @@
-"""A training script whose replicas FSDP2 or DDP shares, which the tests of attach run on each rank."""
+"""A training script whose replicas FSDP2 or DDP shares; the tests of attach run it on each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import ppbench
 
-WIDTH, MICROBATCHES, STEPS = 64, 4, 4
+WIDTH, MICROBATCHES, STEPS, ANCHORS = 64, 4, 4, 20
 CPU = torch.device("cpu")
 MESHES = {  # rows are pipelines
     "replica by replica": [[0, 1], [2, 3]],
@@ -108,8 +108,10 @@ def trained(_fabric, _is_member, wrap, stages_per_rank, order, folder: Path | No
             )
         losses = [script.step() for _ in range(STEPS - 1)]
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            with record_function("anchor"):
-                anchor_ns = time.monotonic_ns()
+            anchors_ns = []
+            for _ in range(ANCHORS):
+                with record_function("anchor"):
+                    anchors_ns.append(time.monotonic_ns())
             losses.append(script.step())
     return SimpleNamespace(
         run_id=getattr(attachment, "run_id", None),
@@ -117,19 +119,21 @@ def trained(_fabric, _is_member, wrap, stages_per_rank, order, folder: Path | No
         weights=script.weights(),
         warnings=[str(one.message) for one in caught if "ppbench" in str(one.message)],
         spans=None if attachment is None else attachment._recording.spans,  # on the host's clock
-        profiled=None if folder is None else _profiled(profiler, anchor_ns, folder),
+        profiled=None if folder is None else _profiled(profiler, anchors_ns, folder),
     )
 
 
-def _profiled(profiler: profile, anchor_ns: int, folder: Path) -> list[tuple[str, int, int]]:
+def _profiled(profiler: profile, anchors_ns: list[int], folder: Path) -> list[tuple[str, int, int]]:
     """What gloo did between replicas: name, start and end on the host's clock, in nanoseconds."""
     path = folder / f"profile{dist.get_rank()}.json"
     profiler.export_chrome_trace(str(path))
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X"]
-    anchor_us = next(e["ts"] for e in events if e["name"] == "anchor")
+    begun_us = sorted(e["ts"] for e in events if e["name"] == "anchor")
+    # The host's clock was read a little after an anchor began: the least delay is nearest.
+    offset = min(ns - 1000 * us for ns, us in zip(anchors_ns, begun_us, strict=True))
 
     def host_ns(at_us: float) -> int:
-        return anchor_ns + round(1000 * (at_us - anchor_us))
+        return round(1000 * at_us + offset)
 
     return [
         (e["name"], host_ns(e["ts"]), host_ns(e["ts"] + e["dur"]))

@@ -68,7 +68,9 @@ def assert_as_profiled(outcome):
 def test_all_replicas_are_one_run_with_the_collectives_that_torch_profiled(
     ranks, tmp_path, wrap, stages_per_rank, order
 ):
-    found = [ranks.run(4, script.trained, wrap, stages_per_rank, order, f) for f in (tmp_path, None)]
+    found = [
+        ranks.run(4, script.trained, wrap, stages_per_rank, order, f) for f in (tmp_path, None)
+    ]
     watched, alone = ([one for one in outcomes if one] for outcomes in found)
     for outcome, other in zip(watched, alone, strict=True):
         assert outcome.warnings == []
