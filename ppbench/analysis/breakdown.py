@@ -1,4 +1,4 @@
-"""Classes of spans that changed between two sides: compute, optimizer, transfers, waiting.
+"""Classes of spans that changed between two sides: computations, transfers, collectives, waiting.
 
 A step time shows how much slower a step became; its spans show which work became slower. Each
 launch gives one number per class, the median over the actions of all its steps, and launches are
@@ -19,6 +19,7 @@ from enum import StrEnum
 import pandas as pd
 
 from engine.plan.action import Op
+from ppbench.analysis.collectives import collectives
 from ppbench.analysis.metrics import compute_spans
 from ppbench.analysis.transfers import messages
 from ppbench.statistics.significance import FEWEST_LAUNCHES
@@ -32,21 +33,25 @@ NEGLIGIBLE = 0.005
 
 
 class Kind(StrEnum):
-    """Kind of spans; the first three are causes, the last is an effect."""
+    """Kind of spans; the last is an effect, the others are causes."""
 
     compute = "compute"
     optimizer = "optimizer"
     transfer = "transfer"
+    collective = "collective"
     waiting = "waiting"
 
 
 @dataclass(frozen=True, order=True)
 class SpanClass:
-    """Spans that do the same work: an op of a stage, a rank's optimizer, a channel."""
+    """Spans that do the same work: an op of a stage, a rank's optimizer, a channel.
+
+    Replicas do the same work: their spans are of one class.
+    """
 
     kind: Kind
     place: int  # the stage; the rank of an optimizer and of waiting; the sending stage; EVERYWHERE
-    op: str = ""  # of computations
+    op: str = ""  # of computations and collectives
     target: int = -1  # the receiving stage of a transfer
 
 
@@ -78,12 +83,13 @@ class Moved:
 
 
 def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """Figures of a launch's classes, from the spans of all its steps."""
-    num_steps = max(1, spans["step"].nunique())
+    """Figures of a launch's classes, from the spans of all its steps and replicas."""
+    num_steps = max(1, spans["step"].nunique() * spans["replica"].nunique())
     return {
         **_computations(spans, num_steps),
         **_optimizers(spans, num_steps),
         **_transfers(spans, num_steps),
+        **_collectives(spans, num_steps),
         **_waiting(spans),
     }
 
@@ -114,13 +120,21 @@ def _transfers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
     }
 
 
+def _collectives(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
+    """Times in which bytes move; waiting for other replicas is not theirs."""
+    return {
+        SpanClass(Kind.collective, int(str(stage)), str(op)): _figure(group["moving_ns"], num_steps)
+        for (op, stage), group in collectives(spans).groupby(["op", "stage"], observed=True)
+    }
+
+
 def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """Waiting time of each rank: the step minus its own computations."""
+    """Waiting time of each rank, the mean of its replicas: the step minus its computations."""
     compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
     start = compute.groupby("step")["start_ns"].min()
     step_ns = program.groupby("step")["end_ns"].max() - start
     busy = _durations(compute).groupby([compute["step"], compute["rank"]]).sum()
-    by_rank = busy.unstack(fill_value=0)
+    by_rank = busy.unstack(fill_value=0) / spans["replica"].nunique()
     return {
         SpanClass(Kind.waiting, int(str(rank))): Figure(float((step_ns - own).median()), 1)
         for rank, own in by_rank.items()

@@ -19,12 +19,14 @@ _PER = {
     Kind.compute: "per microbatch",
     Kind.optimizer: "per step",
     Kind.transfer: "per message",
+    Kind.collective: "each",
     Kind.waiting: "per step",
 }
 _EVERYWHERE = {
     Kind.compute: "compute of all stages",
     Kind.optimizer: "optimizer of all ranks",
     Kind.transfer: "transfers between all stages",
+    Kind.collective: "collectives of all stages",
     Kind.waiting: "waiting of all ranks",
 }
 _MOST_NAMED = 6
@@ -83,7 +85,7 @@ def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
         sentences = [f"too noisy to name a cause; largest: {_unclear_text(largest)}"]
         return sentences + ([f"idle time changed; {_idle_text(waits)}"] if waits else [])
     if not causes:
-        sentences = ["no compute, optimizer or transfer time changed"]
+        sentences = ["no compute, optimizer, transfer or collective time changed"]
     return sentences + ([_waiting_sentence(waits, why if not causes else "")] if waits else [])
 
 
@@ -123,6 +125,8 @@ def span_name(part: Moved) -> str:
             return f"optimizer of rank {part.of.place}"
         case Kind.transfer:
             return f"transfer from stage {part.of.place} to {part.of.target}"
+        case Kind.collective:
+            return f"collectives of stage {part.of.place}"
         case Kind.waiting:
             return f"waiting of rank {part.of.place}"
 

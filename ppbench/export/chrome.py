@@ -22,6 +22,9 @@ _COLORS: dict[str, str] = {  # names that viewers reserve, nearest to ppbench's 
     Op.RECV_F: "thread_state_runnable",
     Op.SEND_B: "thread_state_uninterruptible",
     Op.RECV_B: "thread_state_uninterruptible",
+    Op.UNSHARD: "thread_state_iowait",
+    Op.RESHARD: "thread_state_sleeping",
+    Op.REDUCE_GRAD: "thread_state_iowait",
 }
 
 

@@ -4,7 +4,11 @@
       compute                     |  0F0  |  0F1  |      |  0B0  |
       send activations                    |-|     |-|
       receive gradients              |---------------|              from when it was posted
+      collectives                 |0UNSHARD|      |0REDUCE_GRAD|
       memory                      ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+
+Of replicas each rank is a process of its own, `rank 0 of replica 1`, with the number that it has in
+the whole job.
 
 Viewers nest the slices of a track, and drop or misdraw those that overlap without nesting. Receives
 are posted ahead, so several are open at once: activations and gradients have tracks of their own,
@@ -27,6 +31,7 @@ import numpy as np
 import pandas as pd
 
 from engine.plan.action import NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
+from ppbench.analysis.collectives import JOINING
 from ppbench.analysis.metrics import chosen_step
 from ppbench.analysis.transfers import message_numbers, waiting_ns
 from ppbench.store import Store, check_ok, missing_spans
@@ -34,7 +39,7 @@ from ppbench.store.recovery import steps_of_run
 
 ALL_STEPS = "all"
 _FACTS = (
-    *("run_id", "sweep_name", "device", "model_preset", "schedule", "world_size"),
+    *("run_id", "sweep_name", "device", "model_preset", "schedule", "world_size", "replicas"),
     *("stages_per_rank", "num_microbatches", "seq_len", "commit", "ppbench_version"),
 )
 _MEMORY_NOTE = "of an extra step that was not timed, drawn from the start of the first step"
@@ -45,9 +50,10 @@ _TRACK_NAMES: dict[Op, str] = {
     Op.SEND_B: "send gradients",
     Op.RECV_F: "receive activations",
     Op.RECV_B: "receive gradients",
+    **dict.fromkeys((Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD), "collectives"),
 }
 _ORDER = tuple(dict.fromkeys(_TRACK_NAMES.values()))
-_TRANSFERS = frozenset(op.value for op in SEND_OPS | RECV_OPS)
+_TRANSFERS = frozenset([*(op.value for op in SEND_OPS | RECV_OPS), *JOINING])
 _NO_FLOW = -1
 
 
@@ -56,7 +62,7 @@ class Track:
     """A row of slices that do not overlap; `number` counts from 0 over all ranks."""
 
     number: int
-    rank: int
+    rank: int  # in the whole job, as everywhere in a trace
     name: str
 
 
@@ -84,7 +90,9 @@ class Slice(NamedTuple):
         """Details that a viewer shows of the selected slice."""
         known: dict[str, int | str] = {"step": self.step, "op": self.op}
         if self.stage != NO_INDEX:
-            known |= {"stage": self.stage, "microbatch": self.microbatch}
+            known["stage"] = self.stage
+        if self.microbatch != NO_INDEX:
+            known["microbatch"] = self.microbatch
         if self.op in _TRANSFERS:
             known |= {"bytes": self.num_bytes, "waiting_ns": self.waiting_ns}
         return known
@@ -151,10 +159,17 @@ def trace_of(
 
     `memory` is of an extra step; its levels begin where the first of these steps does.
     """
-    tracks, slices = _on_tracks(_complete(spans))
-    levels = memory[list(Level._fields)].sort_values(["rank", "time_ns"], kind="stable")
+    size = int(spans["rank"].max()) + 1
+    tracks, slices = _on_tracks(_in_job(_complete(spans), size))
+    levels = _in_job(memory, size)[list(Level._fields)]
+    levels = levels.sort_values(["rank", "time_ns"], kind="stable")
     levels["time_ns"] += int(slices["start_ns"].min())
-    return Trace(facts, _processes(spans, ranks), tracks, slices, levels)
+    return Trace(facts, _processes(spans, ranks, size), tracks, slices, levels)
+
+
+def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
+    """The rows with the numbers that ranks have in the whole job; replicas have `size` of them."""
+    return rows.assign(rank=rows["replica"] * size + rows["rank"])
 
 
 def _complete(spans: pd.DataFrame) -> pd.DataFrame:
@@ -192,13 +207,16 @@ def _names(spans: pd.DataFrame) -> list[str]:
     ]
 
 
-def _processes(spans: pd.DataFrame, ranks: pd.DataFrame) -> dict[int, str]:
+def _processes(spans: pd.DataFrame, ranks: pd.DataFrame, size: int) -> dict[int, str]:
     """Names such as `rank 0 (node, cuda:0)`, as far as host and device are stored."""
-    names = {}
-    for rank in sorted(int(rank) for rank in spans["rank"].unique()):
-        rows = ranks.loc[ranks["rank"] == rank, ["hostname", "device"]]
-        places = [str(value) for value in rows.to_numpy().ravel() if not pd.isna(value)]
-        names[rank] = f"rank {rank} ({', '.join(places)})" if places else f"rank {rank}"
+    names, has_replicas = {}, bool(spans["replica"].any())
+    for number in sorted(_in_job(spans, size)["rank"].unique().tolist()):
+        replica, rank = divmod(number, size)
+        is_own = (ranks["rank"] == rank) & (ranks["replica"] == replica)
+        places = ranks.loc[is_own, ["hostname", "device"]].to_numpy().ravel()
+        known = [str(value) for value in places if not pd.isna(value)]
+        name = f"rank {rank} of replica {replica}" if has_replicas else f"rank {rank}"
+        names[number] = f"{name} ({', '.join(known)})" if known else name
     return names
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 import pytest
-from stored_runs import MS, spans
+from stored_runs import MS, spans, store_of_replicas
 from tracked import stretched
 
 from ppbench.analysis.breakdown import Kind, Moved, SpanClass, breakdown, launch_figures
@@ -39,6 +39,22 @@ def test_a_launch_has_one_figure_per_class():
         SpanClass(Kind.waiting, 0): (56 - 30, 1),
         SpanClass(Kind.waiting, 1): (56 - 22, 1),
     }
+
+
+def test_replicas_do_the_same_work_and_their_collectives_are_apart(tmp_path):
+    store = store_of_replicas(tmp_path)
+    of_replicas = store.table("spans", list(store.runs()["run_id"]))
+    figures = launch_figures(of_replicas)
+    gathers, sums = (
+        [figures[SpanClass(Kind.collective, stage, op)] for stage in (0, 1)]
+        for op in ("UNSHARD", "REDUCE_GRAD")
+    )
+    assert [of.ns / MS for of in (*gathers, *sums)] == [2, 2, 4, 4]  # without waiting
+    assert [of.num_per_step for of in sums] == [1, 1]
+    forward = figures[SpanClass(Kind.compute, 0, "F")]
+    assert forward.num_per_step == 4  # microbatches of each replica
+    alike = pd.concat([spans(1).assign(replica=replica) for replica in range(3)])
+    assert launch_figures(alike) == launch_figures(spans(1))
 
 
 def test_what_takes_longer_is_named_and_nothing_else():

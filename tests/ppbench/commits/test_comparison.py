@@ -199,7 +199,7 @@ def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     result = compared(store)
     (one,) = break_down(result, result.changed())
     told = moved_sentences(one.moved)
-    assert told[0] == "no compute, optimizer or transfer time changed"
+    assert told[0] == "no compute, optimizer, transfer or collective time changed"
 
 
 def test_one_launch_a_side_shows_what_moved_as_untested(store):

@@ -39,7 +39,7 @@ def test_a_small_change_that_is_unclear_is_a_percentage() -> None:
 
 
 def test_that_nothing_changed_is_said_where_the_intervals_exclude_it() -> None:
-    assert told((1.0, 1.0, 1.0)) == ["no compute, optimizer or transfer time changed"]
+    assert told((1.0, 1.0, 1.0)) == ["no compute, optimizer, transfer or collective time changed"]
 
 
 def test_a_change_that_is_sure_is_the_cause_however_noisy_it_is() -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from command import output_of
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-from stored_runs import MS, demo_store, run_row, spans, store_with
+from stored_runs import MS, demo_store, run_row, spans, store_of_replicas, store_with
 
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
@@ -90,6 +90,34 @@ def test_each_rank_is_a_process_with_the_spans_of_each_lane_to_the_nanosecond(re
     ]
 
 
+def test_each_rank_of_each_replica_is_a_process_with_its_collectives(tmp_path):
+    store = store_of_replicas(tmp_path / "results")
+    (run_id,) = store.runs()["run_id"]
+    table = store.table("spans", [run_id])
+    data = chrome(tmp_path / "results")
+    processes = {pid: name for (pid, _), name in names(data, "process_name").items()}
+    assert processes[2 * 2 + 1 + 1].startswith("rank 1 of replica 2")
+    assert len(processes) == 8
+    tracks = names(data, "thread_name")
+    lanes = LANES | {"collective": "collectives"}
+    expected, found = defaultdict(list), defaultdict(list)
+    for span in table.itertuples():
+        place = span.replica * 2 + span.rank + 1, lanes[span.lane]
+        expected[place].append(span.end_ns - span.start_ns)
+    for event in slices(data):
+        lane = tracks[event["pid"], event["tid"]].split()[0]
+        found[event["pid"], lane].append(int(event["dur"] * NS_PER_US))
+    assert {key: sorted(of) for key, of in found.items()} == {
+        key: sorted(of) for key, of in expected.items()
+    }
+    gathered = [e for e in slices(data) if e["name"] == "1UNSHARD"]
+    assert {frozenset(e["args"]) for e in gathered} == {
+        frozenset(["step", "op", "stage", "bytes", "waiting_ns"])
+    }
+    moved = [e["dur"] * NS_PER_US - e["args"]["waiting_ns"] for e in gathered]
+    assert set(moved) == {2 * MS}
+
+
 def test_a_slice_tells_its_action_and_its_circumstances(results):
     known = {(e["pid"], e["name"], e["args"]["step"]): e for e in slices(chrome(results))}
     sent = known[1, "0SEND_F0", 2]
@@ -140,7 +168,7 @@ def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow
         [(0, 0, "SEND_F", "send", 10, 20), (1, 1, "RECV_F", "recv", 1, end_ns)],
         columns=["rank", "stage", "op", "lane", "start_ns", "end_ns"],
     ).assign(step=0, microbatch=0, num_bytes=1, replica=0)
-    made = trace_of({}, ends, _no_rows("rank", "hostname", "device"), _no_memory())
+    made = trace_of({}, ends, _no_rows("replica", "rank", "hostname", "device"), _no_memory())
     assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
 
 
@@ -153,7 +181,7 @@ def test_slices_of_one_track_never_overlap_however_early_receives_are_posted():
         [(0, 0, 10), (1, 2, 12), (2, 4, 14), (3, 10, 20), (4, 12, 12), (5, 13, 15)],
         columns=["microbatch", "start_ns", "end_ns"],
     ).assign(step=0, rank=1, lane="recv", stage=1, op="RECV_F", num_bytes=1, replica=0)
-    made = trace_of({}, posted, _no_rows("rank", "hostname", "device"), _no_memory())
+    made = trace_of({}, posted, _no_rows("replica", "rank", "hostname", "device"), _no_memory())
     assert [track.name for track in made.tracks] == [
         "receive activations",
         "receive activations 2",
@@ -282,4 +310,4 @@ def _no_rows(*columns: str) -> pd.DataFrame:
 
 
 def _no_memory() -> pd.DataFrame:
-    return _no_rows("rank", "time_ns", "num_bytes").astype("int64")
+    return _no_rows("replica", "rank", "time_ns", "num_bytes").astype("int64")
