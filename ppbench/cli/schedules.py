@@ -140,7 +140,8 @@ def draw(
     costs = read_costs(cost)
     replication = read_replication(replicas, sharding, collectives, replica_factors)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
-    program, console = program_of(request, MOST_DRAWN), Console(highlight=False)
+    program = program_of(request, MOST_DRAWN, is_replicated=replication is not None)
+    console = Console(highlight=False)
     prediction: Prediction | JoinedPrediction
     if replication is None:
         prediction = predict(program, costs)

@@ -106,7 +106,8 @@ def simulate(
     if schedule == ALL:
         print(_compared(request, conditions, how, view, has_held=held))
         return
-    print(_written(conditions.predict(program_of(request)), how, has_held=held))
+    program = program_of(request, is_replicated=conditions.replication is not None)
+    print(_written(conditions.predict(program), how, has_held=held))
 
 
 class _Conditions(NamedTuple):

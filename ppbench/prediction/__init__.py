@@ -275,10 +275,13 @@ class ProgramRequest(NamedTuple):
     stages_per_rank: int | None
 
 
-def program_of(request: ProgramRequest, most_drawn: int | None = None) -> Program:
+def program_of(
+    request: ProgramRequest, most_drawn: int | None = None, *, is_replicated: bool = False
+) -> Program:
     """The program of a request, checked against all rules; `mine.csv` is `csv:mine.csv`.
 
-    Raises UsageError, also for more computations than can be drawn.
+    `is_replicated` keeps the collectives that a file has. Raises UsageError, also for more
+    computations than can be drawn.
     """
     if request.schedule.endswith(".csv") and not request.schedule.startswith(CSV_PREFIX):
         request = request._replace(schedule=f"{CSV_PREFIX}{request.schedule}")
@@ -288,7 +291,11 @@ def program_of(request: ProgramRequest, most_drawn: int | None = None) -> Progra
         )
         with no_garbage():
             program = build_program(
-                request.schedule, shape.world_size, shape.num_microbatches, request.stages_per_rank
+                request.schedule,
+                shape.world_size,
+                shape.num_microbatches,
+                request.stages_per_rank,
+                is_replicated=is_replicated,
             )
             _check_can_be_drawn(program.num_computations, most_drawn)
             check(program)

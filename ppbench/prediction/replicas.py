@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import pandas as pd
 
+from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     CollectivePolicy,
     DataParallel,
@@ -22,10 +23,13 @@ from engine.plan.collectives import (
     Zero1,
     Zero2,
     Zero3,
+    with_collectives,
 )
 from engine.plan.joined import joining
 from engine.plan.joined_simulation import CollectiveModel, JoinedSimulation, simulate_joined
+from engine.plan.lower import lower
 from engine.plan.program import Program
+from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.simulate import Durations, TransferModel
@@ -166,8 +170,8 @@ def predict_joined(
 ) -> JoinedPrediction:
     """Simulate replicas of a legal program; `costs` are those of `predict`.
 
-    Raises UsageError for transfers that block their sender, and for a program whose own collectives
-    are not legal or could hang.
+    A program with collectives of its own keeps them. Raises UsageError where these break the policy
+    or could hang, and for transfers that block their sender.
     """
     if not transfers.overlaps:
         raise UsageError("--no-overlap: is not simulated with replicas; leave one of them out")
@@ -193,12 +197,21 @@ def predict_joined(
         return simulate_joined(program, durations, one.policy, moving, model)
 
     try:
+        if program.has_collectives:
+            _check_written(program, replication.policy)
         steps = [simulated(one) for one in (free, alike, replication)]
     except ProgramError as error:
-        raise UsageError(f"{program.schedule}: {error}") from None
+        raise UsageError(str(error)) from None
     ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
     added = ends[1] - ends[0], ends[2] - ends[1]
     return JoinedPrediction(steps[-1], replication, costs, transfers, ticks_per_s, *added)
+
+
+def _check_written(program: Program, policy: CollectivePolicy) -> None:
+    """Raise ProgramError where a file's own collectives break the policy, or could hang."""
+    lowered = with_collectives(lower(program), program, policy)
+    check_collectives(lowered, policy)
+    prove_replicas_join([lowered] * 2)  # further ones are alike
 
 
 def read_replication(

@@ -141,6 +141,20 @@ def test_what_cannot_be_of_replicas_is_refused_with_its_option(options, words):
     assert words in refusal(simulate, "1f1b", 4, 8, **options)
 
 
+def test_a_file_keeps_its_own_collectives_if_they_are_those_of_the_policy(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "0UNSHARD,0F0,0F1,0B0,0B1,0REDUCE_GRAD,0RESHARD\n"
+        "1UNSHARD,1F0,1B0,1F1,1B1,1REDUCE_GRAD,1RESHARD\n"
+    )
+    options = {"replicas": 2, "collectives": "gather=1,reduce=2"}
+    written = simulated(f"csv:{path}", None, None, sharding="zero3", **options)
+    assert written["num_collectives"] == 4
+    assert written["makespan"] == simulated("1f1b", 2, 2, sharding="zero3", **options)["makespan"]
+    words = refusal(simulate, f"csv:{path}", sharding="ddp", **options)
+    assert "0UNSHARD" in words
+
+
 def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_path):
     page = tmp_path / "page.html"
     drawn = output_of(planning.draw, "interleaved_1f1b", 4, 8, html=page, **REPLICATED)
