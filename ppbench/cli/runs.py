@@ -43,7 +43,7 @@ LISTED = [
     *("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "cautions", "commit", "error"),
 ]
 """Columns of a list for people; `error` and `cautions` are shown if any run has some, `runtime` if
-any run has another than the engine, `replicas` if any has several."""
+any run has another than the engine, `replicas` and what they share if any has several."""
 MOST_LISTED = 200
 COMPACTED = ["table", "files_before", "files_after", "bytes_before", "bytes_after", "seconds"]
 RANK_COLUMNS = [
@@ -132,7 +132,7 @@ def _is_shown(runs: pd.DataFrame, name: str) -> bool:
             return bool(runs["error"].notna().any())
         case "cautions":
             return bool(runs["cautions"].fillna("").ne("").any())
-        case "replicas":
+        case "replicas" | "sharding_policy":
             return bool(runs["replicas"].gt(1).any())
         case "runtime":
             return bool(runs["runtime"].ne(ENGINE).any())

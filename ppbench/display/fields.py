@@ -121,7 +121,7 @@ def _at_most(length: int) -> Callable[[object], str]:
 
 WORKLOAD = ("schedule", "world_size", "num_microbatches", "seq_len")
 """The settings that identify a run where no sweep file says which vary."""
-OF_REPLICAS = (*WORKLOAD[:2], "replicas", *WORKLOAD[2:])
+OF_REPLICAS = (*WORKLOAD[:2], "replicas", "sharding_policy", *WORKLOAD[2:])
 """These settings where some runs have several replicas."""
 DISPENSABLE = (
     *("created_at", "launches", "num_launches", "fingerprint", "gaps", "unmeasured", "author_date"),
@@ -145,6 +145,7 @@ SETTINGS: dict[str, Field] = {
     "runtime": words("runtime"),
     "world_size": number("ranks", ".0f"),
     "replicas": number("replicas", ".0f"),
+    "sharding_policy": words("sharding policy"),
     "num_microbatches": number("microbatches", ".0f"),
     "seq_len": words("seq len", is_number=True),  # a number, or `variable`
     "stages_per_rank": number("stages per rank", ".0f"),
