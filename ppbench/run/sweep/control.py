@@ -248,13 +248,14 @@ def follow(
         events = list(journal.new_events())
         _pass_on(events, phases, on_event, on_phase)
         has_begun = has_begun or bool(events)
+        problem = store_error(local)  # read before the folder: one that is gone causes others
         if not folder.is_dir():
             raise StoreError(
                 f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "
                 "it held are gone with it, and the ranks were stopped. Put it back, or start the "
                 "sweep again"
             )
-        if problem := store_error(local):
+        if problem:
             raise StoreError(problem)
         if exit_code is not None:
             return exit_code == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from engine.flight import read_record
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 
 PATIENCE_S = 120
 TIMEOUT_S = 20
+NUM_EARLY = 2  # first entries of a step: the first microbatch's forward, and what it needs
 SWEEP = """\
 name = "replicas"
 replicas = 2
@@ -66,6 +68,28 @@ def record_of(folder, rank, is_there):
     pytest.fail(f"process {rank} does not come to it")
 
 
+def stop_early_in_a_step(folder, rank):
+    """The record of a process that is stopped before it reduces any gradient of its step.
+
+    One stopped later may have given its share: its fellow waits elsewhere, or not at all.
+    """
+    while True:
+        record = record_of(folder, rank, is_early_in_a_step)
+        os.kill(record.pid, signal.SIGSTOP)
+        while psutil.Process(record.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        if is_early_in_a_step(record_of(folder, rank, lambda _: True)):
+            return record
+        os.kill(record.pid, signal.SIGCONT)
+
+
+def is_early_in_a_step(record):
+    if not record.entries or record.collective is not None:
+        return False
+    last = record.entries[-1]
+    return bool(last.step) and last.index is not None and last.index < NUM_EARLY
+
+
 def ended(process, folder):
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in stderr
@@ -98,8 +122,7 @@ def test_an_emulated_replica_that_is_killed_in_a_collective_is_named_with_it(tmp
 
 def test_a_real_replica_that_is_killed_in_a_collective_is_named_with_it(tmp_path):
     process = start(tmp_path, REAL)
-    absent = record_of(tmp_path, 3, lambda record: record.entries and record.entries[-1].step)
-    os.kill(absent.pid, signal.SIGSTOP)  # so that its fellow waits for it
+    stop_early_in_a_step(tmp_path, 3)  # so that its fellow waits for it
     waiting = record_of(tmp_path, 1, is_in_reduction)
     os.kill(waiting.pid, signal.SIGKILL)
     run = ended(process, tmp_path)
@@ -117,8 +140,7 @@ def is_in_reduction(record):
 
 def test_a_replica_that_stops_is_named_when_the_time_is_up(tmp_path):
     process = start(tmp_path, REAL, TIMEOUT_S)
-    stopped = record_of(tmp_path, 2, lambda record: record.entries and record.entries[-1].step)
-    os.kill(stopped.pid, signal.SIGSTOP)
+    stopped = stop_early_in_a_step(tmp_path, 2)
     run = ended(process, tmp_path)
     took_s = time.monotonic_ns() / 1e9 - stopped.began_ns / 1e9
     print(f"ended {took_s - TIMEOUT_S:.2f} s after measure.timeout_s")
