@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import psutil
 import pytest
 
 from engine.flight import read_record
@@ -76,11 +76,16 @@ def stop_early_in_a_step(folder, rank):
     while True:
         record = record_of(folder, rank, is_early_in_a_step)
         os.kill(record.pid, signal.SIGSTOP)
-        while psutil.Process(record.pid).status() != psutil.STATUS_STOPPED:
+        while not is_stopped(record.pid):
             time.sleep(0.001)
         if is_early_in_a_step(record_of(folder, rank, lambda _: True)):
             return record
         os.kill(record.pid, signal.SIGCONT)
+
+
+def is_stopped(pid):
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"
 
 
 def is_early_in_a_step(record):
