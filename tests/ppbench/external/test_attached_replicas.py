@@ -52,16 +52,20 @@ def joined(intervals):
 
 
 def assert_as_profiled(outcome):
-    """Each gather and sum of gloo's lies in spans of its op, and each span has at least one."""
+    """Each gather and sum of gloo's begins in a span of its op, and in each span at least one does.
+
+    Where it ends is not compared: gloo's thread may be put off between handing over its result,
+    with which the span ends, and the profiler's record of the end.
+    """
     done = [s for s in outcome.spans if s.step == LAST and s.lane is Lane.COLLECTIVE]
     assert {name for name, _, _ in outcome.profiled} == {GLOO[span.op] for span in done}
     for op, name in GLOO.items():
         spans = joined((span.start_ns, span.end_ns) for span in done if span.op == op)
-        moved = [(start, end) for kind, start, end in outcome.profiled if kind == name]
-        for start, end in moved:
-            assert any(s - CLOCK_NS <= start and end <= e + CLOCK_NS for s, e in spans)
+        begun = [start for kind, start, _ in outcome.profiled if kind == name]
+        for at in begun:
+            assert any(start - CLOCK_NS <= at <= end + CLOCK_NS for start, end in spans)
         for start, end in spans:
-            assert any(start - CLOCK_NS <= s and e <= end + CLOCK_NS for s, e in moved)
+            assert any(start - CLOCK_NS <= at <= end + CLOCK_NS for at in begun)
 
 
 @pytest.mark.parametrize(("wrap", "stages_per_rank", "order"), CASES)
