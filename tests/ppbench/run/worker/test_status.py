@@ -8,13 +8,16 @@ from engine.run.streams import TooManyEdgesError
 from ppbench.run.failures.evidence import PEER_LOST
 from ppbench.run.worker.rank import _status_of
 
+TWICE = """NCCL error in: NCCLUtils.cpp:94, invalid usage, NCCL version 2.27.5
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"""
+
 
 @pytest.mark.parametrize(
     "words",
     [
-        "NCCL error in: NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), "
-        "NCCL version 2.27.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
-        "library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+        TWICE,
         "NCCL error: ncclInvalidArgument: Invalid value for an argument.",
         "NCCL error: ncclUnhandledCudaError: Call to CUDA function failed.",
     ],
