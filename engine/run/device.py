@@ -61,7 +61,7 @@ def of_local_rank(local_rank: int, wanted: str | None = None) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Let the calling thread work on the device: a new thread would open the first one's context."""
+    """Let the calling thread work on the device; a new one would open the first one's context."""
     if device.index is not None:
         torch.accelerator.set_device_index(device.index)
 
