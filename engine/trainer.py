@@ -9,9 +9,10 @@ is the same all the same, which is what makes runners comparable.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,15 +41,20 @@ from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
+from engine.plan.spans import Span
+from engine.run import device as devices
 from engine.run.clock import IssueClock
 from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
 from engine.run.finiteness import first_not_finite
+from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
+from engine.run.rehearsal import rehearse
 from engine.run.shards import Piece, ReplicaGroup, Shards
 from engine.run.stage import Stage, compile_layers
 from engine.runner import Runner, StepResult
@@ -110,7 +116,10 @@ class Trainer:
         share = share or shards_of
         self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
         _prepared(config, self.modules, len(self.partition))
-        self.runner: Runner = (build or _Executing)(self, flight)
+        self._progress = _progress_of(flight, self.device)
+        if build is not None:
+            _rehearse_whole(self)
+        self.runner: Runner = (build or _Executing)(self, self._progress or flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
@@ -146,14 +155,14 @@ class Trainer:
         self.runner.enter(Phase.UPDATES)
         self._measure_norm()
         self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
-        spans = self.runner.collect_spans(step)
+        spans = _collected(self, step)
         norm = None if self._gradient_norm is None else float(self._gradient_norm)
         return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
         loss, _ = self._accumulate_gradients(step, Recording.flight_only)
-        self.runner.collect_spans(step)
+        _collected(self, step)
         return None if loss is None else loss.item()
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
@@ -236,9 +245,9 @@ class Trainer:
     def close(self) -> None:
         """Give back the channels and the loader; the trainer is not used again."""
         self._data.close()
-        self.runner.close()
-        if self.shards is not None:
-            self.shards.close()
+        for part in (self.runner, self._progress, self.shards):
+            if part is not None:
+                part.close()
 
     def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
@@ -356,6 +365,9 @@ class _Executing(Executor):
             with_shapes=config.data.is_variable,
         )
         stages = {index: _stage_of(trainer, index) for index in trainer.modules}
+        if _rehearses(trainer):
+            _rehearse(trainer, stages)
+        is_ahead = devices.is_accelerator(trainer.device)
         super().__init__(
             self.lowered,
             trainer.rank,
@@ -366,6 +378,7 @@ class _Executing(Executor):
             flight,
             trainer.shards,
             trainer.replica,
+            LookAhead(trainer.device, config.issue_ahead) if is_ahead else None,
         )
         self.messages = None if config.data.is_variable else _held_messages(trainer)
 
@@ -377,13 +390,54 @@ class _Executing(Executor):
             channel.close()
 
 
+def _rehearses(trainer: Trainer) -> bool:
+    asked = trainer.config.rehearses
+    return devices.is_accelerator(trainer.device) if asked is None else asked
+
+
+def _rehearse_whole(trainer: Trainer) -> None:
+    """Rehearse for another runner than the engine's, whose backward torch may split by itself."""
+    if trainer.config.replicas == 1 and _rehearses(trainer):
+        stages = {index: _stage_of(trainer, index, is_whole=True) for index in trainer.modules}
+        _rehearse(trainer, stages)
+
+
+def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
+    """Run each stage's computations once, before a message is on its way; see `rehearsal`.
+
+    Sharded parameters are gathered for it: every replica rehearses the same stages.
+    """
+    data, row = trainer.config.data, trainer.lowered.actions[trainer.rank]
+    ids = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64, device=trainer.device)
+    for index, stage in stages.items():
+        takes = None if stage.is_first else trainer.messages[index - 1]
+        sends = None if stage.is_last else trainer.messages[index]
+        ops = {action.op for action in row if action.stage == index}
+        with _whole(trainer, index):
+            rehearse(stage, takes, sends, ids, ops)
+
+
+@contextlib.contextmanager
+def _whole(trainer: Trainer, stage: int) -> Iterator[None]:
+    """Meanwhile the stage's parameters have their values, where they are sharded between steps."""
+    shards = trainer.shards
+    if shards is None or not shards.kept.parameters:
+        yield
+        return
+    shards.begin(Action(stage, Op.UNSHARD, NO_INDEX))
+    shards.wait_for(stage)
+    yield
+    shards.begin(Action(stage, Op.RESHARD, NO_INDEX))
+    shards.finish_step()
+
+
 def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     """The engine's own: buckets of parameters on a lane beside the executor."""
     config, fabric, device = trainer.config, trainer.fabric, trainer.device
     mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
     group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)
     lane: Lane = (
-        StreamLane(device, fabric.clock)
+        StreamLane(device, fabric.clock, fabric.lane_stream())
         if group.is_on_stream
         else HostLane(trainer.rank, trainer.replica, flight)
     )
@@ -391,14 +445,31 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     return Shards(parameters, shared.parameters(), config.sharding, group, lane)
 
 
-def _stage_of(trainer: Trainer, index: int) -> Stage:
+def _collected(trainer: Trainer, step: int) -> list[Span]:
+    """The spans of the step that just ran; the flight record then tells that it is done."""
+    spans = trainer.runner.collect_spans(step)
+    if trainer._progress is not None:
+        trainer._progress.catch_up()
+    return spans
+
+
+def _progress_of(flight: Flight, device: torch.device) -> DeviceProgress | None:
+    """What notes where the device is; None on the CPU, where the host is no further."""
+    if flight is NO_FLIGHT or not devices.is_accelerator(device):
+        return None
+    progress = DeviceProgress(flight, device)
+    progress.watch()
+    return progress
+
+
+def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     config, module = trainer.config, trainer.modules[index]
     row = trainer.lowered.actions[trainer.rank]
     sends = None if module.is_last else trainer.messages[index]
     receives = None if module.is_first else trainer.messages[index - 1]
     autocast = autocast_of(config.autocast, trainer.device)
     has_split = any(action.op is Op.I and action.stage == index for action in row)
-    is_split = has_split and not config.compile  # what is compiled is left whole
+    is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
     return Stage(module, sends, autocast, receives=receives, is_split=is_split)
 
 
@@ -410,7 +481,7 @@ def _held_messages(trainer: Trainer) -> Messages:
     return Messages(
         forward_bytes,
         backward_bytes,
-        is_posted=transport in ("gloo", "nccl"),
+        is_posted=transport not in ("memory", "gloo via host memory"),
         is_queued=transport == "gloo",
     )
 
