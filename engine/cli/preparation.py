@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from engine import device_variables
 from engine.cli.launch import Launch
 from engine.cli.options import LATEST, OptionError, Options, configuration, read_options
 
@@ -60,6 +61,8 @@ def _device(kind: str, launch: Launch) -> torch.device:
         return torch.device("cpu")
     if not num_devices:
         raise OptionError("--device is cuda, and torch sees no CUDA device here; try auto")
+    if (problem := device_variables.refused(os.environ)) is not None:
+        raise OptionError(f"--device {kind}: {problem}")
     device = torch.device("cuda", launch.local_rank % num_devices)
     torch.cuda.set_device(device)
     return device

@@ -53,6 +53,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from engine import device_variables
 from engine.interfaces import LOOPBACK, keep_to_loopback
 from engine.rank_store import serve
 from ppbench.run.launch import lifetime
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     stay_local()
+    device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
     # It would report a worker that was ended because of another one as if it were the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:

@@ -29,6 +29,7 @@ from engine.plan.program import Program
 from engine.plan.rules import peak_activations
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
+from engine.run.device import is_accelerator, name_of
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.run.peak import measured_peak_flops
@@ -36,7 +37,7 @@ from engine.run.recording import Recording
 from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
-from ppbench.run.runtimes.runtime import facts_of_split
+from ppbench.run.runtimes.runtime import facts_of_split, id_of
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -81,9 +82,10 @@ class TrainedRuntime:
 
     def peak(self) -> tuple[str, Peak]:
         device, config = self._trainer.device, self._trainer.config
-        name = f"{platform.node()} {device}"
-        if device.type == "cpu":  # its ranks share the cores, each having some of them
-            name = f"{name} rank {self._trainer.rank}"
+        if is_accelerator(device):  # which its process may see as the only one
+            name = id_of(device)
+        else:  # its ranks share the cores, each having some of them
+            name = f"{platform.node()} {device} rank {self._trainer.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         return name, peak_of(device, dtype, config.num_processes)
 
@@ -210,8 +212,8 @@ def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:
 
 @functools.cache
 def _peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
-    if device.type == "cuda":
-        known = datasheet_peak(torch.cuda.get_device_name(device), dtype)
+    if is_accelerator(device):
+        known = datasheet_peak(name_of(device), dtype)
         if known is not None:
             return known
     return Peak(measured_peak_flops(device, DTYPES[dtype]), f"measured matmul {dtype}")

@@ -33,10 +33,11 @@ from engine.model.stage_module import StageModule
 from engine.plan.action import Op
 from engine.plan.program import Program
 from engine.plan.schedules.registry import CSV_PREFIX, ScheduleError, build_program
+from engine.run.device import active_devices, free_bytes, random_state
 from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.config.case import Case, Measure
-from ppbench.run.runtimes.reference import random_state
+from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.runtimes.runtime import RankContext, trainer_config
 from ppbench.run.verification import exchange
 from ppbench.run.verification.exchange import AuthorProcess, NoRoomError, VerificationError, Way
@@ -211,8 +212,9 @@ def _of_one_replica(verified: Verified) -> Verified:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    devices = active_devices()
+    kind = devices[0].type if devices else "cuda"  # torch asks for one, also of no devices
+    with torch.random.fork_rng([device.index for device in devices], device_type=kind):
         yield
 
 
@@ -290,8 +292,8 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
 
 
 def _free_bytes(device: str) -> int:
-    if device == "cuda":
-        return min(torch.cuda.mem_get_info()[0], _free_host_bytes())
+    if device in ON_GPUS:
+        return min(*(free_bytes(active) for active in active_devices()), _free_host_bytes())
     return _free_host_bytes()
 
 

@@ -21,20 +21,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.flight import Phase
 from engine.plan.spans import COLUMNS, Span
 from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.device import empty_cache
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
+from engine.run.precision import float32_precision
 from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.transfers import Receive
 from ppbench.config.case import Measure
 from ppbench.run.job import PlannedRun
+from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
@@ -76,8 +78,13 @@ def measure(
     results = _gathered(ours, member)
     if not results:
         return None
-    facts, flops = runtime.run_facts(), runtime.flop_facts()
-    return CaseResult(results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+    flops = runtime.flop_facts()
+    facts = {
+        **runtime.run_facts(),
+        "float32_precision": None if member.case.is_emulated else float32_precision(),
+    }
+    done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+    return CaseResult(*done, member.places)
 
 
 def _expected_loss(member: RankContext) -> float | None:
@@ -91,7 +98,8 @@ def _result_of(
     member: RankContext, steps: _Steps, alignment: Alignment, node: Node, window: Window
 ) -> RankResult:
     """Join this rank's measurements; measure its memory in one more step."""
-    runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    runtime = member.runtime
+    summary = node.summary(window, member.fabric.device, member.places)
     member.flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
     facts = {
@@ -212,8 +220,7 @@ def release_memory() -> None:
     """Free unused memory, so that it does not show in the next peaks."""
     gc.collect()
     give_back_freed_memory()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache()
 
 
 def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
@@ -234,10 +241,10 @@ def _columns(spans: list[Span]) -> dict[str, list[object]]:
 
 
 def profiler_for(device: str) -> profile:
-    """Return torch's profiler at its lowest overhead: operators, and CUDA kernels."""
+    """Return torch's profiler at its lowest overhead: operators, and a device's kernels."""
     activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    if device in ON_GPUS:
+        activities.append(getattr(ProfilerActivity, device.upper()))
     return profile(activities=activities)
 
 
