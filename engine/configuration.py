@@ -23,6 +23,7 @@ from engine.plan.program import Program
 from engine.plan.rules import check
 from engine.plan.schedules.registry import AUTO, ScheduleError, build_program
 from engine.plan.sizes import bytes_of
+from engine.run import device as devices
 from engine.run.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -269,4 +270,4 @@ def data_of(
     """The loader of all replicas' microbatches. Raises DataError."""
     spec = data_spec_of(config, model)
     spec = dataclasses.replace(spec, num_microbatches=config.replicas * spec.num_microbatches)
-    return Data(spec, model.vocab_size, tokenizer, pin_memory=device.type == "cuda")
+    return Data(spec, model.vocab_size, tokenizer, pin_memory=devices.is_accelerator(device))

@@ -383,7 +383,7 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
     group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)
     lane: Lane = (
-        StreamLane(device, fabric.clock)
+        StreamLane(device, fabric.clock, fabric.lane_stream())
         if group.is_on_stream
         else HostLane(trainer.rank, trainer.replica, flight)
     )
@@ -410,7 +410,7 @@ def _held_messages(trainer: Trainer) -> Messages:
     return Messages(
         forward_bytes,
         backward_bytes,
-        is_posted=transport in ("gloo", "nccl"),
+        is_posted=transport not in ("memory", "gloo via host memory"),
         is_queued=transport == "gloo",
     )
 

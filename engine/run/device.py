@@ -46,14 +46,15 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def of_local_rank(local_rank: int) -> torch.device:
+def of_local_rank(local_rank: int, wanted: str | None = None) -> torch.device:
     """The rank's own accelerator, or its turn at a shared one; it becomes the current device.
 
-    Raises RuntimeError where there is none.
+    Raises RuntimeError where there is none of the wanted type; None: of any.
     """
     name, num_devices = kind(), count()
-    if name is None or not num_devices:
-        raise RuntimeError("torch sees no accelerator here; use device cpu, or another machine")
+    if name is None or not num_devices or wanted not in (None, name):
+        seen = f"{num_devices} of type {name}" if name else "no accelerator"
+        raise RuntimeError(f"the device is {wanted or 'any'}, and torch sees {seen} here; use cpu")
     device = torch.device(name, local_rank % num_devices)
     torch.accelerator.set_device_index(device.index)
     return device

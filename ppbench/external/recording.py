@@ -22,9 +22,9 @@ from engine.plan.lower import check_delivery_between_ranks
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
+from engine.run import device as devices
 from engine.run.alignment import Alignment
 from engine.run.clock import Clock
-from engine.run.device import is_accelerator, peaks_of
 from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
 from ppbench.errors import UsageError
@@ -149,7 +149,7 @@ def _run_facts(device: torch.device, backend: str, num_ranks: int) -> dict[str, 
         "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
         "environment": environment.as_json(),
         "device_variables": json.dumps(device_variables.recorded(os.environ))
-        if is_accelerator(device)
+        if devices.is_accelerator(device)
         else None,
         "float32_precision": float32_precision(),
         "transport": backend if num_ranks > 1 else "none",
@@ -176,16 +176,17 @@ def rank_facts(
 
 def _memory_facts(device: torch.device) -> dict[str, object]:
     """Return the allocator's peak since the script began or last reset it; ppbench never resets."""
-    if not is_accelerator(device):
+    if not devices.is_accelerator(device):
         return {"peak_memory_bytes": None}
-    peaks = peaks_of(device)
+    peaks = devices.peaks_of(device)
     return {
         "peak_memory_bytes": peaks.allocated_bytes,
+        "active_bytes": peaks.active_bytes,
         "reserved_bytes": peaks.reserved_bytes,
     }
 
 
 def place_of(device: torch.device) -> Place:
     """Return where this rank is, which is told apart also where a process sees only some GPUs."""
-    uuid = id_of(device) if is_accelerator(device) else ""
+    uuid = id_of(device) if devices.is_accelerator(device) else ""
     return Place(machine_id(), available_cores(), uuid)

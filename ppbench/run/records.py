@@ -166,7 +166,7 @@ def _withdraw_bubbles(run: dict[str, object], *tables: pd.DataFrame) -> None:
     """Leave out what a run cannot say whose ranks took turns on a GPU: how long one was idle."""
     run |= {column: None for column in run if _is_of_idle_time(column)}
     for table in tables:
-        table[list(filter(_is_of_idle_time, table.columns))] = float("nan")
+        table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
 
 
 def _is_of_idle_time(column: str) -> bool:

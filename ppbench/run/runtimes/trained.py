@@ -28,8 +28,8 @@ from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.program import Program
 from engine.plan.rules import peak_activations
 from engine.plan.spans import Span, lane_of
+from engine.run import device as devices
 from engine.run.clock import Clock, Mark
-from engine.run.device import is_accelerator, name_of
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.run.peak import measured_peak_flops
@@ -82,7 +82,7 @@ class TrainedRuntime:
 
     def peak(self) -> tuple[str, Peak]:
         device, config = self._trainer.device, self._trainer.config
-        if is_accelerator(device):  # which its process may see as the only one
+        if devices.is_accelerator(device):  # which its process may see as the only one
             name = id_of(device)
         else:  # its ranks share the cores, each having some of them
             name = f"{platform.node()} {device} rank {self._trainer.rank}"
@@ -212,8 +212,8 @@ def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:
 
 @functools.cache
 def _peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
-    if is_accelerator(device):
-        known = datasheet_peak(name_of(device), dtype)
+    if devices.is_accelerator(device):
+        known = datasheet_peak(devices.name_of(device), dtype)
         if known is not None:
             return known
     return Peak(measured_peak_flops(device, DTYPES[dtype]), f"measured matmul {dtype}")

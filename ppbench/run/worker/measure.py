@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.flight import Phase
 from engine.plan.spans import COLUMNS, Span
+from engine.run import device as devices
 from engine.run.alignment import Alignment, align, measure_offset
-from engine.run.device import empty_cache
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.precision import float32_precision
@@ -220,7 +220,7 @@ def release_memory() -> None:
     """Free unused memory, so that it does not show in the next peaks."""
     gc.collect()
     give_back_freed_memory()
-    empty_cache()
+    devices.empty_cache()
 
 
 def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
