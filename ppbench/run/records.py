@@ -362,10 +362,9 @@ def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, objec
     Ranks that share a GPU have a part of its energy each; those of a node have all of the node's.
     Emulated ones train on no token.
     """
-    machines = ranks.drop_duplicates("hostname")
-    sources = {"gpus": ("gpu_energy_j", ranks), "cpu packages": ("cpu_energy_j", machines)}
-    for source, (column, counted) in sources.items():
+    for source, column in (("gpus", "gpu_energy_j"), ("cpu packages", "cpu_energy_j")):
         if not case.is_emulated and column in ranks and ranks[column].notna().all():
+            counted = ranks if source == "gpus" else ranks.drop_duplicates("hostname")
             joules = counted[column].sum()
             return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
     return {"energy_per_token_j": None, "energy_source": None}

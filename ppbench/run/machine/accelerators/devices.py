@@ -90,10 +90,11 @@ def _numbered(gpus: Sequence[Device], setting: str) -> list[Device]:
         number = -1 if match is None else int(match[0])
         if number in numbers:
             return []
-        if not 0 <= number < len(gpus):
+        if number < 0:
             break
         numbers.append(number)
-    return [gpus[number] for number in numbers]
+    there = itertools.takewhile(lambda number: number < len(gpus), numbers)
+    return [gpus[number] for number in there]
 
 
 def _named(gpus: Sequence[Device], setting: str) -> list[Device]:

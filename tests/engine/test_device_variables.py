@@ -1,0 +1,153 @@
+"""What a device's variables must be, and that every way of starting ranks sees to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.device_variables import (
+    DEVICE_VARIABLES,
+    DeviceVariableError,
+    check,
+    prepare,
+    recorded,
+    refused,
+)
+from ppbench.config.case import Case, Measure
+from ppbench.config.sweep import Sweep
+from ppbench.errors import UsageError
+from ppbench.run.launch import local
+from ppbench.run.sweep import plan
+from ppbench.run.verification import exchange
+
+NAMES = [variable.name for variable in DEVICE_VARIABLES]
+SET = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_LAUNCH_BLOCKING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+}
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment in which none is set."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_what_is_absent_is_set_and_what_is_set_stays():
+    environ = {"CUDA_LAUNCH_BLOCKING": "1", "HOME": "/"}
+    prepare(environ)
+    assert environ == {**SET, "CUDA_LAUNCH_BLOCKING": "1", "HOME": "/"}
+    assert recorded(environ) == {**SET, "CUDA_LAUNCH_BLOCKING": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
+        ("CUDA_MODULE_LOADING", "LAZY"),
+        ("CUDA_LAUNCH_BLOCKING", "1"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "1"),
+        ("NCCL_BLOCKING_WAIT", "true"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+        ("HIP_LAUNCH_BLOCKING", "1"),
+        ("AMD_SERIALIZE_KERNEL", "3"),
+    ],
+)
+def test_a_value_that_bends_timings_is_refused_with_the_reason_and_the_remedy(name, value):
+    problem = refused({**SET, name: value})
+    assert problem.startswith(f'{name} is "{value}": ')
+    assert "unset it" in problem
+    with pytest.raises(DeviceVariableError, match=name):
+        check({name: value})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        SET,
+        {"TORCH_NCCL_BLOCKING_WAIT": "no", "NCCL_BLOCKING_WAIT": "F"},
+        {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_MODULE_LOADING": "eager"},
+    ],
+)
+def test_other_ways_to_write_the_same_are_accepted(environ):
+    assert refused(environ) is None
+    check(environ)
+
+
+def test_the_agent_on_this_machine_starts_its_workers_with_them(bare):
+    assert local._environment(1).items() >= SET.items()
+
+
+def test_the_process_of_the_authors_module_has_them(bare):
+    assert exchange._environment({"RANK": "1", "HOME": "/"}) == {**SET, "HOME": "/"}
+
+
+SHOWN = f"import json, os; print(json.dumps({{n: os.environ.get(n) for n in {list(SET)}}}))"
+STUBS = {
+    # Each is put in the place of what the entry point would run: it shows what there is by then.
+    "engine.train": "import engine.train as entry; entry._run = lambda launch: show() or 0",
+    "engine.costs": "import engine.costs as entry; entry.keep_freed_memory = show",
+    "ppbench.run.launch.nodes": "import ppbench.run.launch.nodes as entry; entry.run.main = show",
+    "ppbench.run.launch.agent": "import ppbench.run.launch.agent as entry; entry.run = show",
+}
+
+
+def shown_by(code, stdin=""):
+    environ = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=stdin, env=environ, capture_output=True, text=True,
+        check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+
+
+@pytest.mark.parametrize("module", STUBS)
+def test_every_entry_point_sets_them_before_it_begins(module):
+    code = f"""
+import os, sys
+def show(*_, **__):
+    {SHOWN}
+    sys.stdout.flush()
+    os._exit(0)
+sys.argv = [{module!r}, "folder", "1", "0", "json", "module"]
+{STUBS[module]}
+entry.main()
+"""
+    request = {"identity": {"model": "x", "dtype": "float32"}, "settings": []}
+    assert shown_by(code, json.dumps(request)) == SET
+
+
+def test_a_rank_that_anybody_starts_sets_them_before_it_imports_torch():
+    code = f"""
+import sys, types
+rank = types.ModuleType("ppbench.run.worker.rank")
+def main(arguments):
+    assert "torch" not in sys.modules
+    {SHOWN}
+rank.main = main
+sys.modules["ppbench.run.worker.rank"] = rank
+import runpy
+runpy.run_module("ppbench.run.worker", run_name="__main__")
+"""
+    assert shown_by(code) == SET
+
+
+def sweep_on(device):
+    return Sweep("name", Path("file.toml"), ((Case(device=device), Measure()),), axes=())
+
+
+def test_a_sweep_on_gpus_is_refused_before_anything_starts_and_one_on_cores_is_not(bare):
+    bare.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    plan.check_devices(sweep_on("cpu"))
+    with pytest.raises(UsageError, match="file.toml: device: CUDA_DEVICE_MAX_CONNECTIONS"):
+        plan.check_devices(sweep_on("cuda"))
