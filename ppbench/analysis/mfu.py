@@ -67,11 +67,11 @@ class _Datasheet:
 _H100 = _Datasheet(989.4, 66.9, 66.9)
 _A100 = _Datasheet(312, 19.5, 19.5)
 _NVL = _Datasheet(835.5, 60, 60)
-_B300 = _Datasheet(2250, 75)  # an eighth of an HGX B300; its float64 is measured
+_B300 = _Datasheet(2250, 75)  # an eighth of an HGX B300
 _MI300X = _Datasheet(1307.4, 163.4, 163.4)
 
 DATASHEETS: Mapping[str, _Datasheet] = {
-    # NVIDIA's product datasheets, such as "H20 GPU" and "H800 Tensor Core GPU"; figures with sparsity
+    # NVIDIA's product datasheets, "H20" and "H800 Tensor Core GPU" among them; figures with sparsity
     # are halved.
     "B300": _B300,
     "B300 SXM6 AC": _B300,
