@@ -17,9 +17,9 @@ from typing import Any
 import typer.main
 from pydantic import TypeAdapter, ValidationError
 
+from engine.device_variables import DEVICE_VARIABLES
 from engine.model.presets import sizes_table
 from ppbench import errors
-from engine.device_variables import DEVICE_VARIABLES
 from ppbench.cautions import Caution
 from ppbench.cli.app import app
 from ppbench.cli.commands import COMMANDS

@@ -71,8 +71,8 @@ _B300 = _Datasheet(2250, 75)  # an eighth of an HGX B300
 _MI300X = _Datasheet(1307.4, 163.4, 163.4)
 
 DATASHEETS: Mapping[str, _Datasheet] = {
-    # NVIDIA's product datasheets, "H20" and "H800 Tensor Core GPU" among them; figures with sparsity
-    # are halved.
+    # NVIDIA's product datasheets, also "H20" and "H800 Tensor Core GPU"; figures with sparsity are
+    # halved.
     "B300": _B300,
     "B300 SXM6 AC": _B300,
     "B200": _Datasheet(2250, 75, 37),
