@@ -118,7 +118,7 @@ class Fabric:
 
     def _new_group(self, ranks: Sequence[int], *, is_edge: bool) -> dist.ProcessGroup:
         """A communicator for tensors of the device. Collective over the default group."""
-        more: dict[str, object] = {}
+        more: dict[str, Any] = {}
         if self._is_direct:
             options = options_of(self._backend, is_edge=is_edge)
             more = {"timeout": self._timeout, "pg_options": options}
