@@ -102,11 +102,8 @@ torch.cuda._is_in_bad_fork = lambda: os.getpid() != pid  # as torch does once CU
 """
 
 
-@pytest.mark.parametrize("touches", [False, True])
-def test_workers_are_spawned_where_an_imported_package_has_used_the_device(
-    launch, tmp_path, touches
-):
-    (tmp_path / "package_of_somebody.py").write_text(TOUCHES if touches else "")
+def test_workers_are_spawned_where_an_imported_package_has_used_the_device(launch, tmp_path):
+    (tmp_path / "package_of_somebody.py").write_text(TOUCHES)
     text = """
 import multiprocessing, torch
 (here / f"bad-{rank}").write_text(str(torch.cuda._is_in_bad_fork()))
@@ -116,8 +113,8 @@ import multiprocessing, torch
     assert exit_code_of(ended) == 0, ended.last_lines()
     for rank in (0, 1):
         assert (tmp_path / f"bad-{rank}").read_text() == "False"
-        assert (tmp_path / f"imported-{rank}").read_text() == str(not touches)
-    assert ("workers are spawned" in (tmp_path / "agent.log").read_text()) == touches
+        assert (tmp_path / f"imported-{rank}").read_text() == "False"
+    assert "workers are spawned" in (tmp_path / "agent.log").read_text()
 
 
 def test_a_worker_that_is_stopped_holds_up_a_restart_for_no_longer_than_the_grace(launch, tmp_path):
