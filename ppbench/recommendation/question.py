@@ -224,9 +224,7 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     if not isinstance(case.seq_len, int):
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if case.is_emulated:
-        yield Problem(
-            "device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu'
-        )
+        yield Problem("device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu')
     yield from _ambiguities(sweep)
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
     if case.replicas > 1:
